@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import functools
 import gc
 import importlib
 import logging
@@ -20,8 +21,10 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.telemetry import TelemetryConfig
+from prometheus_client import Metric
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from starlette.datastructures import State
 
 from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
@@ -39,9 +42,9 @@ from service.identity import audit, key_cache, keys
 from service.identity.audit import Audit
 from service.identity.auth import AWAY, Authenticator
 from service.jobs.executors.base import Executor
-from service.jobs.executors.choice import executor_of
+from service.jobs.executors.registry import executor_of
 from service.jobs.runner import Runner
-from service.ops import metrics, retention, workers
+from service.ops import collectors, metrics, otlp_metrics, retention, workers
 from service.schedules import scheduler
 from service.webhooks import sender
 from trainer.runs import tracing
@@ -169,6 +172,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(one) for one in rounds]
     if state.settings.role in ("all", "api"):
         tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
+    if (sending := otlp_metrics.exporter()) is not None:
+        tasks.append(asyncio.create_task(otlp_metrics.run(sending, functools.partial(_metrics, state))))
     try:
         yield
     finally:
@@ -177,6 +182,10 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         if executor is not None and executor is not state.executor:
             await asyncio.to_thread(executor.close)  # waits for a run that is just being started
+
+
+async def _metrics(state: State) -> list[Metric]:
+    return state.metrics.families(await collectors.of_service(state.settings, state.database, state.store))  # type: ignore[no-any-return]
 
 
 async def _finish_erasures(database: Database, store: Store) -> None:
@@ -288,6 +297,7 @@ def serve(
             if executor is None:
                 executor_of(settings)  # tried: the lifespan makes its own, and closes it
             tracing.provider()
+            otlp_metrics.exporter()
         except (ValueError, RuntimeError) as error:
             reason = str(error)
         if reason is not None:

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.core import errors, logs
 from service.core.errors import Problem
+from service.core.rows import AuditRow
 from service.core.settings import Settings
 from service.identity import audit, run_tokens
 from service.identity.audit import Audit
@@ -162,7 +163,7 @@ class Guard:
             await self._audit.record(entry_of(scope, principal, status, location))
 
 
-def entry_of(scope: Scope, principal: Principal, status: int, location: str | None) -> dict[str, Any]:
+def entry_of(scope: Scope, principal: Principal, status: int, location: str | None) -> AuditRow:
     """Return the audit log entry for a request."""
     tenant = scope.get("state", {}).get("about", principal.tenant)
     action = f"{scope['method']} {getattr(scope.get('route'), 'path', scope['path'])}"

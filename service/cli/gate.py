@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli import output
 from service.cli.output import CommandError, JsonFlag
 from service.client import Client, ProblemError
+
+if TYPE_CHECKING:
+    from trainer.spec import JobSpec
 
 Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
 canaries = typer.Typer(help="Canaries: frozen consumers that read every candidate first.", no_args_is_help=True)
@@ -47,7 +49,7 @@ def calibrate(
     scratch = f"{collection[:50]}-nulls-{secrets.token_hex(4)}"
     with Client() as client:
         job = _refresh_of(client, collection, spec)
-        if job.get("init_from") is None:
+        if job.init_from is None:
             output.note("the job trains from scratch, so its nulls do: a warm start (init_from) holds vectors better")
         versions: list[str] = []
         for number in range(runs + 1):
@@ -73,29 +75,31 @@ def calibrate(
         )
 
 
-def null_job(job: Mapping[str, Any], collection: str, scratch: str, number: int) -> dict[str, Any]:
+def null_job(job: JobSpec, collection: str, scratch: str, number: int) -> JobSpec:
     """Return the job of the ``number``-th null refresh: with its own seed, and always published to ``scratch``.
 
     The first one starts where the next refresh of the collection would, each later one from the one before it.
     """
-    publish = {**job["publish"], "collection": scratch, "gate": {**job["publish"].get("gate", {}), "mode": "report"}}
-    null = {**job, "publish": {**publish, "views": []}, "seed": FIRST_SEED + number}
-    null["name"] = f"{job['name'][:50]}-null-{number}"
-    if job.get("init_from") is not None:
+    assert job.publish is not None, "_refresh_of has refused a job that publishes nothing"
+    gate = job.publish.gate.model_copy(update={"mode": "report"})
+    publish = job.publish.model_copy(update={"collection": scratch, "gate": gate, "views": ()})
+    start = job.init_from
+    if start is not None:
         # A refresh's other words on its start (rows given up, for one) stay.
-        start = {"collection": collection if number == 0 else scratch, "version": "current", "job": None}
-        null["init_from"] = {**job["init_from"], **start}
-    return null
+        origin = collection if number == 0 else scratch
+        start = start.model_copy(update={"collection": origin, "version": "current", "job": None})
+    name = f"{job.name[:50]}-null-{number}"
+    return job.model_copy(update={"name": name, "seed": FIRST_SEED + number, "publish": publish, "init_from": start})
 
 
-def _refresh_of(client: Client, collection: str, spec: Path | None) -> dict[str, Any]:
+def _refresh_of(client: Client, collection: str, spec: Path | None) -> JobSpec:
+    from trainer.spec import load_documents, parse_job
+
     if spec is not None:
-        from trainer.spec import load_documents
-
         _, document = load_documents(spec)
         if document is None:
             raise CommandError(f"{spec}: holds no job", "name a file with the job that refreshes the collection")
-        job: dict[str, Any] = document.model_dump(mode="json")
+        job = document
     else:
         manifest = client.version(collection)
         if not manifest.get("job"):
@@ -103,21 +107,22 @@ def _refresh_of(client: Client, collection: str, spec: Path | None) -> dict[str,
                 f"version {manifest['version']} of '{collection}' names no job", "give the job: --spec SPEC.yaml"
             )
         try:
-            job = client.job(manifest["job"])["spec"]
+            job = parse_job(client.job(manifest["job"])["spec"], f"job {manifest['job']}")
         except (KeyError, ProblemError) as error:
             raise CommandError(
                 f"job {manifest['job']} of version {manifest['version']} is not known here: {error}",
                 "give the job that refreshes the collection: --spec SPEC.yaml",
             ) from None
-    if (job.get("publish") or {}).get("collection") != collection:
+    target = None if job.publish is None else job.publish.collection
+    if target != collection:
         raise CommandError(
-            f"the job publishes to {(job.get('publish') or {}).get('collection')!r}, not to '{collection}'",
+            f"the job publishes to {target!r}, not to '{collection}'",
             "name the job that refreshes this collection",
         )
     return job
 
 
-def _null(client: Client, job: Mapping[str, Any], scratch: str, number: int) -> str:
+def _null(client: Client, job: JobSpec, scratch: str, number: int) -> str:
     job_id = client.submit(job)["id"]
     output.note(f"null refresh {number}: job {job_id}")
     with output.job_progress() as progress:

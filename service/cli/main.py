@@ -81,17 +81,16 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         answer: dict[str, Any] = {"valid": True, "dataset": dataset.name, "job": None}
     elif dataset is not None:
         job.against(dataset)
+        from service.cli.serve import placement as placement_of_runs
         from trainer.sizing.estimate import estimate, too_large
-        from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
-        from trainer.sizing.memory import machine_memory_bytes
 
-        address = os.environ.get("EVENKEEL_RAY_ADDRESS")
-        prediction = estimate(job, dataset, known_gpu_bytes(job, address))
+        placement = placement_of_runs()
+        prediction = estimate(job, dataset, placement.gpu_bytes(job))
         answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
         if not prediction["rows"]:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
-        problem = too_large(job, prediction, None if address else machine_memory_bytes())
-        problem = problem or gpu_problem(job, address)
+        problem = too_large(job, prediction, placement.memory_bytes())
+        problem = problem or placement.gpu_problem(job)
         if problem is not None:
             raise CommandError(*problem)
     else:
@@ -282,9 +281,10 @@ def _check_files(dataset: DatasetSpec) -> None:
     from service.core.errors import Problem
     from service.core.settings import Settings
     from service.datasets import registry
+    from trainer.spec.uri_schemes import OBJECT_PREFIXES
 
     try:
-        registry.check_files(Settings(data_roots=(Path("/"),), object_roots=("s3://",)), dataset)
+        registry.check_files(Settings(data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES), dataset)
     except Problem as problem:
         raise CommandError(problem.detail, problem.remedy) from None
 

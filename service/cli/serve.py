@@ -11,6 +11,9 @@ from service.cli.output import CommandError
 
 if TYPE_CHECKING:
     from service.core.settings import Settings
+    from service.jobs.executors.placement import Placement
+
+_SETTINGS_REMEDY = "see the EVENKEEL_ variables in docs/operations.md"
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
@@ -31,6 +34,7 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
         )
     from service import app
 
+    placement()
     return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
 
 
@@ -49,7 +53,21 @@ def _settings() -> Settings:
     try:
         return Settings.from_environment()
     except ValueError as error:
-        raise CommandError(str(error), "see the EVENKEEL_ variables in docs/operations.md", output.USAGE) from None
+        raise CommandError(str(error), _SETTINGS_REMEDY, output.USAGE) from None
+
+
+def placement() -> Placement:
+    """Return where runs of the service are, by its settings.
+
+    Raises:
+        CommandError: A setting is wrong.
+    """
+    from service.jobs.executors.registry import placement_of
+
+    try:
+        return placement_of(_settings())
+    except ValueError as error:
+        raise CommandError(str(error), _SETTINGS_REMEDY, output.USAGE) from None
 
 
 def sweep(dry_run: bool) -> dict[str, int]:

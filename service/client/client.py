@@ -16,9 +16,17 @@ from service.client.jobs import JobCalls
 class Client(JobCalls, VectorCalls):
     """A session with one service. Thread-safe as httpx.Client is; close it, or use it as a context manager.
 
-    Every method raises :class:`ProblemError` for an error response and :class:`Unreachable` if there is no response.
-    Requests that start, repeat, fire or promote something are sent with an Idempotency-Key, and sent again if the
-    response is lost: the action happens once.
+    Every method raises :class:`ProblemError` for an error response, :class:`Unreachable` if there is no response, and
+    :class:`ServiceError` for one that is not JSON. What submits or retries a job, triggers a schedule or promotes a
+    version is sent with an Idempotency-Key, and sent again if the response is lost: the action happens once.
+
+    Args:
+        url: Address of the service; left out: EVENKEEL_URL, else the default port of this machine.
+        api_key: Its key; left out: EVENKEEL_API_KEY, else the one in ``$EVENKEEL_HOME/admin.key``, else none.
+        timeout_seconds: Longest wait for a response, or for the next part of one.
+
+    Raises:
+        ServiceError: The key has characters that no key has, or the address cannot be one.
 
     Example:
         >>> from service.client import Client
@@ -225,7 +233,10 @@ class Client(JobCalls, VectorCalls):
         return list(self.items("/tenants"))
 
     def audit(self, limit: int | None = 50, **filters: str | None) -> list[Json]:
-        """Return who did what to which object, newest first; ``filters``: ``key``, ``since``, ``until``."""
+        """Return who did what to which object, newest first; None for ``limit``: all.
+
+        ``filters``: ``key``, ``since``, ``until``.
+        """
         return list(self.items("/audit", limit, **filters))
 
     def revoke_key(self, key_id: str) -> None:

@@ -24,7 +24,11 @@ class VectorCalls(Session):
     """The part of :class:`service.client.Client` for what consumers fetch."""
 
     def snapshot(self, collection: str, path: Path | str, version: str = "current") -> Path:
-        """Download all vectors of a version as Parquet; the file appears complete or not at all."""
+        """Download all vectors of a version as Parquet; the file appears complete or not at all.
+
+        Raises:
+            Unreachable: The download broke off.
+        """
         path = Path(path)
         unfinished = path.with_name(path.name + ".unfinished")
         path_of = f"/collections/{part(collection)}/versions/{part(version)}/snapshot"
@@ -53,6 +57,9 @@ class VectorCalls(Session):
                 ``embeddings.rff.torch_module.RandomFourierLayer.load``) or ``onnx`` (``h`` [batch, d] to ``phi``).
             takes: The input of the layer: ``published`` vectors, or those of the ``model`` behind the version, whose
                 alignment is then part of U.
+
+        Raises:
+            ValueError: another format.
         """
         accept = {"safetensors": "application/octet-stream", "onnx": "application/onnx"}
         if format not in accept:
@@ -64,6 +71,13 @@ class VectorCalls(Session):
         self, collection: str, *, id: Any = None, vector: Any = None, k: int = 10, version: str = "current"
     ) -> Json:
         """Return the ``k`` nearest items by cosine, to an id or to a vector of the collection's dim.
+
+        Args:
+            collection: Where to look.
+            id: The item; it is none of its own neighbours.
+            vector: Numbers [dim], read where no id is given.
+            k: How many items to return.
+            version: A name pins the version.
 
         Returns:
             ``version, exact, items`` with ``id`` and ``cosine`` each. ``exact`` is false if an index chose the
@@ -106,15 +120,19 @@ class VectorCalls(Session):
         More than 10,000 ids are fetched in several requests, all from the version that answered the first one.
 
         Args:
-            collection: Its default view (RFF) is served.
+            collection: Its default view (RFF) is served; give this or ``view``.
             ids: A list, or any kind of array, tensor or series.
             view: The name of a view to fetch from instead of a collection.
             version: A name pins the version.
             dtype: ``float32`` or ``float16``.
             as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
                 missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing).
-            previous: What the same call returned before. If it is still current, it is returned itself and no vectors
-                are sent.
+            previous: What the same call returned before, with numpy or torch. If it is still current, it is returned
+                itself and no vectors are sent.
+
+        Raises:
+            ValueError: neither a collection nor a view, or both; another ``as_``.
+            ImportError: the library that ``as_`` names is not installed.
         """
         from service.client.vectors import decoded
 

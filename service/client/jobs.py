@@ -64,6 +64,7 @@ class JobCalls(Session):
 
         Raises:
             TimeoutError: The job has not ended in time; it continues.
+            Unreachable: There was no response for a minute.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         last_answer = time.monotonic()
@@ -108,7 +109,7 @@ class JobCalls(Session):
     def follow_logs(self, job_id: str, *, poll_seconds: float = 0.5) -> Iterator[str]:
         """Yield the log as it grows, until the job has ended and all of it was read.
 
-        A service that is restarted meanwhile is waited for, for a minute.
+        A service that is restarted meanwhile is waited for: after a minute without a response it is Unreachable.
         """
         offset, last_answer = 0, time.monotonic()
         while True:

@@ -159,9 +159,9 @@ def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
 
 
 def _validation(error: RequestValidationError) -> Problem:
-    found = error.errors()
-    problems = [one for item in found[:MAX_PROBLEMS] for one in _in_request(item)]
-    return invalid(*problems, num_more=max(len(found) - MAX_PROBLEMS, 0))
+    errors = error.errors()
+    problems = [one for item in errors[:MAX_PROBLEMS] for one in _in_request(item)]
+    return invalid(*problems, num_more=max(len(errors) - MAX_PROBLEMS, 0))
 
 
 def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import errors
+from service.core.rows import Row, as_row
 from trainer.spec.problems import FieldProblem
 
 Item = TypeVar("Item")
@@ -42,10 +43,11 @@ Paging = Annotated[PageRequest, Depends(_asked_for)]
 
 async def page(
     connection: AsyncConnection,
+    kind: type[Row],
     query: sa.Select[Any],
-    key: Any,
+    key: sa.ColumnElement[Any],
     paging: PageRequest,
-    view: Callable[[dict[str, Any]], Item],
+    view: Callable[[Row], Item],
     *,
     descending: bool = True,
     read: Callable[[str], Any] = str,
@@ -54,6 +56,7 @@ async def page(
 
     Args:
         connection: Where it is run.
+        kind: The type of the rows that it selects.
         query: The whole list.
         key: The column that orders it, without duplicates; ids sort by creation.
         paging: Which page.
@@ -65,9 +68,9 @@ async def page(
         last = decode(paging.cursor, read)
         query = query.where(key < last if descending else key > last)
     query = query.order_by(key.desc() if descending else key).limit(paging.limit + 1)
-    rows = [dict(row) for row in (await connection.execute(query)).mappings()]
-    following = encode(str(rows[paging.limit - 1][key.name])) if len(rows) > paging.limit else None
-    return Page(items=[view(row) for row in rows[: paging.limit]], next_cursor=following)
+    rows = (await connection.execute(query)).mappings().all()
+    following = encode(str(rows[paging.limit - 1][key])) if len(rows) > paging.limit else None
+    return Page(items=[view(as_row(kind, row)) for row in rows[: paging.limit]], next_cursor=following)
 
 
 def page_of(items: list[dict[str, Any]], paging: PageRequest, key: str, *, descending: bool = False) -> dict[str, Any]:

@@ -7,20 +7,22 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from service.core.ssrf_guard import Network, parse_networks
 from service.core.tenants import DEFAULT_TENANT, url_of
+from trainer.spec.uri_schemes import is_object
+from trainer.storage.opening import open_storage
 
 Role = Literal["all", "api", "scheduler", "vectors"]
 ROLES: tuple[str, ...] = get_args(Role)
 MIN_FREE_BYTES = 64 * 2**20
 """With less, EVENKEEL_HOME counts as full."""
-S3 = "s3://"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+EXECUTOR_SETTINGS = ("ray_address", "internal_url", "run_storage", "driver_resources")
+"""Fields that only some executors read; service.jobs.executors checks them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +61,14 @@ class Settings:
         disk_warn_bytes: With less free space under ``home`` the service warns.
         disk_reserve_bytes: With less free space under ``home`` no run is started.
         target_networks: Networks that are not public but may still be called if users name an address in them.
-        executor: Where runs are executed.
+        executor: Where runs are executed: a name of service.jobs.executors.registry.
+        executor_options: The executor's own settings by name, in capitals: ``EVENKEEL_EXECUTOR_NAME`` (see its class).
         ray_address: The cluster that a local run joins, HOST:PORT, or the dashboard to which ``ray_jobs`` submits,
             http://HOST:PORT.
-        internal_url: Where runs of ``ray_jobs`` reach this service. Set with ``cluster_runs`` or not at all; without
-            both, runs share ``home`` with the service.
-        cluster_runs: Where runs of ``ray_jobs`` keep their directories.
+        internal_url: Where runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without both they
+            share ``home`` with the service.
+        run_storage: Where files of runs lie for all hosts: a directory that the nodes of ``ray_jobs`` mount at this
+            path, or ``s3://BUCKET/PREFIX`` or ``file:///DIRECTORY``; None: in ``home``.
         unanswered_seconds: How long a cluster may not answer before its jobs show that.
         driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
     """
@@ -78,8 +82,9 @@ class Settings:
     tenant_object_roots: tuple[tuple[str, str], ...] = ()
     ray_address: str | None = None
     executor: str = "local"
+    executor_options: tuple[tuple[str, str], ...] = ()
     internal_url: str | None = None
-    cluster_runs: Path | None = None
+    run_storage: str | None = None
     driver_resources: tuple[tuple[str, float], ...] = ()
     unanswered_seconds: float = 60.0
     role: Role = "all"
@@ -117,21 +122,14 @@ class Settings:
             object.__setattr__(self, "store_url", str(home / "store"))
         if self.role not in ROLES:
             raise ValueError(f"role '{self.role}' is not one of {', '.join(ROLES)}")
-        self._check_executor()
+        self._check_cluster_urls()
 
-    def _check_executor(self) -> None:
-        elsewhere = self.executor == "ray_jobs"
-        if elsewhere != (self.ray_address or "").startswith(("http://", "https://")):
-            expected = "http://HOST:8265, the cluster's dashboard" if elsewhere else "HOST:6379, or left out"
-            given = f"EVENKEEL_RAY_ADDRESS is '{self.ray_address or ''}'"
-            raise ValueError(f"{given}: with EVENKEEL_EXECUTOR={self.executor} it is {expected}")
-        if (self.internal_url is None) != (self.cluster_runs is None):
-            raise ValueError(
-                "EVENKEEL_INTERNAL_URL and EVENKEEL_CLUSTER_RUNS go together: set both where the cluster does not "
-                "share EVENKEEL_HOME, else neither"
-            )
-        if not elsewhere and (self.internal_url is not None or self.driver_resources):
-            raise ValueError("EVENKEEL_INTERNAL_URL and EVENKEEL_DRIVER_RESOURCES need EVENKEEL_EXECUTOR=ray_jobs")
+    def _check_cluster_urls(self) -> None:
+        if self.stored_runs is not None:
+            open_storage(self.stored_runs)
+            object.__setattr__(self, "run_storage", self.stored_runs.rstrip("/"))
+        elif self.shared_runs is not None and not self.shared_runs.is_absolute():
+            raise ValueError(f"EVENKEEL_RUN_STORAGE is '{self.run_storage}': a directory is absolute")
         if self.internal_url is not None:
             host = urlsplit(self.internal_url)
             if host.scheme not in ("http", "https") or not host.hostname:
@@ -139,6 +137,16 @@ class Settings:
             object.__setattr__(self, "internal_url", self.internal_url.rstrip("/"))
             if host.hostname not in self.allowed_hosts:
                 object.__setattr__(self, "allowed_hosts", (*self.allowed_hosts, host.hostname))
+
+    @property
+    def shared_runs(self) -> Path | None:
+        """The directory, mounted by all nodes, that holds one directory per run."""
+        return Path(self.run_storage) if self.run_storage and "://" not in self.run_storage else None
+
+    @property
+    def stored_runs(self) -> str | None:
+        """The URI below which each run has its files, while hosts have caches."""
+        return self.run_storage if self.run_storage and "://" in self.run_storage else None
 
     @property
     def runs(self) -> Path:
@@ -168,10 +176,10 @@ class Settings:
 
         Among them are, with the prefix ``EVENKEEL``:
 
-        - _HOME, _DATABASE_URL, _STORE_URL, _RAY_ADDRESS, _EXECUTOR, _INTERNAL_URL, _CLUSTER_RUNS, _REQUESTS_PER_SECOND;
+        - _HOME, _DATABASE_URL, _STORE_URL, _RAY_ADDRESS, _EXECUTOR, _INTERNAL_URL, _RUN_STORAGE, _REQUESTS_PER_SECOND;
         - _DATA_ROOTS (separated by ``:``) and _TENANT_DATA_ROOTS (``TENANT=ROOT``, separated by ``:``), where a root is
           a directory or ``s3://BUCKET/PREFIX``;
-        - _DRIVER_RESOURCES (``NAME=NUMBER``, separated by ``,``);
+        - _DRIVER_RESOURCES (``NAME=NUMBER``, separated by ``,``), and what begins with the executor's name;
         - _ALLOWED_HOSTS (separated by ``,``, added to the local names) and _TARGET_NETWORKS (separated by ``,``).
 
         Args:
@@ -185,6 +193,8 @@ class Settings:
         def value(name: str) -> str:
             return source.get(f"EVENKEEL_{name}", "").strip()
 
+        if "EVENKEEL_CLUSTER_RUNS" in source:
+            raise ValueError("EVENKEEL_CLUSTER_RUNS is EVENKEEL_RUN_STORAGE now: give that the same path, and unset it")
         roots = _roots(value("DATA_ROOTS"))
         of_tenants = tuple(part.partition("=") for part in _roots(value("TENANT_DATA_ROOTS")))
         if any(not (tenant and root) for tenant, _, root in of_tenants):
@@ -197,19 +207,26 @@ class Settings:
             for field in dataclasses.fields(RetentionDays)
             if (text := value((name := f"keep_{field.name}_days").upper()))
         }
+        executor = value("EXECUTOR") or "local"
+        prefix = f"EVENKEEL_{executor.upper()}_"
         hosts = tuple(host.strip().lower() for host in value("ALLOWED_HOSTS").split(",") if host.strip())
         return cls(
             home=Path(value("HOME") or ".evenkeel"),
             database_url=value("DATABASE_URL"),
             store_url=value("STORE_URL"),
-            data_roots=tuple(Path(root) for root in roots if not root.startswith(S3)) if roots else (Path("."),),
-            tenant_data_roots=tuple((tenant, Path(root)) for tenant, _, root in of_tenants if not root.startswith(S3)),
-            object_roots=tuple(root for root in roots if root.startswith(S3)),
-            tenant_object_roots=tuple((tenant, root) for tenant, _, root in of_tenants if root.startswith(S3)),
+            data_roots=tuple(Path(root) for root in roots if not is_object(root)) if roots else (Path("."),),
+            tenant_data_roots=tuple((tenant, Path(root)) for tenant, _, root in of_tenants if not is_object(root)),
+            object_roots=tuple(root for root in roots if is_object(root)),
+            tenant_object_roots=tuple((tenant, root) for tenant, _, root in of_tenants if is_object(root)),
             ray_address=value("RAY_ADDRESS") or None,
-            executor=_one_of("EVENKEEL_EXECUTOR", value("EXECUTOR"), executors()) or "local",
+            executor=executor,
+            executor_options=tuple(
+                (name.removeprefix(prefix), value(name.removeprefix("EVENKEEL_")))
+                for name in sorted(source)
+                if name.startswith(prefix) and source[name].strip()
+            ),
             internal_url=value("INTERNAL_URL") or None,
-            cluster_runs=Path(value("CLUSTER_RUNS")) if value("CLUSTER_RUNS") else None,
+            run_storage=value("RUN_STORAGE") or None,
             driver_resources=_resources(value("DRIVER_RESOURCES")),
             allowed_hosts=LOCAL_HOSTS + hosts,
             target_networks=parse_networks(value("TARGET_NETWORKS")),
@@ -242,12 +259,6 @@ def _number(name: str, given: str, least: float) -> float:
         variable = f"EVENKEEL_{name.upper()}"
         raise ValueError(f"{variable} is '{given}': set it to a number of at least {least:g}, or leave it out")
     return int(number) if name in WHOLE else number
-
-
-def executors() -> dict[str, str]:
-    """Return the names of executors: those of service.jobs.executors.choice, and of other packages."""
-    outside = (entry.name for entry in entry_points(group="evenkeel.executors"))
-    return {name: name for name in ("local", "ray_jobs", *outside)}
 
 
 Value = TypeVar("Value")

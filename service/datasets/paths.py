@@ -16,12 +16,12 @@ from service.core.settings import Settings
 from service.core.text_validation import storable
 from service.datasets import parquet_limits
 from trainer.data.errors import DataError
-from trainer.data.sources.locations import S3, is_object
 from trainer.data.sources.locations import beside as of_dataset
 from trainer.data.sources.readers.registry import holds_rows
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec
 from trainer.spec.problems import FieldProblem
+from trainer.spec.uri_schemes import is_object, split
 
 
 def local_path(uri: str, beside: Path | None = None) -> Path:
@@ -116,13 +116,16 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
     if not is_object(uri):
         folder = None if beside is None or is_object(beside) else local_path(beside).parent
         return str(allowed(settings, uri, field, folder))
-    parts = uri.removeprefix(S3).rstrip("/").split("/")
+    scheme, key = split(uri)
+    parts = key.rstrip("/").split("/")
     if any(character in uri for character in "@?#%\\") or any(part in ("", ".", "..") for part in parts):
-        raise invalid(FieldProblem(field, f"'{shown(uri)}' is not s3://BUCKET/KEY, without user name, options or dots"))
-    prefixes = [[part for part in root.removeprefix(S3).split("/") if part] for root in settings.object_roots]
+        message = f"'{shown(uri)}' is not {scheme}://BUCKET/KEY, without user name, options or dots"
+        raise invalid(FieldProblem(field, message))
+    roots_of_scheme = [below for of, below in map(split, settings.object_roots) if of == scheme]
+    prefixes = [[part for part in below.split("/") if part] for below in roots_of_scheme]
     if not any(parts[: len(prefix)] == prefix for prefix in prefixes):
         roots = ", ".join(settings.object_roots) or "none"
-        remedy = "add its s3://BUCKET/PREFIX to EVENKEEL_DATA_ROOTS where the service runs"
+        remedy = f"add its {scheme}://BUCKET/PREFIX to EVENKEEL_DATA_ROOTS where the service runs"
         raise invalid(FieldProblem(field, f"'{uri}' lies outside the data roots in object storage ({roots})", remedy))
     try:
         for file in Source(uri).files:
@@ -134,7 +137,8 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
 
 def shown(uri: str) -> str:
     """Return the uri without what may be a password."""
-    return S3 + uri.rpartition("@")[2].removeprefix(S3)
+    scheme, key = split(uri)
+    return f"{scheme}://{key.rpartition('@')[2]}"
 
 
 def resolved(settings: Settings, spec: DatasetSpec) -> DatasetSpec:

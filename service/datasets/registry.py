@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem, invalid, not_found
+from service.core.rows import DatasetRow, first_row
 from service.core.settings import Settings
 from service.datasets import paths
 from service.datasets.file_cache import FileCache
@@ -19,6 +20,7 @@ from trainer.data.errors import DataError
 from trainer.data.sources import infer
 from trainer.spec import DatasetSpec, parse_rule
 from trainer.spec.problems import FieldProblem
+from trainer.spec.stored import StoredJob
 
 _named: FileCache[list[str]] = FileCache()
 
@@ -131,12 +133,12 @@ async def register(
             return view(existing), False
         remedy = "Delete it first, or register this one under another name."
         raise Problem(409, "dataset-exists", f"A different dataset '{spec.name}' is registered. {remedy}")
-    row = {"tenant": tenant, "name": spec.name, "spec": document, "created_at": tables.now()}
+    row: DatasetRow = {"tenant": tenant, "name": spec.name, "spec": document, "created_at": tables.now()}
     await connection.execute(tables.dataset.insert().values(row))
     return view(row), True
 
 
-async def get(connection: AsyncConnection, tenant: str, name: str) -> dict[str, Any]:
+async def get(connection: AsyncConnection, tenant: str, name: str) -> DatasetRow:
     row = await _row(connection, tenant, name)
     if row is None:
         raise not_found("dataset", name)
@@ -148,7 +150,7 @@ async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
     await get(connection, tenant, name)
     schedule = tables.schedule.c
     users = await connection.execute(sa.select(schedule.name, schedule.job).where(schedule.tenant == tenant))
-    using = sorted(row.name for row in users if row.job["dataset"]["name"] == name)
+    using = sorted(row.name for row in users if StoredJob(row.job).dataset_name == name)
     if using:
         detail = f"Dataset '{name}' is used by the schedules {', '.join(using)}. Delete or change them first."
         raise Problem(409, "dataset-in-use", detail)
@@ -159,13 +161,11 @@ def _at(tenant: str, name: str) -> sa.ColumnElement[bool]:
     return sa.and_(tables.dataset.c.tenant == tenant, tables.dataset.c.name == name)
 
 
-async def _row(connection: AsyncConnection, tenant: str, name: str) -> dict[str, Any] | None:
-    query = sa.select(tables.dataset).where(_at(tenant, name))
-    row = (await connection.execute(query)).mappings().first()
-    return None if row is None else dict(row)
+async def _row(connection: AsyncConnection, tenant: str, name: str) -> DatasetRow | None:
+    return await first_row(connection, DatasetRow, sa.select(tables.dataset).where(_at(tenant, name)))
 
 
-def view(row: dict[str, Any]) -> dict[str, Any]:
+def view(row: DatasetRow) -> dict[str, Any]:
     """Return the spec's own fields and ``created_at``."""
     return {**row["spec"], "created_at": row["created_at"]}
 

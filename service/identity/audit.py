@@ -26,6 +26,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from service.core import tables
 from service.core.database import Database
+from service.core.rows import AuditRow, as_row
 from service.identity.auth import AWAY
 from service.identity.keys import Principal
 
@@ -34,10 +35,8 @@ PATIENCE_SECONDS = 5.0
 _LENGTHS = {"action": 128, "object": 255, "address": 64}
 log = logging.getLogger("evenkeel")
 
-Row = dict[str, Any]
 
-
-def entry(principal: Principal, tenant: str, action: str, target: str, status: int, address: str) -> Row:
+def entry(principal: Principal, tenant: str, action: str, target: str, status: int, address: str) -> AuditRow:
     """Return a row of the table.
 
     Args:
@@ -70,10 +69,10 @@ class Audit:
     def __init__(self, database: Database, file: Path):
         self._database = database
         self._file = file
-        self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[AuditRow, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def record(self, row: Row) -> None:
+    async def record(self, row: AuditRow) -> None:
         """Enter one request; never raises if the database or disk cannot accept it."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -90,7 +89,7 @@ class Audit:
             if self._file.exists() and self._file.stat().st_size:
                 await self._take_along()
 
-    async def _entered(self, row: Row) -> None:
+    async def _entered(self, row: AuditRow) -> None:
         """Return once the entry is committed; entries that arrive while one commit is in progress share the next."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, done))
@@ -107,7 +106,7 @@ class Audit:
         finally:
             self._writing = None
 
-    async def _write(self, batch: list[tuple[Row, asyncio.Future[None]]]) -> None:
+    async def _write(self, batch: list[tuple[AuditRow, asyncio.Future[None]]]) -> None:
         """Settle each future of the batch; an entry that the database refuses does not block the others."""
         if not batch:
             return
@@ -128,19 +127,19 @@ class Audit:
             if not done.done():
                 done.set_result(None) if error is None else done.set_exception(error)
 
-    async def _insert(self, rows: list[Row]) -> None:
+    async def _insert(self, rows: list[AuditRow]) -> None:
         """Insert rows; rows that exist already stay unchanged."""
         if rows:
             async with self._database.write() as connection:
                 await connection.execute(self._database.insert_new(tables.audit), rows)
 
-    async def _insert_or_say(self, row: Row) -> None:
+    async def _insert_or_say(self, row: AuditRow) -> None:
         try:
             await self._insert([row])
         except (DataError, IntegrityError) as error:
             log.error("audit: the database refuses an entry (%s): %s", error, _text(row))
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: AuditRow) -> None:
         line = (_text(row) + "\n").encode()
         with _locked(self._file, fcntl.LOCK_EX) as descriptor:
             end = os.lseek(descriptor, 0, os.SEEK_END)
@@ -174,7 +173,7 @@ class Audit:
             log.error("audit: what waits in %s could not be entered yet: %s", self._file, error)
 
 
-def _whole(text: bytes) -> Iterator[Row]:
+def _whole(text: bytes) -> Iterator[AuditRow]:
     """Yield the complete entries of the file.
 
     The request of a truncated entry had not been answered when its process was killed; it becomes a line of the
@@ -182,7 +181,8 @@ def _whole(text: bytes) -> Iterator[Row]:
     """
     for line in text.splitlines():
         try:
-            yield {**json.loads(line), "at": datetime.datetime.fromisoformat(json.loads(line)["at"])}
+            document = json.loads(line)
+            yield as_row(AuditRow, {**document, "at": datetime.datetime.fromisoformat(document["at"])})
         except (ValueError, TypeError, KeyError):
             if line:
                 log.error(
@@ -190,7 +190,7 @@ def _whole(text: bytes) -> Iterator[Row]:
                 )
 
 
-def _text(row: Row) -> str:
+def _text(row: AuditRow) -> str:
     return json.dumps({**row, "at": row["at"].isoformat()})
 
 

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from embeddings.durable_files import write_file
 from service.core import tables
 from service.core.database import Database
+from service.core.rows import KeyRow, all_rows, as_row, first_row
 from service.core.settings import Settings
 from service.core.tenants import DEFAULT_TENANT
 
@@ -62,11 +63,10 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _new_secret() -> tuple[str, dict[str, str]]:
-    """Return a new key, and the columns that are stored for it."""
+def _new_secret() -> tuple[str, str]:
+    """Return a new key, and its prefix."""
     prefix = secrets.token_hex(4)
-    key = f"ek_{prefix}_{secrets.token_urlsafe(24)}"
-    return key, {"prefix": prefix, "hash": digest(key)}
+    return f"ek_{prefix}_{secrets.token_urlsafe(24)}", prefix
 
 
 async def create(
@@ -75,53 +75,53 @@ async def create(
     scopes: Sequence[str],
     expires_at: datetime.datetime | None = None,
     tenant: str = DEFAULT_TENANT,
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, KeyRow]:
     """Create a key; return the key itself, which is shown once and not stored, and its row."""
-    key, columns = _new_secret()
-    row = {
+    key, prefix = _new_secret()
+    row: KeyRow = {
         "id": tables.new_id("key"),
         "tenant": tenant,
         "name": name,
-        **columns,
+        "prefix": prefix,
+        "hash": digest(key),
         "scopes": list(scopes),
         "created_at": tables.now(),
         "expires_at": expires_at,
         "revoked_at": None,
         "rotated_at": None,
+        "old_prefix": None,
+        "old_hash": None,
         "old_until": None,
     }
     await connection.execute(tables.api_key.insert().values(row))
     return key, row
 
 
-async def get(connection: AsyncConnection, key_id: str, tenant: str | None = None) -> dict[str, Any] | None:
+async def get(connection: AsyncConnection, key_id: str, tenant: str | None = None) -> KeyRow | None:
     """Return the row, locked until the transaction ends, or None; ``tenant`` None allows any tenant."""
     query = sa.select(tables.api_key).where(tables.api_key.c.id == key_id).with_for_update()
     if tenant is not None:
         query = query.where(tables.api_key.c.tenant == tenant)
-    row = (await connection.execute(query)).mappings().first()
-    return None if row is None else dict(row)
+    return await first_row(connection, KeyRow, query)
 
 
-async def rotate(
-    connection: AsyncConnection, row: dict[str, Any], overlap: datetime.timedelta
-) -> tuple[str, dict[str, Any]]:
+async def rotate(connection: AsyncConnection, row: KeyRow, overlap: datetime.timedelta) -> tuple[str, KeyRow]:
     """Give a live key a new secret; return the key itself and its row.
 
     The previous secret stays valid for ``overlap``; an even older one ends. Without overlap the key's sessions end too.
     """
-    key, columns = _new_secret()
+    key, prefix = _new_secret()
     now = tables.now()
     old: dict[str, Any] = {"old_prefix": row["prefix"], "old_hash": row["hash"], "old_until": now + overlap}
     if not overlap:
         old = dict.fromkeys(old)
         await connection.execute(tables.session.delete().where(tables.session.c.key_id == row["id"]))
-    values = {**columns, **old, "rotated_at": now}
+    values = {"prefix": prefix, "hash": digest(key), **old, "rotated_at": now}
     await connection.execute(tables.api_key.update().where(tables.api_key.c.id == row["id"]).values(values))
-    return key, {**row, **values}
+    return key, as_row(KeyRow, {**row, **values})
 
 
-def is_live(row: dict[str, Any]) -> bool:
+def is_live(row: KeyRow) -> bool:
     """Tell whether the key can be used now."""
     return row["revoked_at"] is None and (row["expires_at"] is None or row["expires_at"] > tables.now())
 
@@ -156,11 +156,11 @@ async def find(connection: AsyncConnection, key: str) -> Principal | None:
     table = tables.api_key
     either = sa.or_(table.c.prefix == parts[1], table.c.old_prefix == parts[1])
     key_digest = digest(key)
-    for row in await connection.execute(sa.select(table).where(either)):
-        if hmac.compare_digest(row.hash, key_digest):
+    for row in await all_rows(connection, KeyRow, sa.select(table).where(either)):
+        if hmac.compare_digest(row["hash"], key_digest):
             return _principal(row)
-        if row.old_hash is not None and hmac.compare_digest(row.old_hash, key_digest):
-            return _principal(row, row.old_until)
+        if row["old_hash"] is not None and hmac.compare_digest(row["old_hash"], key_digest):
+            return _principal(row, row["old_until"])
     return None
 
 
@@ -171,12 +171,12 @@ async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
     """
     key = tables.api_key
     usable = sa.and_(key.c.revoked_at.is_(None), sa.or_(key.c.expires_at.is_(None), key.c.expires_at > tables.now()))
-    rows = await connection.execute(sa.select(key).where(usable).order_by(key.c.created_at.desc()).limit(limit))
+    query = sa.select(key).where(usable).order_by(key.c.created_at.desc()).limit(limit)
     principals: dict[str, Principal] = {}
-    for row in rows:
-        for secret, until in ((row.hash, None), (row.old_hash, row.old_until)):
+    for row in await all_rows(connection, KeyRow, query):
+        for secret, until in ((row["hash"], None), (row["old_hash"], row["old_until"])):
             principal = None if secret is None else _principal(row, until)
-            if principal is not None:
+            if secret is not None and principal is not None:
                 principals[secret] = principal
     return principals
 
@@ -199,7 +199,7 @@ async def open_session(connection: AsyncConnection, principal: Principal, second
 async def find_session(connection: AsyncConnection, token: str) -> Principal | None:
     joined = tables.session.join(tables.api_key, tables.session.c.key_id == tables.api_key.c.id)
     live = sa.and_(tables.session.c.hash == digest(token), tables.session.c.expires_at > tables.now())
-    row = (await connection.execute(sa.select(tables.api_key).select_from(joined).where(live))).first()
+    row = await first_row(connection, KeyRow, sa.select(tables.api_key).select_from(joined).where(live))
     return None if row is None else _principal(row)
 
 
@@ -207,12 +207,12 @@ async def close_session(connection: AsyncConnection, token: str) -> None:
     await connection.execute(tables.session.delete().where(tables.session.c.hash == digest(token)))
 
 
-def _principal(row: Any, until: datetime.datetime | None = None) -> Principal | None:
+def _principal(row: KeyRow, until: datetime.datetime | None = None) -> Principal | None:
     """Return the principal, or None if the key is not usable any more; ``until``: expiry of the secret sent, if any."""
-    ends = min((at for at in (row.expires_at, until) if at is not None), default=None)
-    if row.revoked_at is not None or (ends is not None and ends <= tables.now()):
+    ends = min((at for at in (row["expires_at"], until) if at is not None), default=None)
+    if row["revoked_at"] is not None or (ends is not None and ends <= tables.now()):
         return None
-    return Principal(row.id, row.name, tuple(row.scopes), ends, row.tenant)
+    return Principal(row["id"], row["name"], tuple(row["scopes"]), ends, row["tenant"])
 
 
 async def create_first(database: Database, settings: Settings) -> str | None:

@@ -11,9 +11,12 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from service.jobs.job_row import JobRow
+
 
 PREFIX = "er_"
 SECRET_FILE = "run_tokens.secret"
@@ -53,9 +56,9 @@ def read(home: Path, token: str) -> Claim | None:
     return claim if claim.expires > time.time() else None
 
 
-def holds(claim: Claim, row: Mapping[Any, Any] | None) -> bool:
+def holds(claim: Claim, row: JobRow) -> bool:
     """Tell whether the attempt is still the job's current one: not followed by another, and not yet released."""
-    if row is None or row["released"] or row["attempt"] != claim.attempt:
+    if row["released"] or row["attempt"] != claim.attempt:
         return False
     return row["lease"] is not None and _hashed(row["lease"]) == claim.lease
 

@@ -65,7 +65,7 @@ def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] |
     if not short:
         return None
     figures = "; ".join(
-        f"{_figure(what, wanted)} needed, this host has {_figure(what, had)}" for what, wanted, had in short
+        f"{_figure(what, needed)} needed, this host has {_figure(what, had)}" for what, needed, had in short
     )
     remedies = {
         "cores": "lower resources.num_workers or cpus_per_worker, or let runs share cores with EVENKEEL_HOST_CORES",
@@ -100,8 +100,8 @@ def obstacle(
         return None
     totals = {"cores": room.cpus, "memory": room.memory_bytes, "GPUs": room.gpus}
     figures = "; ".join(
-        f"needs {_figure(name, wanted)}, of {_figure(name, totals[name])} {_figure(name, max(0, had))} free"
-        for name, wanted, had in short
+        f"needs {_figure(name, needed)}, of {_figure(name, totals[name])} {_figure(name, max(0, had))} free"
+        for name, needed, had in short
     )
     return f"{figures}; held by {_holders(held)}"
 
@@ -126,13 +126,13 @@ def cluster_obstacle(
         needs.cores / needs.workers, (needs.memory_bytes - RUN_BYTES) // needs.workers, needs.gpus / needs.workers
     )
     places = sum(
-        min(int(there // wanted) for wanted, there in zip(each, node, strict=True) if wanted) for node in nodes
+        min(int(there // needed) for needed, there in zip(each, node, strict=True) if needed) for node in nodes
     )
     if places >= needs.workers:
         return None
     free = ", ".join(f"{_figure('cores', node.cpus)} and {_size(node.memory_bytes)}" for node in nodes) or "nothing"
-    wanted = f"{_figure('cores', each.cpus)} and {_size(each.memory_bytes)}"
-    return f"{needs.workers} workers of {wanted} are needed, the cluster has places for {places}: free are {free}"
+    needed = f"{_figure('cores', each.cpus)} and {_size(each.memory_bytes)}"
+    return f"{needs.workers} workers of {needed} are needed, the cluster has places for {places}: free are {free}"
 
 
 BEHIND_ANOTHER_TENANT = "after another tenant's job, which is first in line"
@@ -159,7 +159,7 @@ def _short(needs: ResourceRequest, room: FreeResources) -> list[tuple[str, float
         ("memory", float(needs.memory_bytes), float(room.memory_bytes)),
         ("GPUs", needs.gpus, room.gpus),
     )
-    return [(name, wanted, there) for name, wanted, there in pairs if wanted > there + 1e-9]
+    return [(name, needed, there) for name, needed, there in pairs if needed > there + 1e-9]
 
 
 def _in_words(needs: ResourceRequest) -> str:

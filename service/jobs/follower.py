@@ -13,6 +13,7 @@ from service.jobs.job_row import JobRow
 from service.jobs.liveness import Liveness, Looked
 from service.jobs.runner_context import RunnerContext
 from service.jobs.states import ACTIVE, TERMINAL
+from trainer.spec.stored import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -64,7 +65,7 @@ class Follower:
         assert row["launched_at"] is not None
         age = (tables.now() - row["launched_at"]).total_seconds()
         looked = self._watch.look(row["id"], (row["attempt"], row["lease"]), said, age)
-        limit = row["spec"]["resources"]["timeout_seconds"]
+        limit = StoredJob(row["spec"]).timeout_seconds
         if limit is not None and looked.running_seconds > limit + self._context.settings.cancel_grace_seconds:
             await self._give_up(row, said, run_events.timed_out(limit), retryable=False)
         elif looked.silent_seconds > self._context.settings.silence_seconds:

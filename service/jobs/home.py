@@ -50,8 +50,8 @@ def read_home_id(home: Path) -> str | None:
 
 def home_id(home: Path) -> str:
     """Return an id that stays with the directory, wherever it is mounted and whatever the host's name."""
-    found = read_home_id(home)
-    if found is None:
-        found = tables.new_id("home")
-        write_file(home / "home.id", f"{found}\n".encode())
-    return found
+    identifier = read_home_id(home)
+    if identifier is None:
+        identifier = tables.new_id("home")
+        write_file(home / "home.id", f"{identifier}\n".encode())
+    return identifier

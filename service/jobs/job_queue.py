@@ -12,10 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import disk, logs, tables, thread_pools
+from service.core.rows import first_row
 from service.jobs import admission, job_records, resource_prediction, run_events
 from service.jobs.admission import ResourceRequest
 from service.jobs.executors.base import ExecutorUnavailable
-from service.jobs.job_row import JobRow, as_job
+from service.jobs.executors.registry import placement_of
+from service.jobs.job_row import JobRow
 from service.jobs.runner_context import BackgroundTasks, RunnerContext
 from service.jobs.states import backoff_seconds
 
@@ -28,6 +30,7 @@ class JobQueue:
     def __init__(self, context: RunnerContext):
         self._context = context
         self._host = admission.host(context.settings)
+        self._placement = placement_of(context.settings)
         self._counting = BackgroundTasks("could not be counted")
 
     def close(self) -> None:
@@ -50,48 +53,43 @@ class JobQueue:
         # A job that ran here before has its checkpoints here.
         ours = sa.or_(job.home_id.is_(None), job.home_id == self._context.home_id)
         waiting = sa.and_(job.state == "queued", due, ours, job.released.is_(True))
-        mine = sa.select(job.id, job.tenant, job.needs).where(
-            job.home_id == self._context.home_id, job.released.is_(False)
-        )
+        unreleased = sa.and_(job.home_id == self._context.home_id, job.released.is_(False))
+        active = sa.select(job.id, job.tenant, job.needs).where(unreleased)
         async with self._context.database.read() as connection:
-            head = (
-                (await connection.execute(sa.select(tables.job).where(waiting).order_by(job.id).limit(1)))
-                .mappings()
-                .first()
-            )
+            queue = sa.select(tables.job).where(waiting).order_by(job.id)
+            head = await first_row(connection, JobRow, queue.limit(1))
             if head is None:
                 return False
             held = {
                 row.id if row.tenant == head["tenant"] else f"another tenant's run ({number})": ResourceRequest(
                     **row.needs
                 )
-                for number, row in enumerate(await connection.execute(mine), 1)
+                for number, row in enumerate(await connection.execute(active), 1)
                 if row.needs
             }
         if head["needs"] is None:
-            self._count(as_job(head))
+            self._count(head)
             reason: str | None = "the rows of its dataset are counted, to know the memory that it needs"
         else:
             reason = await self._obstacle(ResourceRequest(**head["needs"]), held)
         if reason is not None:
-            await self._explain(as_job(head), reason, waiting)
+            await self._explain(head, reason, waiting)
             return False
         async with self._context.database.write() as connection:
             query = sa.select(tables.job).where(waiting, job.id == head["id"]).with_for_update(skip_locked=True)
-            row = (await connection.execute(query)).mappings().first()
+            row = await first_row(connection, JobRow, query)
             if row is not None:
-                await self._take(connection, as_job(row), now)
+                await self._take(connection, row, now)
         return row is not None
 
     async def _obstacle(self, needs: ResourceRequest, held: dict[str, ResourceRequest]) -> str | None:
         shortage = disk.shortage(self._context.settings)
         if shortage is not None:
             return shortage
-        if self._context.settings.ray_address is None:
+        if self._placement.uses_this_host:
             return admission.obstacle(needs, self._host, held, self._context.settings.max_runs)
-        ask = getattr(self._context.executor, "room", None)
         try:
-            nodes = None if ask is None else await asyncio.to_thread(ask)
+            nodes = await asyncio.to_thread(self._context.executor.room)
         except ExecutorUnavailable as error:
             return str(error)
         return admission.cluster_obstacle(needs, nodes, held, self._context.settings.max_runs)
@@ -122,7 +120,7 @@ class JobQueue:
         except ValueError as failure:
             await self._refuse_unreadable(row["id"], failure)
             return
-        problem = None if self._context.settings.ray_address else admission.impossible(needs, self._host)
+        problem = admission.impossible(needs, self._host) if self._placement.uses_this_host else None
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])
             if current["state"] != "queued":
@@ -144,7 +142,7 @@ class JobQueue:
                 await self._take(connection, current, tables.now())
                 await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
 
-    async def _take(self, connection: AsyncConnection, row: JobRow, now: Any) -> None:
+    async def _take(self, connection: AsyncConnection, row: JobRow, now: datetime.datetime) -> None:
         attempt = row["attempt"] + 1
         # In run.json too: an attempt that was given up finds another token there and publishes nothing.
         claimed: dict[str, Any] = {

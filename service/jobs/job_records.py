@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -13,13 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.database import Database, insert_together
 from service.core.errors import Problem, invalid, not_found
+from service.core.rows import as_row, first_row
 from service.core.settings import Settings
-from service.jobs.job_row import JobRow, as_job
+from service.jobs.job_row import JobRow, JobView
 from service.jobs.states import ACTIVE, TERMINAL, Refused, Trigger, transition
+from service.jobs.stored_runs import remove_run
 from service.webhooks import webhook_records
 from trainer.runs import tracing
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
+from trainer.spec.stored import StoredJob
 
 DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")
@@ -97,8 +100,8 @@ async def refuse_too_many(database: Database, connection: AsyncConnection, setti
     if limit is None:
         return
     await database.exclusive(connection, f"jobs of {tenant}")
-    mine = sa.and_(tables.job.c.tenant == tenant, tables.job.c.state.not_in(TERMINAL))
-    count = await connection.scalar(sa.select(sa.func.count()).select_from(tables.job).where(mine))
+    unfinished = sa.and_(tables.job.c.tenant == tenant, tables.job.c.state.not_in(TERMINAL))
+    count = await connection.scalar(sa.select(sa.func.count()).select_from(tables.job).where(unfinished))
     if (count or 0) >= limit:
         detail = f"{count} jobs wait or run, and a tenant may have {limit} (EVENKEEL_TENANT_MAX_JOBS)."
         remedy = "wait until one has ended, or cancel one"
@@ -125,7 +128,7 @@ async def create(
     *,
     job_id: str | None = None,
     needs: dict[str, Any] | None = None,
-    beside: Sequence[tuple[sa.Table, dict[str, Any]]] = (),
+    beside: Sequence[tuple[sa.Table, Mapping[str, object]]] = (),
 ) -> JobRow:
     """Create a queued job and return its row.
 
@@ -157,10 +160,10 @@ async def create(
         "needs": needs,
         "traceparent": tracing.traceparent(),
     }
-    row = as_job(columns)
+    row = as_row(JobRow, columns)
     said = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
     # What is None is left to the database: written, it would be JSON's null.
-    rows: list[tuple[sa.Table, dict[str, Any]]] = [
+    rows: list[tuple[sa.Table, Mapping[str, object]]] = [
         (tables.job, {name: one for name, one in row.items() if one is not None})
     ]
     rows += [(tables.job_label, {"job_id": row["id"], "key": key, "value": one}) for key, one in spec.labels.items()]
@@ -188,10 +191,10 @@ async def locked(connection: AsyncConnection, job_id: str) -> JobRow:
 
 
 async def _one(connection: AsyncConnection, query: sa.Select[Any], job_id: str) -> JobRow:
-    row = (await connection.execute(query, {"job_id": job_id})).mappings().first()
+    row = await first_row(connection, JobRow, query, {"job_id": job_id})
     if row is None:
         raise not_found("job", job_id)
-    return as_job(row)
+    return row
 
 
 async def change(connection: AsyncConnection, row: JobRow, **values: Any) -> None:
@@ -229,7 +232,7 @@ async def move(connection: AsyncConnection, row: JobRow, happening: Trigger, **v
 async def _tell(connection: AsyncConnection, row: JobRow) -> None:
     """Queue webhook deliveries about the end of a job and the outcome of its publication."""
     told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
-    told = {"job": row["id"], **told, "labels": row["spec"]["labels"]}
+    told = {"job": row["id"], **told, "labels": StoredJob(row["spec"]).labels}
     await webhook_records.tell(connection, row["tenant"], f"job.{row['state']}", told)  # type: ignore[arg-type]
     status = (row["publication"] or {}).get("status")
     if status in ("published", "held"):
@@ -256,7 +259,7 @@ async def retry(connection: AsyncConnection, job_id: str) -> JobRow:
         Problem: 409 for a job in any other state.
     """
     row = await locked(connection, job_id)
-    start = (row["spec"].get("init_from") or {}).get("job")
+    start = StoredJob(row["spec"]).parent_job
     if start is not None:
         await connection.execute(_held(start))
     fresh = {"failures": 0, "error": None, "publication": None, "started_at": None, "finished_at": None}
@@ -276,7 +279,7 @@ async def starts(connection: AsyncConnection) -> set[str]:
     """
     waiting = sa.select(tables.job.c.spec).where(tables.job.c.state.not_in(TERMINAL))
     specs = [*await connection.scalars(waiting), *await connection.scalars(sa.select(tables.schedule.c.job))]
-    return {spec["init_from"]["job"] for spec in specs if (spec.get("init_from") or {}).get("job")}
+    return {job for spec in specs if (job := StoredJob(spec).parent_job) is not None}
 
 
 async def delete(database: Database, settings: Settings, job_id: str, *, sweeping: bool = False) -> None:
@@ -305,7 +308,7 @@ async def delete(database: Database, settings: Settings, job_id: str, *, sweepin
         if directory.exists():
             directory.rename(doomed)
     # Gigabytes of checkpoints: not while holding the write lock. What a crash leaves, the next start removes.
-    await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+    await asyncio.to_thread(remove_run, doomed)
 
 
 def listing(tenant: str | None, state: str | None, name: str | None, label: str | None) -> sa.Select[Any]:
@@ -334,13 +337,13 @@ def listing(tenant: str | None, state: str | None, name: str | None, label: str 
 
 async def views(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return jobs as users see them, with their metrics."""
-    found: dict[str, list[dict[str, Any]]] = {row["id"]: [] for row in rows}
+    metrics_of: dict[str, list[dict[str, Any]]] = {row["id"]: [] for row in rows}
     begun = [row["id"] for row in rows if row["attempt"]]
     for metric in (await connection.execute(_METRICS, {"ids": begun})).mappings() if begun else ():
-        found[metric["job_id"]].append({"epoch": metric["epoch"], "split": metric["split"], **metric["values"]})
-    for metrics in found.values():
+        metrics_of[metric["job_id"]].append({"epoch": metric["epoch"], "split": metric["split"], **metric["values"]})
+    for metrics in metrics_of.values():
         metrics.sort(key=lambda one: (one["epoch"], SPLITS.index(one["split"]) if one["split"] in SPLITS else 9))
-    return [_view(row, found[row["id"]]) for row in rows]
+    return [_view(row, metrics_of[row["id"]]) for row in rows]
 
 
 async def view(connection: AsyncConnection, row: JobRow) -> dict[str, Any]:
@@ -352,16 +355,13 @@ def view_of_new(row: JobRow) -> dict[str, Any]:
     return _view(row, [])
 
 
-_SHOWN = (
-    "id", "tenant", "name", "state", "reason", "created_at", "started_at", "finished_at", "attempt", "progress",
-    "publication", "error", "schedule", "parent_version", "needs", "lineage", "spec",
-)  # fmt: skip
+_SHOWN = tuple(name for name in JobView.model_fields if name in tables.job.c)
 _LISTED = sa.select(*(tables.job.c[name] for name in _SHOWN))
 
 
 def _view(row: Mapping[str, Any], metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    shown = {name: row[name] for name in _SHOWN}
-    return {**shown, "dataset": row["spec"]["dataset"]["name"], "labels": row["spec"]["labels"], "metrics": metrics}
+    shown, spec = {name: row[name] for name in _SHOWN}, StoredJob(row["spec"])
+    return {**shown, "dataset": spec.dataset_name, "labels": spec.labels, "metrics": metrics}
 
 
 async def active_of(connection: AsyncConnection, schedule_id: str) -> list[str]:
@@ -374,5 +374,5 @@ async def active_of(connection: AsyncConnection, schedule_id: str) -> list[str]:
     return list(ids)
 
 
-def _text(time: Any) -> str:
-    return str(time.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
+def _text(time: datetime.datetime) -> str:
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,10 +1,13 @@
-"""The type of a job's row, by which its columns are named and checked wherever it goes."""
+"""A job as the database has it, and as the API shows it."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
+
+from pydantic import AwareDatetime, BaseModel
+
+from service.jobs.states import State
 
 
 class JobRow(TypedDict):
@@ -40,6 +43,32 @@ class JobRow(TypedDict):
     traceparent: str | None
 
 
-def as_job(row: Mapping[Any, Any]) -> JobRow:
-    """Return what a query of all columns of ``tables.job`` found as a row of its own, which may be changed."""
-    return cast(JobRow, dict(row))
+class JobView(BaseModel):
+    """A training job.
+
+    ``reason``: why it is waiting. ``progress`` and ``metrics`` come from the run's own events, and so does ``lineage``:
+    fingerprint of the dataset, hash of the spec, package versions, git commit, parent version, warm start. ``needs``:
+    the resources it is predicted to use on its host, once they have been computed.
+    """
+
+    # A field named like a column of tables.job shows it; job_records has what the others show.
+    id: str
+    tenant: str
+    name: str
+    state: State
+    reason: str | None
+    created_at: AwareDatetime
+    started_at: AwareDatetime | None
+    finished_at: AwareDatetime | None
+    attempt: int
+    progress: dict[str, Any] | None
+    metrics: list[dict[str, Any]]
+    publication: dict[str, Any] | None
+    error: dict[str, Any] | None
+    dataset: str
+    schedule: str | None
+    parent_version: str | None
+    needs: dict[str, Any] | None
+    lineage: dict[str, Any] | None
+    labels: dict[str, str]
+    spec: dict[str, Any]

@@ -17,10 +17,10 @@ from service.datasets.file_cache import FileCache
 from service.datasets.paths import data_files, local_path
 from service.jobs import admission
 from service.jobs.admission import ResourceRequest, needs_of
+from service.jobs.executors.registry import placement_of
 from service.jobs.job_row import JobRow
 from trainer.data.errors import DataError
 from trainer.sizing.estimate import Estimate, estimate, ids_per_example, too_large
-from trainer.sizing.gpus import known_gpu_bytes
 from trainer.sizing.memory import rank_memory
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
@@ -44,13 +44,14 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
     """
     if _num_bytes(dataset.uri) > AT_ONCE_BYTES:
         return None
+    placement = placement_of(settings)
     try:
-        found = _estimated(spec, dataset, known_gpu_bytes(spec, settings.ray_address))
+        estimated = _estimated(spec, dataset, placement.gpu_bytes(spec))
     except DataError:
         return None
-    needs = needs_of(spec, found.memory, found.exact)
-    problem = too_large(spec, found, None)
-    if problem is None and settings.ray_address is None:
+    needs = needs_of(spec, estimated.memory, estimated.exact)
+    problem = too_large(spec, estimated, None)
+    if problem is None and placement.uses_this_host:
         problem = admission.impossible(needs, admission.host(settings))
     if problem is not None:
         raise invalid(FieldProblem("resources", *problem))
@@ -84,12 +85,12 @@ def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     dataset = DatasetSpec.model_validate(row["dataset_spec"])
     try:
         checked = registry.check_files(settings.for_tenant(row["tenant"]), dataset)
-        found = estimate(spec, checked, known_gpu_bytes(spec, settings.ray_address))
+        estimated = estimate(spec, checked, placement_of(settings).gpu_bytes(spec))
     except Exception as error:  # whatever it is: the whole queue waits for this answer
         if not isinstance(error, (DataError, Problem)):
             log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)
         return needs_of(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), counted=False)
-    return needs_of(spec, found.memory, found.exact)
+    return needs_of(spec, estimated.memory, estimated.exact)
 
 
 def _num_bytes(uri: str) -> int:

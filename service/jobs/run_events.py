@@ -23,6 +23,7 @@ from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
 from trainer.runs.protocol import EXIT_FILE
+from trainer.spec.stored import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -47,8 +48,8 @@ async def apply(
     offset, held = row["events_offset"], False
     if size(run_dir) < offset:
         offset = 0  # someone removed the directory: a retry begins a file of its own
-    found = list(islice(read_events(run_dir, offset), EVENTS_AT_ONCE))
-    for event in found:
+    events = list(islice(read_events(run_dir, offset), EVENTS_AT_ONCE))
+    for event in events:
         if event.fields.get("attempt") == row["attempt"] and row["lease"] is not None:
             if event.fields.get("state") == "failed" and alive and read_exit(run_dir, row["attempt"]) is None:
                 held = True
@@ -60,7 +61,7 @@ async def apply(
         offset = event.end
     if offset != row["events_offset"]:
         await job_records.change(connection, row, events_offset=offset)
-    return len(found) == EVENTS_AT_ONCE and not held
+    return len(events) == EVENTS_AT_ONCE and not held
 
 
 async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: Path, base_seconds: float) -> None:
@@ -114,7 +115,7 @@ async def fail(
 ) -> None:
     """End a failed attempt: queue the job again with backoff if a retry may help and one is left, else fail it."""
     failures = row["failures"] + 1 if retryable else row["failures"]
-    retries = row["spec"]["retries"]
+    retries = StoredJob(row["spec"]).retries
     if retryable and failures <= retries:
         wait = backoff_seconds(failures, base_seconds)
         due = tables.now() + datetime.timedelta(seconds=wait)

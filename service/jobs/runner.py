@@ -9,7 +9,6 @@ file moves in the transaction that applies the events, and the job's row shows h
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 
 import sqlalchemy as sa
@@ -17,6 +16,7 @@ import sqlalchemy as sa
 from embeddings.store import Store
 from service.core import logs, tables
 from service.core.database import Database
+from service.core.rows import all_rows
 from service.core.settings import Settings
 from service.core.task_health import TaskHealth
 from service.jobs import job_records
@@ -24,11 +24,12 @@ from service.jobs.executors.base import Executor, ExecutorUnavailable
 from service.jobs.follower import Follower
 from service.jobs.home import HomeLock, home_id
 from service.jobs.job_queue import JobQueue
-from service.jobs.job_row import JobRow, as_job
+from service.jobs.job_row import JobRow
 from service.jobs.launcher import Launcher
 from service.jobs.reaper import Reaper
 from service.jobs.runner_context import RunnerContext
 from service.jobs.states import ACTIVE
+from service.jobs.stored_runs import remove_run
 
 STANDBY = "standby: another process runs the jobs of this EVENKEEL_HOME"
 
@@ -80,7 +81,7 @@ class Runner:
             return False
         self._context.home_id = home_id(self._context.settings.home)
         for left in self._context.settings.runs.glob(f"{job_records.DELETED}*"):
-            shutil.rmtree(left, ignore_errors=True)
+            remove_run(left)
         return True
 
     def close(self) -> None:
@@ -92,12 +93,8 @@ class Runner:
         """Advance each of our jobs by one step, then claim queued jobs that fit; return whether any was claimed."""
         async with self._context.database.read() as connection:
             job = tables.job
-            mine = (
-                sa.select(job)
-                .where(job.c.home_id == self._context.home_id, job.c.released.is_(False))
-                .order_by(job.c.id)
-            )
-            rows = [as_job(row) for row in (await connection.execute(mine)).mappings()]
+            ours = sa.and_(job.c.home_id == self._context.home_id, job.c.released.is_(False))
+            rows = await all_rows(connection, JobRow, sa.select(job).where(ours).order_by(job.c.id))
         self._follower.begin_round({row["id"] for row in rows})
         failures = []
         for row in rows:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-STATES = ("queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled")
+State = Literal["queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled"]
+STATES: tuple[State, ...] = get_args(State)
 ACTIVE = ("starting", "running", "publishing", "cancelling")
 TERMINAL = ("succeeded", "failed", "cancelled")
 

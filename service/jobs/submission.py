@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +21,15 @@ from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
 from service.jobs.admission import ResourceRequest
+from service.jobs.executors.registry import placement_of
 from service.jobs.job_row import JobRow
 from service.jobs.resource_prediction import at_once, files_of
+from service.jobs.stored_runs import storage_of
 from trainer.data.errors import DataError
 from trainer.runs import directory as rundir
 from trainer.sizing.estimate import estimate as predict
 from trainer.sizing.estimate import ids_per_example, too_large
-from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
-from trainer.sizing.memory import machine_memory_bytes, rank_memory
+from trainer.sizing.memory import rank_memory
 from trainer.sizing.memory_limit import memory_problem
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
@@ -42,7 +43,7 @@ async def submit(
     spec: JobSpec,
     principal: Principal,
     idempotency_key: str | None = None,
-    entry: Callable[[str], dict[str, Any]] | None = None,
+    entry: Callable[[str], Mapping[str, object]] | None = None,
 ) -> dict[str, Any]:
     """Create a job and return it as shown to users; for a key that was used before, return the job that it created.
 
@@ -120,9 +121,9 @@ def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: st
     """Check the dataset's files and return the job's needs if they can be predicted quickly; raises 422; blocking."""
     of_tenant = settings.for_tenant(tenant)
     same = (of_tenant.data_roots, dataset.model_dump_json())
-    found = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
-    _refuse_hopeless(spec, found)
-    return at_once(settings, spec, found)
+    checked = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
+    _refuse_hopeless(spec, checked)
+    return at_once(settings, spec, checked)
 
 
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
@@ -140,15 +141,16 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
             has.
     """
     dataset = await validate(database, settings, spec, tenant)
+    placement = placement_of(settings)
     try:
-        gpu_bytes = await thread_pools.in_thread(known_gpu_bytes, spec, settings.ray_address)
+        gpu_bytes = await thread_pools.in_thread(placement.gpu_bytes, spec)
         predicted = await thread_pools.in_thread(predict, spec, dataset, gpu_bytes)
     except DataError as error:
         raise registry.data_problem(error, "dataset") from None
     if not predicted["rows"]:
         raise invalid(FieldProblem("dataset", f"{dataset.uri}: has no rows", "point uri at data with rows"))
-    problem = too_large(spec, predicted, None if settings.ray_address else machine_memory_bytes())
-    problem = problem or await thread_pools.in_thread(gpu_problem, spec, settings.ray_address)
+    problem = too_large(spec, predicted, placement.memory_bytes())
+    problem = problem or await thread_pools.in_thread(placement.gpu_problem, spec)
     if problem is not None:
         raise invalid(FieldProblem("resources", *problem))
     return predicted
@@ -158,7 +160,7 @@ class Lineage(NamedTuple):
     """What a run starts from: the version served now, and the checkpoints of an earlier run."""
 
     parent_version: str | None
-    init_checkpoint: Path | None
+    init_checkpoint: Path | str | None
 
 
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
@@ -182,9 +184,11 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
         except StoreError as error:
             remedy = "publish to the collection first, or leave init_from out for the first training"
             raise invalid(FieldProblem("init_from.collection", str(error), remedy)) from None
-    if job_id and settings.cluster_runs is not None:
-        # They are where only the cluster sees them: the run says so if they are gone.
-        return Lineage(parent, settings.cluster_runs / job_id / rundir.CHECKPOINTS)
+    # Where they are not in a directory of this host, the run says so if they are gone.
+    if job_id and (storage := storage_of(settings.run_dir(job_id))) is not None:
+        return Lineage(parent, f"{storage}/{rundir.CHECKPOINTS}")
+    if job_id and settings.shared_runs is not None:
+        return Lineage(parent, settings.shared_runs / job_id / rundir.CHECKPOINTS)
     directory = settings.run_dir(job_id) / rundir.CHECKPOINTS if job_id else None
     if directory is None or not directory.is_dir():
         remedy = "start from a job whose run is still kept, or leave init_from out"
@@ -207,7 +211,7 @@ def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
     run_id, parent, checkpoint = (before.get(name) for name in ("run_id", "parent_version", "init_checkpoint"))
     if not any((manifest["job"], manifest["parent"]) == (run_id, parent) for manifest in written):
         return None
-    return Lineage(parent, Path(checkpoint) if checkpoint else None)
+    return Lineage(parent, checkpoint)
 
 
 def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
@@ -228,7 +232,7 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
     spec = JobSpec.model_validate(row["spec"])
     dataset = registry.check_files(settings, DatasetSpec.model_validate(row["dataset_spec"]))
     directory = settings.run_dir(row["id"])
-    found = _begun(directory, store, spec) or lineage(settings, store, spec)
+    origin = _begun(directory, store, spec) or lineage(settings, store, spec)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     rundir.write_run(
         directory,
@@ -237,12 +241,13 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         dataset=dataset,
         store_url=settings.store_url,
         attempt=row["attempt"],
-        parent_version=found.parent_version,
-        init_checkpoint=str(found.init_checkpoint) if found.init_checkpoint else None,
-        ray_address=rundir.THIS_CLUSTER if settings.executor == "ray_jobs" else settings.ray_address,
+        parent_version=origin.parent_version,
+        init_checkpoint=str(origin.init_checkpoint) if origin.init_checkpoint else None,
+        ray_address=placement_of(settings).ray_address,
         lease={"token": row["lease"]},
         report=_report(settings, row),
         traceparent=row["traceparent"],
+        storage=f"{settings.stored_runs}/{row['id']}" if settings.stored_runs else None,
     )
 
 

@@ -6,6 +6,7 @@ read anew each time, so that neither a restart nor a second replica distorts the
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,14 @@ from typing import Any
 import sqlalchemy as sa
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.store import Collection, Store, StoreError
 from service.core import tables
 from service.core.database import Database
+from service.core.settings import Settings
 from service.core.tenants import DEFAULT_TENANT, qualified, store_of
+from service.identity import keys
 from service.jobs.states import ACTIVE, STATES, TERMINAL
 
 VERSION_STATES = ("candidate", "published", "held", "superseded", "expired")
@@ -42,6 +46,24 @@ def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamil
 
 def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
+
+
+async def of_service(settings: Settings, database: Database, store: Store) -> list[Metric]:
+    """Return the gauges that the role of the settings has: of the disks, the database and the store."""
+    families = of_disks(settings.home, settings.store_url)
+    if settings.role != "vectors":
+        families += await of_database(database)
+    if settings.role != "scheduler":
+        families += await asyncio.to_thread(of_store, store, await _tenants(settings, database, store))
+    return families
+
+
+async def _tenants(settings: Settings, database: Database, store: Store) -> list[str]:
+    """Return the tenants to report: all that have had a key, or without the database those served by this process."""
+    if settings.role == "vectors":
+        return [DEFAULT_TENANT, *store.namespaces()]
+    async with database.read() as connection:
+        return [row.name for row in await connection.execute(keys.tenants())]
 
 
 async def of_database(database: Database) -> list[Metric]:
@@ -95,7 +117,7 @@ def _runs(active: list[dict[str, Any]], now: datetime.datetime) -> list[Metric]:
     return [*families.values(), lasted]
 
 
-async def _figures(connection: Any, now: datetime.datetime) -> Metric:
+async def _figures(connection: AsyncConnection, now: datetime.datetime) -> Metric:
     """Return the last epoch's loss, AUC and other metrics of each job name's latest job that ended within a week."""
     job, metric = tables.job.c, tables.job_metric.c
     ended = sa.and_(job.state.in_(TERMINAL), job.finished_at >= now - RECENT)

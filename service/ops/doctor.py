@@ -15,14 +15,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import psutil
+from packaging.specifiers import SpecifierSet
 
 from service.client import Client, ProblemError, ServiceError, Unreachable, home
+from service.core.check import Check, Level
+from service.core.settings import Settings
+from service.jobs.executors.placement import THIS_HOST, Placement
+from service.jobs.executors.registry import executor_class, placement_of
 from service.ops.backup_check import out_of_step
-from service.ops.check import Check, Level
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
@@ -50,18 +54,23 @@ def examine(spec: Path | None = None) -> list[Check]:
     checks = [check_python(), *check_packages()]
     if not any(check.level == "fail" for check in checks):
         checks += check_load()
-    for check in (check_memory, check_shared_memory, check_disk, check_data_roots, check_ray, check_service):
+    for check in (check_memory, check_shared_memory, check_disk, check_data_roots, check_executor, check_service):
         checks += check()
     if spec is not None:
         checks += check_spec(spec)
     return checks
 
 
-def check_python() -> Check:
+def check_python(metadata_of: Callable[[str], Any] = importlib.metadata.metadata) -> Check:
+    """Check that this Python is one that the installed package is for (``requires-python`` of pyproject.toml)."""
     version = f"{platform.python_version()} at {sys.executable}"
-    if sys.version_info[:2] == (3, 11):
+    try:
+        admitted = metadata_of("evenkeel")["Requires-Python"]
+    except importlib.metadata.PackageNotFoundError:
+        return Check("python", "fail", f"{version} does not have evenkeel installed", "run `make setup`")
+    if SpecifierSet(admitted).contains(platform.python_version(), prereleases=True):
         return Check("python", "ok", version)
-    return Check("python", "fail", version, "Evenkeel runs on Python 3.11: `make setup` with PYTHON=python3.11")
+    return Check("python", "fail", version, f"Evenkeel runs on Python {admitted}: `make setup` with PYTHON=/path/to/it")
 
 
 def abi_partner(fbgemm: str) -> str:
@@ -220,46 +229,23 @@ def check_data_roots() -> Iterator[Check]:
         yield Check("data", "ok", "data roots " + ", ".join(os.path.realpath(root) for root in roots))
 
 
-def check_ray() -> Iterator[Check]:
-    """Check the cluster that EVENKEEL_RAY_ADDRESS names; runs need no Ray without it."""
-    executor = os.environ.get("EVENKEEL_EXECUTOR", "").strip() or "local"
-    if executor == "ray_jobs":
-        from service.ops.doctor_cluster import check_ray_jobs
-
-        yield from check_ray_jobs()
-        return
-    if executor != "local":
-        yield Check(
-            "executor", "warn", f"{executor} is not known here", "see that its cluster answers by its own tools"
-        )
-        return
-    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip()
-    if not address:
-        yield Check("ray", "ok", "none needed: runs are processes of this host")
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+def check_executor() -> Iterator[Check]:
+    """Check the settings of the executor that EVENKEEL_EXECUTOR names, and what it needs; starts nothing."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+        settings = Settings.from_environment()
+        executor = executor_class(settings)
+    except ValueError as error:
+        yield Check("executor", "fail", str(error), "correct the variable that is named")
+        return
+    yield from executor.diagnose(settings)
+
+
+def _placement() -> Placement:
+    """Return where runs are; this host if the settings are wrong, which another check says."""
+    try:
+        return placement_of(Settings.from_environment())
     except ValueError:
-        yield Check(
-            "ray", "fail", f"EVENKEEL_RAY_ADDRESS '{address}' is not HOST:PORT", "set it to, for example, 10.0.0.5:6379"
-        )
-        return
-    except OSError as error:
-        yield Check(
-            "ray",
-            "fail",
-            f"no Ray answers at {address}: {error.strerror or error}",
-            "start the cluster, or unset EVENKEEL_RAY_ADDRESS",
-        )
-        return
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        yield Check(
-            "ray", "fail", f"{address} is joined without a token: whoever reaches an open Ray can run code on it",
-            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here and where `ray start` runs",
-        )  # fmt: skip
-    else:
-        yield Check("ray", "ok", f"{address} answers, token on")
+        return THIS_HOST
 
 
 def check_service() -> Iterator[Check]:
@@ -344,7 +330,8 @@ def check_spec(path: Path) -> Iterator[Check]:
         return
     cpus = job.resources.num_workers * job.resources.cpus_per_worker
     have = os.cpu_count() or 1
-    if cpus > have and not os.environ.get("EVENKEEL_RAY_ADDRESS"):
+    placement = _placement()
+    if cpus > have and placement.uses_this_host:
         yield Check(
             "spec",
             "fail",
@@ -353,31 +340,26 @@ def check_spec(path: Path) -> Iterator[Check]:
         )
         return
     yield Check("spec", "ok", f"{path}: job '{job.name}', {cpus:g} of {have} CPUs")
-    yield from _has_gpus(job)
+    yield from _has_gpus(job, placement)
     if dataset is not None:
-        yield from _fits_memory(job, dataset)
+        yield from _fits_memory(job, dataset, placement)
 
 
-def _has_gpus(job: JobSpec) -> Iterator[Check]:
+def _has_gpus(job: JobSpec, placement: Placement) -> Iterator[Check]:
     """Check whether the GPUs that the job asks for are here, or in the cluster that runs join."""
-    from trainer.sizing.gpus import gpu_problem, is_dashboard
-
-    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None
-    problem = gpu_problem(job, address)
+    problem = placement.gpu_problem(job)
     if problem is not None:
         yield Check("gpus", "fail", *problem)
     elif job.resources.gpus_per_worker:
-        seen = "asked for when a run starts in the cluster" if is_dashboard(address) else "one for each worker"
+        seen = "one for each worker" if placement.gpus_are_visible else "asked for when a run starts in the cluster"
         yield Check("gpus", "ok", f"{job.resources.num_workers} GPUs, {seen}")
 
 
-def _fits_memory(job: JobSpec, dataset: DatasetSpec) -> Iterator[Check]:
+def _fits_memory(job: JobSpec, dataset: DatasetSpec, placement: Placement) -> Iterator[Check]:
     from trainer.sizing.estimate import estimate, too_large
-    from trainer.sizing.gpus import known_gpu_bytes
 
-    address = os.environ.get("EVENKEEL_RAY_ADDRESS", "").strip() or None
     try:
-        prediction = estimate(job, dataset, known_gpu_bytes(job, address))
+        prediction = estimate(job, dataset, placement.gpu_bytes(job))
     except ValueError as error:
         yield Check("estimate", "fail", str(error), "correct the dataset, or put its files there")
         return

@@ -58,6 +58,10 @@ class Metrics:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
+    def families(self, gauges: Iterable[Metric] = ()) -> list[Metric]:
+        """Return the counts of this process alone, then ``gauges``."""
+        return [*self.registry.collect(), *gauges]
+
     def render(self, gauges: Iterable[Metric] = ()) -> bytes:
         """Return the text exposition: the counts of this process or all that share its directory, then ``gauges``."""
         directory = os.environ.get(_DIRECTORY_VARIABLE)

@@ -28,11 +28,12 @@ from service.core.settings import Settings
 from service.core.task_health import TaskHealth, repeat
 from service.core.tenants import store_of
 from service.identity import idempotency
-from service.jobs import job_records
+from service.jobs import job_records, stored_runs
 from service.jobs.home import read_home_id
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, RUN_FILE
 from trainer.runs.protocol import LOG_FILE
+from trainer.storage.base import StorageError
 
 log = logging.getLogger("evenkeel.retention")
 
@@ -167,8 +168,8 @@ async def sweep_home(
             continue
         if finished_at < _before(now, days.checkpoints) and job_id not in needed:
             for name in (CHECKPOINTS, BEST, "data"):
-                if (directory / name).is_dir():
-                    gone = await asyncio.to_thread(_size, directory / name)
+                gone = await asyncio.to_thread(_held, directory, name)
+                if gone is not None:
                     if not dry_run and not await _give_up(database, settings, job_id, name):
                         break
                     swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=gone))
@@ -193,9 +194,24 @@ async def _give_up(database: Database, settings: Settings, job_id: str, name: st
             return False
         if row["state"] not in TERMINAL or not row["released"] or job_id in await job_records.starts(connection):
             return False
-        (directory / name).rename(doomed)
+        if (directory / name).is_dir():
+            (directory / name).rename(doomed)
     await asyncio.to_thread(shutil.rmtree, doomed, ignore_errors=True)
+    try:
+        await asyncio.to_thread(stored_runs.remove_stored, directory, f"{name}/")
+    except StorageError as error:
+        log.warning("%s of job %s stays in its run storage until the next sweep: %s", name, job_id, error)
     return True
+
+
+def _held(directory: Path, name: str) -> int | None:
+    """Return the size of a folder of a run, here and in its run storage; None where neither has it."""
+    try:
+        stored = stored_runs.num_bytes(directory, f"{name}/")
+    except StorageError as error:
+        log.warning("%s: what its run storage holds is not known: %s", directory, error)
+        return None
+    return _size(directory / name) + stored if stored or (directory / name).is_dir() else None
 
 
 async def needed_jobs(database: Database, settings: Settings, store: Store) -> set[str]:

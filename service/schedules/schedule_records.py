@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -19,17 +19,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem, invalid, not_found
+from service.core.rows import Catchup, FiringRow, Outcome, Overlap, ScheduleRow, as_row, first_row
 from service.jobs import job_records
 from service.schedules import cron
 from service.webhooks import webhook_records
-from trainer.spec import FIRING_DATE, JobSpec, Name
+from trainer.spec import JobSpec, Name
 from trainer.spec.problems import FieldProblem
 
-Row = dict[str, Any]
 Cron = Annotated[str, Field(max_length=255), AfterValidator(cron.check_cron)]
 Zone = Annotated[str, Field(max_length=64), AfterValidator(cron.check_zone)]
-Catchup = Literal["none", "last", "all"]
-Overlap = Literal["forbid", "queue", "replace"]
 NUM_SHOWN = 5
 Grace = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
 
@@ -63,7 +61,7 @@ class SchedulePatch(BaseModel):
     paused: bool = False
 
 
-async def create(database: Database, connection: AsyncConnection, spec: ScheduleSpec, tenant: str) -> Row:
+async def create(database: Database, connection: AsyncConnection, spec: ScheduleSpec, tenant: str) -> ScheduleRow:
     """Create a schedule.
 
     Raises:
@@ -75,42 +73,42 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
         raise Problem(409, "schedule-exists", detail)
     await job_records.check(connection, spec.job, tenant)
     now = tables.now()
-    row = {
+    columns = {
         "id": tables.new_id("schedule"),
         "tenant": tenant,
         **spec.model_dump(mode="json"),
         "created_at": now,
         "next_fire_at": None if spec.paused else cron.next_firing(spec.cron, spec.timezone, now),
     }
-    await connection.execute(tables.schedule.insert().values(row))
-    return row
+    await connection.execute(tables.schedule.insert().values(columns))
+    return as_row(ScheduleRow, columns)
 
 
 def _at(tenant: str, name: str) -> sa.ColumnElement[bool]:
     return sa.and_(tables.schedule.c.tenant == tenant, tables.schedule.c.name == name)
 
 
-async def get(connection: AsyncConnection, tenant: str, name: str, lock: bool = False) -> Row:
+async def get(connection: AsyncConnection, tenant: str, name: str, lock: bool = False) -> ScheduleRow:
     query = sa.select(tables.schedule).where(_at(tenant, name))
-    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
+    row = await first_row(connection, ScheduleRow, query.with_for_update() if lock else query)
     if row is None:
         raise not_found("schedule", name)
-    return dict(row)
+    return row
 
 
-async def change(connection: AsyncConnection, tenant: str, name: str, patch: SchedulePatch) -> Row:
+async def change(connection: AsyncConnection, tenant: str, name: str, patch: SchedulePatch) -> ScheduleRow:
     """Apply the fields that were sent; firings that were due while the schedule was paused are not caught up."""
     row = await get(connection, tenant, name, lock=True)
     values = patch.model_dump(mode="json", exclude_unset=True)
     if "job" in values:
         await job_records.check(connection, patch.job, tenant)
-    row.update(values)
+    changed = as_row(ScheduleRow, {**row, **values})
     if {"cron", "timezone", "paused"} & values.keys():
-        values["next_fire_at"] = None if row["paused"] else cron.next_firing(row["cron"], row["timezone"], tables.now())
-        row.update(values)
+        following = cron.next_firing(changed["cron"], changed["timezone"], tables.now())
+        values["next_fire_at"] = changed["next_fire_at"] = None if changed["paused"] else following
     if values:
         await connection.execute(tables.schedule.update().where(tables.schedule.c.id == row["id"]).values(values))
-    return row
+    return changed
 
 
 async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
@@ -119,15 +117,12 @@ async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
     await connection.execute(tables.schedule.delete().where(tables.schedule.c.id == row["id"]))
 
 
-def view(row: Row) -> dict[str, Any]:
-    names = (
-        "name", "cron", "timezone", "job", "catchup", "misfire_grace_seconds", "overlap", "paused", "created_at",
-        "next_fire_at",
-    )  # fmt: skip
-    return {**{name: row[name] for name in names}, "next_firings": next_firings(row)}
+def view(row: ScheduleRow) -> dict[str, Any]:
+    shown = {name: value for name, value in row.items() if name not in ("id", "tenant")}
+    return {**shown, "next_firings": next_firings(row)}
 
 
-def next_firings(row: Row) -> list[datetime.datetime]:
+def next_firings(row: ScheduleRow) -> list[datetime.datetime]:
     """Return at most five future firings; none while paused, or if this machine does not know the time zone."""
     if row["next_fire_at"] is None:
         return []
@@ -138,18 +133,22 @@ def next_firings(row: Row) -> list[datetime.datetime]:
         return []
 
 
-def firing_view(row: Row, schedule: str) -> dict[str, Any]:
-    names = ("firing_date", "kind", "outcome", "job_id", "reason", "created_at")
-    return {"schedule": schedule, "fire_at": row["fire_at_utc"], **{name: row[name] for name in names}}
+def firing_view(row: FiringRow, schedule: str) -> dict[str, Any]:
+    return {
+        "schedule": schedule,
+        "fire_at": row["fire_at_utc"],
+        "firing_date": row["firing_date"],
+        "kind": row["kind"],
+        "outcome": row["outcome"],
+        "job_id": row["job_id"],
+        "reason": row["reason"],
+        "created_at": row["created_at"],
+    }
 
 
-def job_of(row: Row, firing_date: str) -> JobSpec:
+def job_of(row: ScheduleRow, firing_date: str) -> JobSpec:
     """Return the job of one firing: its window begins where the template has ``{firing_date}``."""
-    document = dict(row["job"])
-    window = document["dataset"].get("window")
-    if window is not None and window["start"] == FIRING_DATE:
-        document["dataset"] = {**document["dataset"], "window": {**window, "start": firing_date}}
-    return JobSpec.model_validate(document)
+    return JobSpec.model_validate(row["job"]).fired_on(firing_date)
 
 
 async def trigger(
@@ -180,13 +179,19 @@ async def trigger(
     if fired["outcome"] == "skipped":
         raise Problem(409, "schedule-busy", f"Schedule '{name}' did not fire: {fired['reason']}.")
     if fired["outcome"] == "failed":
+        assert fired["reason"] is not None
         raise invalid(FieldProblem("job", fired["reason"]))
     return firing_view(fired, name)
 
 
 async def fire(
-    connection: AsyncConnection, row: Row, at: datetime.datetime, kind: str, date: str, missed: str | None = None
-) -> Row | None:
+    connection: AsyncConnection,
+    row: ScheduleRow,
+    at: datetime.datetime,
+    kind: Literal["cron", "trigger"],
+    date: str,
+    missed: str | None = None,
+) -> FiringRow | None:
     """Record the firing of a locked schedule at one time and start its job unless it was ``missed``.
 
     Webhooks are told of missed firings by :func:`tell_missed`.
@@ -194,7 +199,7 @@ async def fire(
     Returns:
         The firing, or None if the schedule has already fired at that time.
     """
-    firing: Row = {
+    firing: FiringRow = {
         "schedule_id": row["id"],
         "fire_at_utc": at,
         "kind": kind,
@@ -208,17 +213,17 @@ async def fire(
     if inserted.rowcount != 1:
         return None
     if missed is None:
-        outcome = await _start(connection, row, date)
+        started = await _start(connection, row, date)
         this_firing = sa.and_(tables.firing.c.schedule_id == row["id"], tables.firing.c.fire_at_utc == at)
-        await connection.execute(tables.firing.update().where(this_firing).values(outcome))
-        firing.update(outcome)
+        await connection.execute(tables.firing.update().where(this_firing).values(started._asdict()))
+        firing["outcome"], firing["job_id"], firing["reason"] = started
     if firing["outcome"] in ("skipped", "failed"):
-        event = f"schedule.{firing['outcome']}"
-        await webhook_records.tell(connection, row["tenant"], event, firing_view(firing, row["name"]))  # type: ignore[arg-type]
+        event: webhook_records.Event = "schedule.skipped" if firing["outcome"] == "skipped" else "schedule.failed"
+        await webhook_records.tell(connection, row["tenant"], event, firing_view(firing, row["name"]))
     return firing
 
 
-async def tell_missed(connection: AsyncConnection, row: Row, firings: Sequence[Row]) -> None:
+async def tell_missed(connection: AsyncConnection, row: ScheduleRow, firings: Sequence[FiringRow]) -> None:
     """Send one webhook event for all firings that a schedule missed in one outage.
 
     It has the last of them, their number, and the time of the first: nobody reads a thousand messages.
@@ -229,26 +234,34 @@ async def tell_missed(connection: AsyncConnection, row: Row, firings: Sequence[R
         await webhook_records.tell(connection, row["tenant"], "schedule.missed", told)
 
 
-def _insert_once(connection: AsyncConnection, firing: Row) -> sa.Insert:
+def _insert_once(connection: AsyncConnection, firing: FiringRow) -> sa.Insert:
     if connection.dialect.name == "sqlite":
         return sqlite.insert(tables.firing).values(firing).on_conflict_do_nothing()
     return postgresql.insert(tables.firing).values(firing).on_conflict_do_nothing()
 
 
-async def _start(connection: AsyncConnection, row: Row, date: str) -> dict[str, Any]:
-    """Start the job of a firing; return the columns to store, with the reason if there is no job."""
+class _Started(NamedTuple):
+    """What came of a firing: columns of its row."""
+
+    outcome: Outcome
+    job_id: str | None = None
+    reason: str | None = None
+
+
+async def _start(connection: AsyncConnection, row: ScheduleRow, date: str) -> _Started:
+    """Start the job of a firing; return what came of it, with the reason if there is no job."""
     active = await job_records.active_of(connection, row["id"])
     if active and row["overlap"] == "forbid":
-        return {"outcome": "skipped", "reason": f"job {active[0]} has not ended, and overlap is forbid"}
+        return _Started("skipped", reason=f"job {active[0]} has not ended, and overlap is forbid")
     try:
         spec = job_of(row, date)
         dataset = await job_records.check(connection, spec, row["tenant"])
     except Problem as problem:
-        return {"outcome": "failed", "reason": ": ".join(filter(None, (problem.detail, problem.remedy)))}
+        return _Started("failed", reason=": ".join(filter(None, (problem.detail, problem.remedy))))
     except ValueError as error:  # a template that a newer version reads more strictly
-        return {"outcome": "failed", "reason": str(error)}
+        return _Started("failed", reason=str(error))
     if row["overlap"] == "replace":
         for job_id in active:
             await job_records.cancel(connection, job_id)
     job = await job_records.create(connection, spec, dataset, row["tenant"], (row["id"], row["name"]))
-    return {"outcome": "started", "job_id": job["id"], "reason": None}
+    return _Started("started", job["id"])

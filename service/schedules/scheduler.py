@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from service.core import tables
 from service.core.database import Database
+from service.core.rows import ScheduleRow, all_rows, first_row
 from service.core.task_health import TaskHealth, repeat
 from service.schedules import cron, schedule_records
 
@@ -45,11 +46,12 @@ async def look_again(database: Database, now: datetime.datetime) -> int:
     never_missed = sa.and_(tables.firing.c.outcome == "missed", tables.firing.c.fire_at_utc > now)
     async with database.write() as connection:
         await connection.execute(tables.firing.delete().where(never_missed))
-        for row in (await connection.execute(sa.select(table).where(ahead).with_for_update())).mappings().all():
+        for row in await all_rows(connection, ScheduleRow, sa.select(table).where(ahead).with_for_update()):
             try:
                 following = cron.next_firing(row["cron"], row["timezone"], now)
             except ValueError:
                 continue  # it is told of when it is due
+            assert row["next_fire_at"] is not None  # selected by it
             if following is not None and following < row["next_fire_at"]:
                 corrected += 1
                 changed = table.update().where(table.c.id == row["id"]).values(next_fire_at=following)
@@ -89,10 +91,10 @@ async def _fire_one(database: Database, schedule_id: str, now: datetime.datetime
     still_due = sa.and_(table.c.id == schedule_id, table.c.paused.is_(False), table.c.next_fire_at <= now)
     async with database.write() as connection:
         query = sa.select(table).where(still_due).with_for_update(skip_locked=True)
-        locked = (await connection.execute(query)).mappings().first()
-        if locked is None:
+        row = await first_row(connection, ScheduleRow, query)
+        if row is None:
             return 0
-        row = dict(locked)
+        assert row["next_fire_at"] is not None  # selected by it
         plan = cron.plan(
             row["cron"], row["timezone"], row["next_fire_at"], now, row["catchup"], row["misfire_grace_seconds"]
         )

@@ -9,17 +9,21 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from embeddings.store import Store
 from service.core import pagination, tables, tenants
 from service.core.errors import Problem
 from service.core.pagination import PageRequest
+from service.core.rows import FiringRow, ScheduleRow, all_rows, first_row
 from service.features.store_access import in_store
 from service.features.summaries import summary
 from service.identity.keys import Principal
 from service.jobs import job_records
 from service.schedules import schedule_records
 from service.web.charts import Series, line_chart
+from trainer.spec.stored import StoredJob
 
 NUM_JOBS = 30
+NUM_SCHEDULES = 100
 NUM_VERSIONS = 6
 LINES_PER_CHART = 6
 CHARTS = 4
@@ -29,7 +33,6 @@ SPLITS = ("validation", "test", "train")
 async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
     """Return everything on the page that this key may see; a part that it may not see is None."""
     content: dict[str, Any] = {
-        "principal": principal,
         "jobs": None,
         "charts": None,
         "schedules": None,
@@ -39,7 +42,9 @@ async def gather(app: FastAPI, principal: Principal) -> dict[str, Any]:
     if principal.allows("jobs:read"):
         async with app.state.database.read() as connection:
             query = job_records.listing(principal.sees, None, None, None)
-            page = await pagination.page(connection, query, tables.job.c.id, PageRequest(NUM_JOBS), dict)
+            page = await pagination.page(
+                connection, dict[str, Any], query, tables.job.c.id, PageRequest(NUM_JOBS), dict
+            )
             shown = await job_records.views(connection, page.items)
             content["schedules"] = await _schedules(connection, principal.tenant)
         content["jobs"] = [job_row(job, tables.now()) for job in shown]
@@ -70,7 +75,7 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
         "version": publication.get("version"),
         "collection": publication.get("collection"),
         "reasons": publication.get("reasons") or [],
-        "optimizer": job["spec"]["optimizer"]["kind"],
+        "optimizer": StoredJob(job["spec"]).optimizer_kind,
     }
 
 
@@ -121,7 +126,7 @@ def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
         {
             "id": job["id"],
             "name": job["name"],
-            "optimizer": job["spec"]["optimizer"]["kind"],
+            "optimizer": StoredJob(job["spec"]).optimizer_kind,
             "points": one.points,
             "best": max(one.points, key=lambda point: point[1]),
             "last": one.points[-1],
@@ -138,17 +143,16 @@ def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
 
 async def _schedules(connection: AsyncConnection, tenant: str) -> list[dict[str, Any]]:
     own = sa.select(tables.schedule).where(tables.schedule.c.tenant == tenant)
-    page = await pagination.page(connection, own, tables.schedule.c.name, PageRequest(100), dict, descending=False)
     table, schedules = tables.firing, []
-    for row in page.items:
+    for row in await all_rows(connection, ScheduleRow, own.order_by(tables.schedule.c.name).limit(NUM_SCHEDULES)):
         latest = sa.select(table).where(table.c.schedule_id == row["id"]).order_by(table.c.fire_at_utc.desc()).limit(1)
-        firing = (await connection.execute(latest)).mappings().first()
-        last = None if firing is None else schedule_records.firing_view(dict(firing), row["name"])
+        firing = await first_row(connection, FiringRow, latest)
+        last = None if firing is None else schedule_records.firing_view(firing, row["name"])
         schedules.append({**schedule_records.view(row), "last": last})
     return schedules
 
 
-def _collections(store: Any) -> list[dict[str, Any]]:
+def _collections(store: Store) -> list[dict[str, Any]]:
     collections = []
     for name in store.collections():
         collection = store.collection(name)

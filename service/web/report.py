@@ -8,13 +8,8 @@ from typing import Any
 
 from service.web import rendering
 from service.web.charts import Series, calibration_chart, line_chart
-from trainer.runs.events import TABLES
+from trainer.spec.evaluation import CHARTED, TABLES
 
-CHARTED = {
-    "auc": "AUC", "rmse": "RMSE", "gauc": "GAUC", "ndcg_10": "NDCG@10", "hit_rate_10": "hit rate@10",
-    "recall_20_full": "recall@20 of all items", "precision_10_full": "precision@10 of all items",
-}  # fmt: skip
-"""Metrics that get a chart where a job has them, in words."""
 OVERFIT = 0.002
 """A validation AUC (RMSE) that falls (rises) by more than this from its best epoch to its last is worth a word."""
 

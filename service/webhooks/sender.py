@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from service.core import tables
 from service.core.database import Database
+from service.core.rows import DeliveryRow, all_rows
 from service.core.settings import Settings
 from service.core.ssrf_guard import Network, TargetError, resolve
 from service.core.task_health import TaskHealth, repeat
@@ -78,7 +79,14 @@ async def deliver_due(database: Database, allowed: Sequence[Network], count: Cou
     return len(taken)
 
 
-async def _take(database: Database) -> list[dict[str, Any]]:
+class _Due(DeliveryRow):
+    """A delivery with where it goes."""
+
+    url: str
+    secret: str
+
+
+async def _take(database: Database) -> list[_Due]:
     now = tables.now()
     table, hook = tables.webhook_delivery, tables.webhook
     due = sa.and_(table.c.next_at <= now, hook.c.paused.is_(False))
@@ -89,17 +97,16 @@ async def _take(database: Database) -> list[dict[str, Any]]:
     query = sa.select(*columns).join(hook).where(due).order_by(table.c.next_at).limit(BATCH_SIZE)
     async with database.write() as connection:
         query = query.with_for_update(of=table, skip_locked=True)
-        rows = [dict(row) for row in (await connection.execute(query)).mappings()]
+        rows = await all_rows(connection, _Due, query)
         for row in rows:
-            row["attempt"] += 1
-            row["next_at"] = now + LEASE
-            values = {name: row[name] for name in ("attempt", "next_at")}
-            await connection.execute(table.update().where(table.c.id == row["id"]).values(values))
+            row["attempt"], row["next_at"] = row["attempt"] + 1, now + LEASE
+            leased = table.update().where(table.c.id == row["id"])
+            await connection.execute(leased.values(attempt=row["attempt"], next_at=row["next_at"]))
     return rows
 
 
 async def _deliver(
-    database: Database, client: httpx.AsyncClient, row: dict[str, Any], allowed: Sequence[Network], count: Count
+    database: Database, client: httpx.AsyncClient, row: _Due, allowed: Sequence[Network], count: Count
 ) -> None:
     status, error = await _post(client, row, allowed)
     now = tables.now()
@@ -128,9 +135,7 @@ async def _deliver(
         await connection.execute(table.update().where(same).values(values))
 
 
-async def _post(
-    client: httpx.AsyncClient, row: dict[str, Any], allowed: Sequence[Network]
-) -> tuple[int | None, str | None]:
+async def _post(client: httpx.AsyncClient, row: _Due, allowed: Sequence[Network]) -> tuple[int | None, str | None]:
     """Send a delivery; return (status of the response, error), reading no more of the response than is shown."""
     body = orjson.dumps(row["payload"])
     timestamp = int(time.time())

@@ -13,6 +13,7 @@ import datetime
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import sqlalchemy as sa
@@ -23,9 +24,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem, not_found
+from service.core.rows import DeliveryRow, WebhookRow, as_row, first_row
 from service.core.ssrf_guard import TargetError, check_url
 
-Row = dict[str, Any]
 Event = Literal[
     "job.succeeded", "job.failed", "job.cancelled",
     "publication.published", "publication.held",
@@ -70,7 +71,7 @@ class WebhookPatch(BaseModel):
     paused: bool = False
 
 
-async def create(database: Database, connection: AsyncConnection, tenant: str, spec: WebhookSpec) -> Row:
+async def create(database: Database, connection: AsyncConnection, tenant: str, spec: WebhookSpec) -> WebhookRow:
     """Create a webhook and return its row, with the secret.
 
     Raises:
@@ -81,7 +82,7 @@ async def create(database: Database, connection: AsyncConnection, tenant: str, s
     count = await connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant))
     if (count or 0) >= MAX_WEBHOOKS:
         raise Problem(409, "too-many-webhooks", f"There are {count} webhooks already: delete one that nobody reads.")
-    row: Row = {
+    row: WebhookRow = {
         "id": tables.new_id("webhook"),
         "tenant": tenant,
         "url": spec.url,
@@ -95,7 +96,7 @@ async def create(database: Database, connection: AsyncConnection, tenant: str, s
     return row
 
 
-async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> Row:
+async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> WebhookRow:
     """Return the row, locked.
 
     Raises:
@@ -103,13 +104,13 @@ async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> Row:
     """
     table = tables.webhook
     this_webhook = sa.and_(table.c.id == webhook_id, table.c.tenant == tenant)
-    row = (await connection.execute(sa.select(table).where(this_webhook).with_for_update())).mappings().first()
+    row = await first_row(connection, WebhookRow, sa.select(table).where(this_webhook).with_for_update())
     if row is None:
         raise not_found("webhook", webhook_id)
-    return dict(row)
+    return row
 
 
-async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patch: WebhookPatch) -> Row:
+async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patch: WebhookPatch) -> WebhookRow:
     """Apply the fields that were sent; a webhook resumed after a pause is not told what it missed."""
     row = await get(connection, tenant, webhook_id)
     values = patch.model_dump(exclude_unset=True)
@@ -117,7 +118,7 @@ async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patc
         values["reason"] = None
     if values:
         await connection.execute(tables.webhook.update().where(tables.webhook.c.id == webhook_id).values(values))
-    return row | values
+    return as_row(WebhookRow, {**row, **values})
 
 
 async def delete(connection: AsyncConnection, tenant: str, webhook_id: str) -> None:
@@ -126,22 +127,22 @@ async def delete(connection: AsyncConnection, tenant: str, webhook_id: str) -> N
     await connection.execute(tables.webhook.delete().where(tables.webhook.c.id == webhook_id))
 
 
-async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Row) -> None:
+async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Mapping[str, Any]) -> None:
     """Queue ``event`` for every webhook of the tenant that subscribes to it, in the transaction of what happened."""
     table = tables.webhook
     query = sa.select(table.c.id, table.c.events).where(table.c.tenant == tenant, table.c.paused.is_(False))
     # One that is being deleted is waited for: a delivery to it would fail the transaction.
-    for hook in (await connection.execute(query.with_for_update(read=True, key_share=True))).mappings().all():
-        if event in hook["events"]:
-            await enqueue(connection, hook["id"], event, data)
+    for webhook_id, events in (await connection.execute(query.with_for_update(read=True, key_share=True))).all():
+        if event in events:
+            await enqueue(connection, webhook_id, event, data)
 
 
-async def enqueue(connection: AsyncConnection, webhook_id: str, event: Event, data: Row) -> Row:
+async def enqueue(connection: AsyncConnection, webhook_id: str, event: Event, data: Mapping[str, Any]) -> DeliveryRow:
     """Queue one delivery, due at once."""
     now = tables.now()
     # Instants as the API's answers have them.
     payload = to_jsonable_python({"type": event, "timestamp": now, "data": data})
-    row: Row = {
+    row: DeliveryRow = {
         "id": tables.new_id("delivery"),
         "webhook_id": webhook_id,
         "event": event,
@@ -157,7 +158,7 @@ async def enqueue(connection: AsyncConnection, webhook_id: str, event: Event, da
     return row
 
 
-async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, delivery_id: str) -> Row:
+async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, delivery_id: str) -> DeliveryRow:
     """Queue a delivery once more under the same id, whatever its outcome was.
 
     Raises:
@@ -166,12 +167,12 @@ async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, d
     await get(connection, tenant, webhook_id)
     table = tables.webhook_delivery
     this = sa.and_(table.c.id == delivery_id, table.c.webhook_id == webhook_id)
-    row = (await connection.execute(sa.select(table).where(this).with_for_update())).mappings().first()
+    row = await first_row(connection, DeliveryRow, sa.select(table).where(this).with_for_update())
     if row is None:
         raise not_found("delivery", delivery_id)
-    values = {"next_at": tables.now(), "attempt": 0}
-    await connection.execute(table.update().where(this).values(values))
-    return {**row, **values}
+    row["next_at"], row["attempt"] = tables.now(), 0
+    await connection.execute(table.update().where(this).values(next_at=row["next_at"], attempt=row["attempt"]))
+    return row
 
 
 async def forget_old(connection: AsyncConnection, now: datetime.datetime) -> int:

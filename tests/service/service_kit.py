@@ -60,7 +60,7 @@ def _connection_threads() -> set[threading.Thread]:
 
 
 def job_body(behave: str = "succeed", **fields: Any) -> dict[str, Any]:
-    """A JobSpec whose run behaves as asked (small_run.py)."""
+    """A JobSpec whose run behaves as asked (small_run_process.py)."""
     labels = {"behave": behave, **fields.pop("labels", {})}
     return {"name": "small", "dataset": {"name": "ratings"}, "model": {"kind": "two_tower"}, "labels": labels, **fields}
 

@@ -1,45 +1,29 @@
-"""A real process in the place of ``trainer.launch.entrypoint``: it speaks the run's event file, and behaves as the
-job's label
-``behave`` says. Needs neither torch nor Ray, so that the control plane's tests are quick.
-
-succeed | fail | retryable | die (kill -9 of itself, first attempt only) | always_die | hang (until SIGTERM) |
-stubborn (ignores SIGTERM) | slow (0.1 s an epoch) | told (slow, until a file ``finish`` is there, past its epochs) |
-held
-"""
+"""An executor of runs that are small processes, ended and watched as those of the host are."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
-from embeddings.durable_files import write_json
-from trainer.runs import run_process as real
-from trainer.runs.events import EventWriter
-from trainer.runs.protocol import (
-    EXIT_CANCELLED,
-    EXIT_FILE,
-    EXIT_RETRYABLE,
-    LAUNCHED_VARIABLE,
-    LOG_FILE,
-    RUN_DIR_VARIABLE,
-)
+from service.jobs.executors.local import LocalRuns
+from tests.service import small_run_process
+from trainer.runs import run_process
+from trainer.runs.protocol import LAUNCHED_VARIABLE, LOG_FILE, RUN_DIR_VARIABLE
 
 
-class SmallRuns:
-    """An executor: launches this file, watches and ends it with trainer.runs.run_process's own functions."""
+class SmallRuns(LocalRuns):
+    """Launches small runs, and counts them."""
 
     def __init__(self) -> None:
+        super().__init__((sys.executable, "-m", small_run_process.__name__))
         self.launched: list[Path] = []
         self._children: list[subprocess.Popen[bytes]] = []
         self._lock, self._ended = threading.Lock(), False
 
-    def launch(self, run_dir: Path) -> int:
+    def launch(self, run_dir: Path, /) -> int:
         self.launched.append(run_dir)
         environment = {
             **os.environ,
@@ -49,7 +33,7 @@ class SmallRuns:
         }
         with open(run_dir / LOG_FILE, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(run_dir)],
+                [*self._command, str(run_dir)],
                 stdout=log,
                 stderr=log,
                 env=environment,
@@ -62,19 +46,16 @@ class SmallRuns:
             self.end_all()
             raise OSError("the test is over")
         self.launched_but_not_named()
-        real.write_process_file(run_dir, process.pid)
+        run_process.write_process_file(run_dir, process.pid)
         return process.pid
 
     def launched_but_not_named(self) -> None:
         """A moment for tests to die in."""
 
-    def is_alive(self, run_dir: Path) -> bool:
+    def is_alive(self, run_dir: Path, /) -> bool:
         for child in self._children:
             child.poll()
-        return real.is_alive(run_dir)
-
-    def terminate(self, run_dir: Path, grace_seconds: float) -> bool:
-        return real.terminate(run_dir, grace_seconds)
+        return super().is_alive(run_dir)
 
     def end_all(self) -> None:
         """What a test leaves running ends with it."""
@@ -83,55 +64,3 @@ class SmallRuns:
             for child in self._children:
                 child.kill()
                 child.wait()
-
-
-def main(directory: Path) -> int:
-    if not real.await_name(directory):
-        return EXIT_RETRYABLE
-    run = json.loads((directory / "run.json").read_text())
-    attempt, job = run["attempt"], run["job"]
-    behave = job["labels"].get("behave", "succeed")
-    events = EventWriter(directory, attempt)
-
-    def end(state: str, retryable: bool = False) -> int:
-        events.write("state", state=state)
-        time.sleep(0.1)  # the gap in which the control plane must wait for exit.json
-        write_json(directory / EXIT_FILE, {"attempt": attempt, "state": state, "retryable": retryable})
-        return 0
-
-    def stop(number: int, frame: object) -> None:
-        if behave != "stubborn":
-            end("cancelled")
-            os._exit(EXIT_CANCELLED)
-
-    signal.signal(signal.SIGTERM, stop)
-    print(f"attempt {attempt} begins", flush=True)
-    events.write("state", state="starting")
-    events.write("state", state="running")
-    epochs = job["epochs"]
-    # "told" ends by itself too, in ten minutes: who was to tell it may be gone.
-    for epoch in range(1, 1 + (6000 if behave == "told" else epochs)):
-        events.write("progress", epoch=epoch, epochs=epochs, step=epoch * 10, examples=100, examples_per_second=5.0)
-        events.write("metric", epoch=epoch, split="validation", auc=0.7 + 0.01 * epoch, logloss=0.5)
-        print(f"epoch {epoch}", flush=True)
-        if behave == "always_die" or (behave == "die" and attempt == 1):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if behave in ("slow", "told"):
-            time.sleep(0.1)
-        if behave == "told" and (directory / "finish").exists():
-            break
-    if behave in ("fail", "retryable"):
-        events.write("error", code="bad_data", message="row 7 is bad", remedy="correct it")
-        return end("failed", behave == "retryable")
-    while behave in ("hang", "stubborn"):
-        time.sleep(0.05)
-    if job["publish"]:
-        events.write("state", state="publishing")
-        status, reasons = ("held", ["cosine .3 below .85"]) if behave == "held" else ("published", [])
-        collection = job["publish"]["collection"]
-        events.write("publication", status=status, collection=collection, version="v000001", reasons=reasons, gate=[])
-    return end("succeeded")
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

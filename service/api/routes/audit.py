@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BaseModel
 
 from service.core import pagination, tables
 from service.core.pagination import Page, Paging
+from service.core.rows import AuditRow
 from service.identity import audit
 from service.identity.auth import require
 from service.identity.keys import Principal
@@ -46,4 +47,6 @@ async def list_entries(
     """List entries, newest first: those of all tenants for an operator, otherwise those of the admin's own tenant."""
     query = audit.listing(admin.sees, key, since, until)
     async with request.app.state.database.read() as connection:
-        return await pagination.page(connection, query, tables.audit.c.id, paging, lambda row: AuditEntry(**row))
+        return await pagination.page(
+            connection, AuditRow, query, tables.audit.c.id, paging, lambda row: AuditEntry(**row)
+        )

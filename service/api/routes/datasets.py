@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.core import errors, pagination, tables, thread_pools
 from service.core.pagination import Page, Paging
+from service.core.rows import DatasetRow
 from service.datasets import registry
 from service.identity.auth import require
 from service.identity.keys import Principal
@@ -48,7 +49,9 @@ async def list_datasets(request: Request, principal: Reader, paging: Paging) -> 
     table = tables.dataset
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        return await pagination.page(connection, query, table.c.name, paging, registry.view, descending=False)
+        return await pagination.page(
+            connection, DatasetRow, query, table.c.name, paging, registry.view, descending=False
+        )
 
 
 @router.post("/infer")

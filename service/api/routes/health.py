@@ -10,12 +10,9 @@ from typing import Annotated, Any
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import Metric
-from starlette.datastructures import State
 
 from service.core import disk, errors
 from service.core.tenants import DEFAULT_TENANT
-from service.identity import keys
 from service.identity.auth import optional_principal, unauthorized
 from service.identity.keys import Principal
 from service.ops import collectors
@@ -72,20 +69,8 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
         detail = "Metrics are of all tenants: a key of the default tenant with the scope jobs:read reads them."
         raise errors.Problem(403, "missing-scope", detail)
     state = request.app.state
-    families: list[Metric] = collectors.of_disks(state.settings.home, state.settings.store_url)
-    if state.settings.role != "vectors":
-        families += await collectors.of_database(state.database)
-    if state.settings.role != "scheduler":
-        families += await asyncio.to_thread(collectors.of_store, state.store, await _tenants(state))
-    return Response(state.metrics.render(families), media_type="text/plain; version=0.0.4")
-
-
-async def _tenants(state: State) -> list[str]:
-    """Return the tenants to report: all that have had a key, or without the database those served by this process."""
-    if state.settings.role == "vectors":
-        return [DEFAULT_TENANT, *state.store.namespaces()]
-    async with state.database.read() as connection:
-        return [row.name for row in await connection.execute(keys.tenants())]
+    gauges = await collectors.of_service(state.settings, state.database, state.store)
+    return Response(state.metrics.render(gauges), media_type="text/plain; version=0.0.4")
 
 
 def from_loopback(request: Request) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -17,10 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import tables
 from service.core.errors import Problem, invalid
+from service.core.rows import first_row
 from service.identity import run_tokens
 from service.identity.auth import unauthorized
 from service.identity.run_tokens import Claim
 from service.jobs import run_reports
+from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE
 from trainer.runs.directory import RUN_FILE
 from trainer.spec.problems import FieldProblem
@@ -83,6 +85,7 @@ async def events(
     end, row = await _written(request, claim, lambda: run_reports.append_events(directory, offset, lines))
     renewed = None
     if claim.is_old:
+        assert row["lease"] is not None  # the claim holds
         renewed = run_tokens.issue(request.app.state.settings.home, claim.run_id, claim.attempt, row["lease"])
     return {"offset": end, "token": renewed}
 
@@ -102,7 +105,7 @@ async def last_word(request: Request, claim: Claimed) -> None:
     await _written(request, claim, lambda: run_reports.write_exit(directory, document))
 
 
-async def _written(request: Request, claim: Claim, write: Callable[[], Result]) -> tuple[Result, Any]:
+async def _written(request: Request, claim: Claim, write: Callable[[], Result]) -> tuple[Result, JobRow]:
     """Return what ``write`` returns, called while the job's row is locked, and the row."""
     async with request.app.state.database.write() as connection:
         row = await _held(connection, claim)
@@ -113,11 +116,11 @@ async def _written(request: Request, claim: Claim, write: Callable[[], Result]) 
             raise Problem(503, "storage-unavailable", detail, headers={"Retry-After": "10"}) from error
 
 
-async def _held(connection: AsyncConnection, claim: Claim) -> Any:
+async def _held(connection: AsyncConnection, claim: Claim) -> JobRow:
     """Return the job's row, locked for writing; raise 409 if the attempt is no longer the job's current one."""
     query = sa.select(tables.job).where(tables.job.c.id == claim.run_id).with_for_update()
-    row = (await connection.execute(query)).mappings().first()
-    if not run_tokens.holds(claim, row):
+    row = await first_row(connection, JobRow, query)
+    if row is None or not run_tokens.holds(claim, row):
         _given_up(claim)
     return row
 

@@ -7,16 +7,19 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
-from pydantic import AwareDatetime, BaseModel
+from pydantic import BaseModel
 
 from service.api.middleware import entry_of
 from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
+from service.core.rows import AuditRow
 from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
 from service.jobs import job_records, output, submission
+from service.jobs.job_row import JobView
+from service.jobs.states import State
 from service.web.report import as_html, report
 from trainer.spec import JobSpec
 
@@ -40,38 +43,6 @@ def own(scope: str) -> Any:
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 READ = [own("jobs:read")]
 WRITE = [own("jobs:write")]
-
-State = Literal["queued", "starting", "running", "publishing", "cancelling", "succeeded", "failed", "cancelled"]
-
-
-class JobView(BaseModel):
-    """A training job.
-
-    ``reason``: why it is waiting. ``progress`` and ``metrics`` come from the run's own events, and so does ``lineage``:
-    fingerprint of the dataset, hash of the spec, package versions, git commit, parent version, warm start. ``needs``:
-    the resources it is predicted to use on its host, once they have been computed.
-    """
-
-    id: str
-    tenant: str
-    name: str
-    state: State
-    reason: str | None
-    created_at: AwareDatetime
-    started_at: AwareDatetime | None
-    finished_at: AwareDatetime | None
-    attempt: int
-    progress: dict[str, Any] | None
-    metrics: list[dict[str, Any]]
-    publication: dict[str, Any] | None
-    error: dict[str, Any] | None
-    dataset: str
-    schedule: str | None
-    parent_version: str | None
-    needs: dict[str, Any] | None
-    lineage: dict[str, Any] | None
-    labels: dict[str, str]
-    spec: dict[str, Any]
 
 
 class DryRun(BaseModel):
@@ -102,7 +73,7 @@ async def submit(
         return {"valid": True, "estimate": estimate}
     entered = False
 
-    def entry(job_id: str) -> dict[str, Any]:
+    def entry(job_id: str) -> AuditRow:
         nonlocal entered
         entered = True
         return entry_of(request.scope, principal, 202, f"/v1/jobs/{job_id}")
@@ -124,7 +95,7 @@ async def list_jobs(
 ) -> Page[JobView]:
     query = job_records.listing(principal.sees, state, name, label)
     async with request.app.state.database.read() as connection:
-        page = await pagination.page(connection, query, tables.job.c.id, paging, dict)
+        page = await pagination.page(connection, dict[str, Any], query, tables.job.c.id, paging, dict)
         items = await job_records.views(connection, page.items)
     return Page(items=[JobView(**item) for item in items], next_cursor=page.next_cursor)
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.middleware import too_often
 from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
+from service.core.rows import KeyRow
 from service.identity import keys
 from service.identity.auth import COOKIE, address_of, optional_principal, require, same_origin, unauthorized
 from service.identity.keys import Principal
@@ -80,7 +81,7 @@ async def create(request: Request, response: Response, body: KeyRequest, admin: 
             connection, body.name, list(dict.fromkeys(body.scopes)), body.expires_at, admin.tenant
         )
     response.headers["Location"] = f"/v1/keys/{row['id']}"
-    return NewKey(key=key, **_shown(row))
+    return NewKey.model_validate({**row, "key": key})
 
 
 @router.get("/v1/keys")
@@ -89,7 +90,7 @@ async def list_keys(request: Request, admin: Admin, paging: Paging) -> Page[KeyV
     if admin.sees is not None:
         query = query.where(tables.api_key.c.tenant == admin.sees)
     async with request.app.state.database.read() as connection:
-        return await pagination.page(connection, query, tables.api_key.c.id, paging, lambda row: KeyView(**_shown(row)))
+        return await pagination.page(connection, KeyRow, query, tables.api_key.c.id, paging, KeyView.model_validate)
 
 
 @router.post("/v1/keys/{key_id}/rotate", responses=errors.responses(404, 409))
@@ -108,7 +109,7 @@ async def rotate(request: Request, key_id: str, admin: Admin, body: Rotation | N
             raise errors.Problem(409, "key-ended", f"Key {key_id} is revoked or has expired: make another one.")
         key, row = await keys.rotate(connection, row, overlap)
     request.app.state.authenticator.forget()
-    return NewKey(key=key, **_shown(row))
+    return NewKey.model_validate({**row, "key": key})
 
 
 @router.delete("/v1/keys/{key_id}", status_code=204, responses=errors.responses(404))
@@ -126,11 +127,9 @@ async def list_tenants(request: Request, admin: Admin, paging: Paging) -> Page[T
     query = keys.tenants(admin.sees)
     async with request.app.state.database.read() as connection:
         by = query.selected_columns.name
-        return await pagination.page(connection, query, by, paging, lambda row: Tenant(**row), descending=False)
-
-
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in KeyView.model_fields}
+        return await pagination.page(
+            connection, dict[str, Any], query, by, paging, lambda row: Tenant(**row), descending=False
+        )
 
 
 @router.post("/session", status_code=204, tags=["dashboard"])

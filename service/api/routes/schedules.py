@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
+from service.core.rows import Catchup, FiringRow, Outcome, Overlap, ScheduleRow
 from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
@@ -29,9 +30,9 @@ class ScheduleView(BaseModel):
     cron: str
     timezone: str
     job: dict[str, Any]
-    catchup: schedule_records.Catchup
+    catchup: Catchup
     misfire_grace_seconds: float
-    overlap: schedule_records.Overlap
+    overlap: Overlap
     paused: bool
     created_at: AwareDatetime
     next_fire_at: AwareDatetime | None
@@ -49,7 +50,7 @@ class FiringView(BaseModel):
     fire_at: AwareDatetime
     firing_date: datetime.date
     kind: Literal["cron", "trigger"]
-    outcome: Literal["started", "skipped", "missed", "failed"]
+    outcome: Outcome
     job_id: str | None
     reason: str | None
     created_at: AwareDatetime
@@ -75,7 +76,7 @@ async def list_schedules(request: Request, principal: Reader, paging: Paging) ->
     table = tables.schedule
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        return await pagination.page(connection, query, table.c.name, paging, _view, descending=False)
+        return await pagination.page(connection, ScheduleRow, query, table.c.name, paging, _view, descending=False)
 
 
 @router.get("/{name}", responses=errors.responses(404))
@@ -130,11 +131,13 @@ async def firings(request: Request, name: str, principal: Reader, paging: Paging
         schedule = await schedule_records.get(connection, principal.tenant, name)
         query = sa.select(table).where(table.c.schedule_id == schedule["id"])
 
-        def view(row: dict[str, Any]) -> FiringView:
+        def view(row: FiringRow) -> FiringView:
             return FiringView(**schedule_records.firing_view(row, name))
 
-        return await pagination.page(connection, query, table.c.fire_at_utc, paging, view, read=pagination.instant)
+        return await pagination.page(
+            connection, FiringRow, query, table.c.fire_at_utc, paging, view, read=pagination.instant
+        )
 
 
-def _view(row: dict[str, Any]) -> ScheduleView:
+def _view(row: ScheduleRow) -> ScheduleView:
     return ScheduleView(**schedule_records.view(row))

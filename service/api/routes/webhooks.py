@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
+from service.core.rows import DeliveryRow, WebhookRow
 from service.core.ssrf_guard import TargetError, resolve
 from service.identity.auth import require
 from service.identity.keys import Principal
@@ -56,14 +57,6 @@ class DeliveryView(BaseModel):
     error: str | None
 
 
-def _view(row: dict[str, Any]) -> WebhookView:
-    return WebhookView(**{name: row[name] for name in WebhookView.model_fields})
-
-
-def _delivery(row: dict[str, Any]) -> DeliveryView:
-    return DeliveryView(**{name: row[name] for name in DeliveryView.model_fields})
-
-
 async def _refuse_private(request: Request, url: str) -> None:
     try:
         await resolve(url, request.app.state.settings.target_networks)
@@ -79,7 +72,7 @@ async def create(request: Request, response: Response, body: WebhookSpec, admin:
     async with database.write() as connection:
         row = await webhook_records.create(database, connection, admin.tenant, body)
     response.headers["Location"] = f"/v1/webhooks/{row['id']}"
-    return NewWebhook(**_view(row).model_dump(), secret=row["secret"])
+    return NewWebhook.model_validate(row)
 
 
 @router.get("")
@@ -87,13 +80,13 @@ async def list_webhooks(request: Request, admin: Admin, paging: Paging) -> Page[
     table = tables.webhook
     query = sa.select(table).where(table.c.tenant == admin.tenant)
     async with request.app.state.database.read() as connection:
-        return await pagination.page(connection, query, table.c.id, paging, _view)
+        return await pagination.page(connection, WebhookRow, query, table.c.id, paging, WebhookView.model_validate)
 
 
 @router.get("/{webhook_id}", responses=errors.responses(404))
 async def get(request: Request, webhook_id: str, admin: Admin) -> WebhookView:
     async with request.app.state.database.read() as connection:
-        return _view(await webhook_records.get(connection, admin.tenant, webhook_id))
+        return WebhookView.model_validate(await webhook_records.get(connection, admin.tenant, webhook_id))
 
 
 @router.patch("/{webhook_id}", responses=errors.responses(404))
@@ -102,7 +95,7 @@ async def change(request: Request, webhook_id: str, body: WebhookPatch, admin: A
     if body.url:
         await _refuse_private(request, body.url)
     async with request.app.state.database.write() as connection:
-        return _view(await webhook_records.change(connection, admin.tenant, webhook_id, body))
+        return WebhookView.model_validate(await webhook_records.change(connection, admin.tenant, webhook_id, body))
 
 
 @router.delete("/{webhook_id}", status_code=204, responses=errors.responses(404))
@@ -117,7 +110,9 @@ async def ping(request: Request, webhook_id: str, admin: Admin) -> DeliveryView:
     """Send a `ping` event, to test the address and the receiver's signature check."""
     async with request.app.state.database.write() as connection:
         row = await webhook_records.get(connection, admin.tenant, webhook_id)
-        return _delivery(await webhook_records.enqueue(connection, row["id"], "ping", {"webhook": row["id"]}))
+        return DeliveryView.model_validate(
+            await webhook_records.enqueue(connection, row["id"], "ping", {"webhook": row["id"]})
+        )
 
 
 @router.get("/{webhook_id}/deliveries", responses=errors.responses(404))
@@ -127,11 +122,13 @@ async def deliveries(request: Request, webhook_id: str, admin: Admin, paging: Pa
     async with request.app.state.database.read() as connection:
         await webhook_records.get(connection, admin.tenant, webhook_id)
         query = sa.select(table).where(table.c.webhook_id == webhook_id)
-        return await pagination.page(connection, query, table.c.id, paging, _delivery)
+        return await pagination.page(connection, DeliveryRow, query, table.c.id, paging, DeliveryView.model_validate)
 
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, responses=errors.responses(404))
 async def redeliver(request: Request, webhook_id: str, delivery_id: str, admin: Admin) -> DeliveryView:
     """Repeat a delivery under the same id."""
     async with request.app.state.database.write() as connection:
-        return _delivery(await webhook_records.redeliver(connection, admin.tenant, webhook_id, delivery_id))
+        return DeliveryView.model_validate(
+            await webhook_records.redeliver(connection, admin.tenant, webhook_id, delivery_id)
+        )

@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from service.core.check import Check
+from service.core.settings import Settings
+from service.jobs.executors.base import Executor
+from service.jobs.executors.placement import Placement
 from trainer.runs import run_process
 from trainer.runs.standby import Standby
 
 
-class LocalRuns:
-    """Executes runs on this host.
+class LocalRuns(Executor):
+    """Executes runs on this host; their ranks join the Ray cluster of EVENKEEL_RAY_ADDRESS, if that is set.
 
     ``command`` is started in place of a training, followed by ``--run-dir D``; it is started anew each time, while a
     training is forked from a standby process.
     """
 
+    settings_read = ("ray_address", "run_storage")
+
     def __init__(self, command: Sequence[str] = run_process.COMMAND):
         self._command = tuple(command)
         self._standby = Standby() if self._command == run_process.COMMAND else None
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> LocalRuns:
+        return cls()
+
+    @classmethod
+    def placement(cls, settings: Settings) -> Placement:
+        return Placement(uses_this_host=settings.ray_address is None, ray_address=settings.ray_address)
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        if (settings.ray_address or "").startswith(("http://", "https://")):
+            raise ValueError(
+                f"EVENKEEL_RAY_ADDRESS is '{settings.ray_address}': with EVENKEEL_EXECUTOR={settings.executor} it is "
+                "HOST:6379, or left out"
+            )
+        if settings.shared_runs is not None:
+            raise ValueError(
+                f"EVENKEEL_RUN_STORAGE is '{settings.run_storage}': a directory needs EVENKEEL_EXECUTOR=ray_jobs or "
+                "kuberay; here it is s3://BUCKET/PREFIX or file:///DIRECTORY"
+            )
+
+    @classmethod
+    def diagnose(cls, settings: Settings) -> Iterator[Check]:
+        yield _diagnose_cluster(settings.ray_address)
 
     def launch(self, run_dir: Path, /) -> int:
         return run_process.launch(run_dir, command=self._command, standby=self._standby)
@@ -32,3 +65,22 @@ class LocalRuns:
     def close(self) -> None:
         if self._standby is not None:
             self._standby.close()
+
+
+def _diagnose_cluster(address: str | None) -> Check:
+    if address is None:
+        return Check("ray", "ok", "none needed: runs are processes of this host")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
+    except ValueError:
+        message = f"EVENKEEL_RAY_ADDRESS '{address}' is not HOST:PORT"
+        return Check("ray", "fail", message, "set it to, for example, 10.0.0.5:6379")
+    except OSError as error:
+        message = f"no Ray answers at {address}: {error.strerror or error}"
+        return Check("ray", "fail", message, "start the cluster, or unset EVENKEEL_RAY_ADDRESS")
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        message = f"{address} is joined without a token: whoever reaches an open Ray can run code on it"
+        remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here and where `ray start` runs"
+        return Check("ray", "fail", message, remedy)
+    return Check("ray", "ok", f"{address} answers, token on")

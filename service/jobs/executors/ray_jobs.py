@@ -12,14 +12,18 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from embeddings.durable_files import write_json
-from service.jobs.executors.base import ExecutorUnavailable, FreeResources
-from service.jobs.executors.ray_api import RayApi
-from trainer.runs.directory import RUN_FILE
+from service.core.check import Check
+from service.core.errors import Problem
+from service.core.settings import EXECUTOR_SETTINGS, Settings
+from service.jobs.executors.base import Executor, ExecutorUnavailable, FreeResources, check_cluster_runs
+from service.jobs.executors.placement import Placement
+from service.jobs.executors.ray_api import TOKEN_REMEDY, RayApi, ray_token
+from trainer.runs.directory import RUN_FILE, THIS_CLUSTER
 from trainer.runs.protocol import (
     ATTEMPT_VARIABLE,
     LOG_FILE,
@@ -44,30 +48,85 @@ FORCED_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
 
-class RayJobs:
+class RayJobs(Executor):
     """Executes runs as jobs of a Ray cluster.
 
     ``stop_seconds``: time from SIGTERM to SIGKILL. Ray takes it with the submission, so it is the same for every
-    ending. ``cluster_runs``: location of the run directories on the cluster, if it differs from here. ``resources``:
+    ending. ``shared_runs``: location of the run directories on the cluster, if it differs from here. ``resources``:
     custom Ray resources that place the driver (on the head node if empty; always 0 CPUs, because the ranks of a small
     cluster need them all).
     """
+
+    settings_read = EXECUTOR_SETTINGS
 
     def __init__(
         self,
         api: RayApi,
         stop_seconds: float,
         *,
-        cluster_runs: Path | None = None,
+        shared_runs: Path | None = None,
         resources: Mapping[str, float] | None = None,
         entrypoint: Sequence[str] = ("python", "-m", "trainer.launch.entrypoint"),
     ):
         self._api = api
         self._stop_seconds = stop_seconds
-        self._cluster_runs = cluster_runs
+        self._shared_runs = shared_runs
         self._resources = dict(resources or {})
         self._entrypoint = tuple(entrypoint)
         self._log_due: dict[str, float] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RayJobs:
+        token = ray_token()
+        if token is None:
+            raise ValueError(f"EVENKEEL_EXECUTOR=ray_jobs submits with a token only, and finds none: {TOKEN_REMEDY}")
+        assert settings.ray_address is not None
+        return cls(
+            RayApi(settings.ray_address, token),
+            settings.cancel_grace_seconds,
+            shared_runs=settings.shared_runs,
+            resources=dict(settings.driver_resources),
+        )
+
+    @classmethod
+    def placement(cls, settings: Settings) -> Placement:
+        return Placement(uses_this_host=False, ray_address=THIS_CLUSTER)
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        if not (settings.ray_address or "").startswith(("http://", "https://")):
+            raise ValueError(
+                f"EVENKEEL_RAY_ADDRESS is '{settings.ray_address or ''}': with EVENKEEL_EXECUTOR=ray_jobs it is "
+                "http://HOST:8265, the cluster's dashboard"
+            )
+        check_cluster_runs(settings)
+
+    @classmethod
+    def diagnose(cls, settings: Settings) -> Iterator[Check]:
+        token = ray_token()
+        if token is None:
+            yield Check("executor", "fail", "ray_jobs submits with a token only, and finds none", TOKEN_REMEDY)
+            return
+        assert settings.ray_address is not None
+        api = RayApi(settings.ray_address, token)
+        try:
+            api.refuse_open_cluster()
+            yield _free(settings.ray_address, api.room())
+        except Problem as problem:
+            yield Check("executor", "fail", problem.detail, TOKEN_REMEDY)
+            return
+        except ExecutorUnavailable as error:
+            remedy = "start the cluster, or correct EVENKEEL_RAY_ADDRESS and the token"
+            yield Check("executor", "fail", str(error), remedy)
+            return
+        if settings.internal_url is None:
+            where = f"share EVENKEEL_HOME {settings.home} with this service: mount it at the same path on every node"
+        else:
+            kept = f"keep {settings.run_storage}, which every node has to " + (
+                "reach" if settings.stored_runs else "see"
+            )
+            where = f"report to {settings.internal_url} and {kept}"
+        yield Check("runs", "ok", f"runs {where}")
 
     def room(self) -> list[FreeResources] | None:
         return self._api.room()
@@ -132,10 +191,12 @@ class RayJobs:
         It contains no code: the cluster's image has it. A ``report`` in run.json means that the run fetches the rest
         from the service and reports its events to it.
         """
-        directory = self._cluster_runs / run["run_id"] if self._cluster_runs is not None else run_dir.resolve()
+        directory = self._shared_runs / run["run_id"] if self._shared_runs is not None else run_dir.resolve()
+        # With a run storage it is one of the cache of the host that the cluster chooses.
+        stored = run.get("storage") is not None
         variables = {
             RUN_ID_VARIABLE: str(run["run_id"]),
-            RUN_DIR_VARIABLE: str(directory),
+            **({} if stored else {RUN_DIR_VARIABLE: str(directory)}),
             ATTEMPT_VARIABLE: str(run.get("attempt", 1)),
             "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(self._stop_seconds)),
         }
@@ -144,7 +205,7 @@ class RayJobs:
         return {
             "submission_id": submission_id,
             # exec: the job's exit code, and its signals, are the run's own.
-            "entrypoint": shlex.join(("exec", *self._entrypoint, "--run-dir", str(directory))),
+            "entrypoint": shlex.join(("exec", *self._entrypoint, *(() if stored else ("--run-dir", str(directory))))),
             "runtime_env": {"env_vars": variables},
             "entrypoint_num_cpus": 0,
             "entrypoint_resources": self._resources,
@@ -173,6 +234,16 @@ class RayJobs:
         self._log_due[submission_id] = time.monotonic() + max(LOG_SECONDS, LOG_SHARE * taken)
         if last:
             self._log_due.pop(submission_id, None)
+
+
+def _free(address: str, nodes: Sequence[FreeResources] | None) -> Check:
+    if nodes is None:
+        free = "does not tell what is free: jobs are submitted whenever EVENKEEL_MAX_RUNS lets them"
+        return Check("executor", "warn", f"{address} answers, token on, but {free}", "wait for its autoscaler")
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    where = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    free = f"{cpus:g} CPUs and {gpus:g} GPUs free on {where}"
+    return Check("executor", "ok", f"{address} answers, token on, nobody is let in without; {free}")
 
 
 def _read(run_dir: Path) -> dict[str, Any] | None:

@@ -228,6 +228,22 @@ def test_validate_refuses_what_the_gpu_does_not_hold(
     assert "bytes of its GPU, which has 1,000,000: table " in done.err
 
 
+def test_validate_counts_what_is_known_of_the_machines_of_the_executor(
+    run: Run, served: Served, spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    documents = list(yaml.safe_load_all(spec.read_text()))
+    both = tmp_path / "both.yaml"
+    both.write_text(yaml.safe_dump_all([documents[0], documents[1] | {"resources": {"gpus_per_worker": 1}}]))
+    monkeypatch.setattr("trainer.sizing.gpus.machine_gpu_bytes", lambda: 10**6)
+    monkeypatch.setenv("EVENKEEL_EXECUTOR", "ray_jobs")
+    for command in (("validate", str(both)), ("serve", "--port", "0")):
+        done = run(*command)
+        assert done.code == 2
+        assert "EVENKEEL_RAY_ADDRESS is ''" in done.err
+    monkeypatch.setenv("EVENKEEL_RAY_ADDRESS", "http://127.0.0.1:9")
+    assert run("validate", str(both)).code == 0, "the GPUs are the cluster's"
+
+
 def test_infer_proposes_a_manifest_that_can_be_registered(run: Run, served: Served, tmp_path: Path):
     serving.dataset(served.data, "found")
     done = run("datasets", "infer", str(served.data / "found.parquet"), "--name", "proposed")

@@ -13,7 +13,7 @@ from service.core.errors import Problem
 from service.core.settings import Settings
 from service.datasets import paths, registry
 from tests.contracts import store_servers
-from trainer.spec import parse_dataset
+from trainer.spec import parse_dataset, uri_schemes
 
 ROOTS = Settings(object_roots=("s3://rows/own/", "s3://whole"))
 
@@ -32,6 +32,12 @@ def test_what_lies_elsewhere_is_refused_without_a_look(uri: str) -> None:
         paths.allowed_uri(ROOTS, uri, "uri")
     assert raised.value.status == 422
     assert "secret" not in str(raised.value)
+
+
+def test_a_root_of_one_scheme_is_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uri_schemes, "OBJECT_PREFIXES", ("s3://", "gs://"))
+    with pytest.raises(Problem, match="lies outside the data roots"):
+        paths.allowed_uri(ROOTS, "gs://rows/own/a.parquet", "uri")
 
 
 def test_roots_come_from_the_environment_and_are_of_one_tenant() -> None:

@@ -4,6 +4,7 @@ store is in Redis or in object storage."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.contracts import store_servers
 from tests.service import serving
 from tests.service.serving import Served
 from trainer.runs.run_process import terminate
+from trainer.storage.opening import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(1800)]
 
@@ -95,7 +97,10 @@ def in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         monkeypatch.setenv(name, value)
     with store_servers.s3_server() as address:
         url = f"s3://vectors/jobs?endpoint_override={address}&scheme=http&cache={tmp_path / 'cache'}"
-        yield {"EVENKEEL_STORE_URL": url, **store_servers.CREDENTIALS}
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+        runs = {"EVENKEEL_RUN_STORAGE": "s3://vectors/runs", "EVENKEEL_CACHE": str(tmp_path / "cache-of-runs")}
+        monkeypatch.setenv("EVENKEEL_RUN_STORAGE", runs["EVENKEEL_RUN_STORAGE"])
+        yield {"EVENKEEL_STORE_URL": url, "AWS_ENDPOINT_URL": f"http://{address}", **runs, **store_servers.CREDENTIALS}
 
 
 def command(served: Served, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -152,4 +157,11 @@ def test_a_job_publishes_to_a_store_elsewhere_and_refreshes_from_it(served: Serv
         assert got.version == again["version"]
         assert np.isfinite(got.vectors).all()
         assert set(got.status.tolist()) == {"found"}
+        if (runs := os.environ.get("EVENKEEL_RUN_STORAGE")) is not None:
+            held = {one.name.partition("/")[0] for one in open_storage(runs).list("")}
+            ran = {one["id"] for one in client.jobs()}
+            assert held == ran
+            gone = ran.pop()
+            client.delete_job(gone)
+            assert {one.name.partition("/")[0] for one in open_storage(runs).list("")} == ran
     assert not (served.home / "store").exists(), "nothing of it is kept at home"

@@ -14,19 +14,15 @@ import promql_parser
 import pytest
 import typer
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from service.cli import main as cli_main
-from service.core import tables
 from service.core.settings import Settings
-from service.jobs import job_records
-from tests.service import published
-from tests.service.service_kit import client_of, job_body, running
+from tests.service.ops.promql import Series, unfounded
+from tests.service.service_kit import client_of, running
 
 pytestmark = pytest.mark.anyio
 
 DIRECTORY = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
-OTHERS = {"up", "ALERTS"}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -35,7 +31,14 @@ def rules() -> list[dict[str, Any]]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("check", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
+@pytest.mark.parametrize(
+    "check",
+    [
+        ("check", "rules", "alerts.yml"),
+        ("test", "rules", "alerts_test.yml"),
+        ("check", "config", "--syntax-only", "compose.yml"),
+    ],
+)
 def test_prometheus_itself_takes_the_rules_and_they_fire_when_they_should(check: tuple[str, ...]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
@@ -44,54 +47,10 @@ def test_prometheus_itself_takes_the_rules_and_they_fire_when_they_should(check:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def selectors(expression: Any) -> list[Any]:
-    """Every selector of series within an expression."""
-    if isinstance(expression, promql_parser.VectorSelector):
-        return [expression]
-    parts = [getattr(expression, name, None) for name in ("expr", "lhs", "rhs", "vector_selector", "param")]
-    parts += list(getattr(expression, "args", None) or [])
-    return [found for part in parts if part is not None for found in selectors(part)]
-
-
-@pytest.fixture
-async def shown(settings: Settings, dataset_body: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Labels of every series of a service that has seen a job, a fetch, a failed round and a webhook."""
-    async with running(settings) as app:
-        async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
-            published.publish(settings)
-            await client.post("/v1/datasets", json=dataset_body)
-            job_id = (await client.post("/v1/jobs", json=job_body())).json()["id"]
-            async with app.state.database.write() as connection:
-                row = await job_records.locked(connection, job_id)
-                await job_records.change(connection, row, state="failed", finished_at=tables.now())
-                values = {"job_id": job_id, "epoch": 1, "split": "test", "values": {"auc": 0.7}}
-                await connection.execute(tables.job_metric.insert().values(values))
-            await client.post("/v1/collections/items/vectors", json={"ids": [10]})
-            app.state.metrics.background_errors.labels("runner").inc()
-            app.state.metrics.webhooks.labels("given_up").inc()
-            app.state.store.collection("items")._reader._damaged["v000009"] = "planted"
-            text = (await client.get("/metrics")).raise_for_status().text
-    found: dict[str, list[dict[str, str]]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append(sample.labels)
-    return found
-
-
-async def test_every_series_that_is_asked_for_is_shown(shown: dict[str, list[dict[str, str]]]) -> None:
-    asked = 0
-    for rule in rules():
-        for selector in selectors(promql_parser.parse(rule["expr"])):
-            if selector.name in OTHERS:
-                continue
-            assert selector.name in shown, f"{rule['alert']}: no series {selector.name}"
-            for matcher in selector.matchers.matchers:
-                if matcher.name == "status":
-                    continue
-                values = {labels.get(matcher.name) for labels in shown[selector.name]}
-                assert matcher.value in values, f"{rule['alert']}: {selector.name} has {matcher.name} {values}"
-            asked += 1
-    assert asked >= 15
+async def test_every_series_that_is_asked_for_is_shown(shown: Series) -> None:
+    asked = [rule["expr"] for rule in rules()]
+    assert len(asked) >= 15
+    assert {expression: missing for expression in asked if (missing := unfounded(expression, shown))} == {}
 
 
 def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:

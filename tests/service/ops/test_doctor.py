@@ -65,6 +65,18 @@ def test_this_machine_passes():
     assert done.returncode == (1 if "fail" in [check["level"] for check in checks.values()] else 0)
 
 
+def test_python_is_one_that_the_package_admits():
+    def nowhere(package: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    assert doctor.check_python().level == "ok"
+    assert doctor.check_python(lambda _: {"Requires-Python": ">=3.11"}).level == "ok"
+    other = doctor.check_python(lambda _: {"Requires-Python": ">=3.98"})
+    assert other.level == "fail"
+    assert "Python >=3.98" in other.remedy
+    assert doctor.check_python(nowhere).remedy == "run `make setup`"
+
+
 @pytest.mark.process
 def test_every_finding_that_is_not_ok_has_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("EVENKEEL_DATA_ROOTS", str(tmp_path / "nowhere"))
@@ -201,19 +213,19 @@ def test_a_service_whose_runner_fails(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ray(monkeypatch: pytest.MonkeyPatch):
-    assert levels(doctor.check_ray()) == {"ray": "ok"}
+    assert levels(doctor.check_executor()) == {"ray": "ok"}
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         monkeypatch.setenv("EVENKEEL_RAY_ADDRESS", f"127.0.0.1:{listener.getsockname()[1]}")
-        (check,) = doctor.check_ray()
+        (check,) = doctor.check_executor()
         assert check.level == "fail"
         assert "no Ray answers" in check.message
         listener.listen()
-        (check,) = doctor.check_ray()
+        (check,) = doctor.check_executor()
         assert check.level == "fail"
         assert "RAY_AUTH_MODE=token" in check.remedy
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
-        assert levels(doctor.check_ray()) == {"ray": "ok"}
+        assert levels(doctor.check_executor()) == {"ray": "ok"}
 
 
 def test_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

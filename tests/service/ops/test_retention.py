@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from service.core.database import Database
 from service.core.settings import RetentionDays, Settings
 from service.identity import idempotency
 from service.jobs import job_records
+from service.jobs.stored_runs import remove_run
 from service.ops import retention
 from service.ops.retention import Swept
 from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, waits_for
 from trainer.spec import JobSpec
+from trainer.storage.objects import ObjectStorage
+from trainer.storage.opening import open_storage
+from trainer.storage.shared_directory import SharedDirectory
 
 pytestmark = [pytest.mark.anyio, BOTH]
 
@@ -84,6 +89,46 @@ async def test_what_an_ended_job_left_goes_by_age(app: FastAPI, client: httpx.As
     assert events == {"progress": 1, "state": 4 * 2}, "how jobs went stays with them"
     assert await sweep(app) == Swept()
     assert not list(app.state.settings.runs.glob(".deleted*"))
+
+
+async def test_what_lies_in_a_run_storage_goes_too(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, tmp_path: Path
+) -> None:
+    storage = open_storage((tmp_path / "there").as_uri())
+    (tmp_path / "file").write_bytes(b"x" * 500)
+    ran = {days: await ended(app, client, days) for days in (11, 21, 101)}
+    for job_id in ran.values():
+        directory = app.state.settings.run_dir(job_id)
+        (directory / "run.json").write_text(json.dumps({"storage": f"{storage.uri}/{job_id}"}))
+        for name in ("checkpoints/files/a", "data/b.json"):
+            storage.put_file(f"{job_id}/{name}", tmp_path / "file")
+    shutil.rmtree(app.state.settings.run_dir(ran[21]) / "data")  # a host may have none of it
+    whole = sum(one.stat().st_size for one in app.state.settings.run_dir(ran[101]).rglob("*") if one.is_file())
+    told = await sweep(app, dry_run=True)
+    assert (told.jobs, told.checkpoints, told.bytes - whole) == (1, 1, 1000 + 500 + 500)
+    await sweep(app)
+    assert {one.name.partition("/")[0] for one in storage.list("")} == {ran[11]}
+    assert await sweep(app) == Swept()
+
+
+async def test_a_run_whose_storage_is_away_is_removed_when_it_is_back(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, tmp_path: Path
+) -> None:
+    job_id = await ended(app, client, 101)
+    storage = SharedDirectory(tmp_path / "there")
+    (tmp_path / "file").write_bytes(b"x")
+    storage.put_file(f"{job_id}/data/file", tmp_path / "file")
+    run_file = app.state.settings.run_dir(job_id) / "run.json"
+    run_file.write_text(json.dumps({"storage": "s3://runs/away"}))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        environment.setattr(ObjectStorage.__init__, "__kwdefaults__", {"retries": 0})
+        await sweep(app)
+    (kept,) = app.state.settings.runs.glob(".deleted*")
+    (kept / "run.json").write_text(json.dumps({"storage": f"{storage.uri}/{job_id}"}))
+    remove_run(kept)
+    assert storage.list("") == []
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize("change", [{"home_id": "home_elsewhere"}, {"released": False}])

@@ -19,11 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.api.routes import dashboard
 from service.core import tables
 from service.core.settings import Settings
 from service.core.tables import now
+from service.web import pages, rendering
 from service.web.charts import Series, epoch_ticks, line_chart, nice_ticks
 from service.web.dashboard import last_auc, last_value, percent_done
+from service.web.pages import Page
 from service.web.rendering import duration, figure, verdicts
 from tests.service import published
 
@@ -190,6 +193,37 @@ async def test_content_is_304_until_something_changes(app, client, stranger, adm
     changed = await stranger.get("/dashboard/content", headers=etag)
     assert changed.status_code == 200
     assert "mean_cosine 0.10 is below 0.85" in changed.text
+
+
+async def test_a_second_page_is_linked_and_asked_for_its_own_content(
+    app, client, stranger, admin_key: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A second page is its data, a template and an entry: the frame and the script know neither."""
+
+    async def gather(app: Any, principal: Any) -> dict[str, Any]:
+        return dict.fromkeys(("jobs", "charts", "schedules", "collections"), None) | {"store_away": "second page"}
+
+    second = Page("/dashboard/second", "The second", "content.html", gather)
+    dashboard.add_routes(app, second)
+    assert 'id="login"' in (await stranger.get("/dashboard/second")).text
+    await signed_in(stranger, admin_key)
+    alone = (await stranger.get("/")).text
+    assert "<nav" not in alone
+    assert "<title>Evenkeel</title>" in alone
+    monkeypatch.setattr(pages, "PAGES", (*pages.PAGES, second))
+    for path, title in {"/": "Overview", "/dashboard/second": "The second"}.items():
+        page = (await stranger.get(path)).text
+        assert f"<title>Evenkeel: {title}</title>" in page
+        assert re.findall(r'<a href="([^"]+)" aria-current="page">([^<]+)</a>', page) == [(path, title)]
+        assert re.findall(r'<nav aria-label="Pages">.*</nav>', page, re.DOTALL)
+        assert all(f'<a href="{one.address}"' in page for one in pages.PAGES)
+        (source,) = re.findall(r'<main id="content" data-source="([^"]+)">', page)
+        answer = await stranger.get(source)
+        assert answer.status_code == 200
+        assert ("second page" in answer.text) == (path != "/")
+    script = rendering.static_file("dashboard.js")[0].decode()
+    assert "fetch(content.dataset.source" in script
+    assert "/dashboard" not in script
 
 
 async def test_a_key_sees_its_scopes_alone(app, client, stranger, key_with: Any, settings: Settings):

@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.jobs import run_events
+from tests.contracts import store_servers
 from tests.free_ports import free_port
 from tests.ray_cluster import Cluster
 from tests.service.serving import serving
 from trainer.runs import run_process
 from trainer.spec import parse_job
+from trainer.storage.opening import open_storage
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -47,7 +49,7 @@ class Service:
             "RAY_AUTH_TOKEN": cluster.token,
             **more,
         }
-        if "EVENKEEL_CLUSTER_RUNS" in more:
+        if "EVENKEEL_RUN_STORAGE" in more:
             self.environment["EVENKEEL_INTERNAL_URL"] = self.url
         self.client = httpx.Client(base_url=self.url, timeout=300)
         self._serving: Any = None
@@ -175,7 +177,7 @@ def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(start
         cluster.start_head()
         cluster.start_node()
         there = tmp_path / "there"
-        service = started(cluster, EVENKEEL_CLUSTER_RUNS=str(there))
+        service = started(cluster, EVENKEEL_RUN_STORAGE=str(there))
         # Half a minute of steps on two free cores: the head is to be killed within them.
         long = {"epochs": 250, "batch_size": 48, "checkpoint": {"every_steps": 100}}
         job_id = service.submit(**long, resources={"num_workers": 1})
@@ -205,3 +207,35 @@ def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(start
         assert run_events.read_exit(here, 2) == run_events.read_exit(there / job_id, 2)
     finally:
         cluster.stop()
+
+
+def test_runs_of_a_cluster_keep_their_files_in_s3(
+    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Driver and ranks have caches alone: what the job left lies in the bucket, and goes with the job."""
+    with store_servers.s3_server() as address:
+        access = store_servers.CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{address}"}
+        for name, value in access.items():
+            monkeypatch.setenv(name, value)
+        cluster = Cluster()
+        try:
+            for host, start_host in (("head", cluster.start_head), ("node", cluster.start_node)):
+                cluster.environment["EVENKEEL_CACHE"] = str(tmp_path / host)
+                start_host()
+            service = started(
+                cluster, EVENKEEL_RUN_STORAGE="s3://vectors/runs", EVENKEEL_CACHE=str(tmp_path / "here"), **access
+            )
+            job_id = service.submit(epochs=3)
+            done = service.ended(job_id)
+            assert (done["state"], done["attempt"]) == ("succeeded", 1), (done, service.log(job_id)[-5000:])
+            assert done["publication"]["status"] == "published"
+            assert [one["epoch"] for one in done["metrics"] if one["split"] == "train"] == [1, 2, 3]
+            assert not (service.served.settings.run_dir(job_id) / "checkpoints").exists()
+            storage = open_storage("s3://vectors/runs")
+            assert any("checkpoints/" in one.name for one in storage.list(job_id))
+            again = service.submit(epochs=1, init_from={"job": job_id})
+            assert service.ended(again)["state"] == "succeeded", service.log(again)[-5000:]
+            assert service.client.delete(f"/v1/jobs/{job_id}").status_code == 204
+            assert storage.list(job_id) == []
+        finally:
+            cluster.stop()

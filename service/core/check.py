@@ -1,4 +1,4 @@
-"""The result type of the checks of ``evenkeel doctor``."""
+"""What a check of ``evenkeel doctor`` finds."""
 
 from __future__ import annotations
 

@@ -1,0 +1,143 @@
+"""Rows of the database as they are handed on: the type of each table's, by which mypy knows its columns.
+
+That of jobs is in service/jobs/job_row.py. A test holds each to its table: names of columns, and which of them may be
+null.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, TypeVar, cast
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+Row = TypeVar("Row")
+Catchup = Literal["none", "last", "all"]
+Overlap = Literal["forbid", "queue", "replace"]
+Outcome = Literal["started", "skipped", "missed", "failed"]
+
+
+class KeyRow(TypedDict):
+    """A row of ``tables.api_key``."""
+
+    id: str
+    tenant: str
+    name: str
+    prefix: str
+    hash: str
+    scopes: list[str]
+    created_at: datetime.datetime
+    expires_at: datetime.datetime | None
+    revoked_at: datetime.datetime | None
+    rotated_at: datetime.datetime | None
+    old_prefix: str | None
+    old_hash: str | None
+    old_until: datetime.datetime | None
+
+
+class DatasetRow(TypedDict):
+    """A row of ``tables.dataset``."""
+
+    tenant: str
+    name: str
+    spec: dict[str, Any]
+    created_at: datetime.datetime
+
+
+class ScheduleRow(TypedDict):
+    """A row of ``tables.schedule``."""
+
+    id: str
+    tenant: str
+    name: str
+    cron: str
+    timezone: str
+    job: dict[str, Any]
+    catchup: Catchup
+    misfire_grace_seconds: float
+    overlap: Overlap
+    paused: bool
+    created_at: datetime.datetime
+    next_fire_at: datetime.datetime | None
+
+
+class FiringRow(TypedDict):
+    """A row of ``tables.firing``."""
+
+    schedule_id: str
+    fire_at_utc: datetime.datetime
+    kind: Literal["cron", "trigger"]
+    outcome: Outcome
+    firing_date: str
+    job_id: str | None
+    reason: str | None
+    created_at: datetime.datetime
+
+
+class AuditRow(TypedDict):
+    """A row of ``tables.audit``."""
+
+    id: str
+    at: datetime.datetime
+    tenant: str
+    key_id: str
+    key_name: str
+    action: str
+    object: str
+    status: int
+    address: str
+
+
+class WebhookRow(TypedDict):
+    """A row of ``tables.webhook``."""
+
+    id: str
+    tenant: str
+    url: str
+    events: list[str]
+    secret: str
+    paused: bool
+    reason: str | None
+    created_at: datetime.datetime
+
+
+class DeliveryRow(TypedDict):
+    """A row of ``tables.webhook_delivery``."""
+
+    id: str
+    webhook_id: str
+    event: str
+    payload: dict[str, Any]
+    created_at: datetime.datetime
+    attempt: int
+    next_at: datetime.datetime | None
+    delivered_at: datetime.datetime | None
+    status: int | None
+    error: str | None
+
+
+def as_row(kind: type[Row], columns: Mapping[Any, Any]) -> Row:
+    """Return columns as a row of a type, one of its own that may be changed."""
+    return cast(Row, dict(columns))
+
+
+async def first_row(
+    connection: AsyncConnection, kind: type[Row], query: sa.Select[Any], values: Mapping[str, Any] | None = None
+) -> Row | None:
+    """Return the first row of a query, None where it has none.
+
+    Args:
+        connection: Where it is run.
+        kind: The type of the rows that it selects.
+        query: The query.
+        values: Its parameters, by name.
+    """
+    columns = (await connection.execute(query, values)).mappings().first()
+    return None if columns is None else as_row(kind, columns)
+
+
+async def all_rows(connection: AsyncConnection, kind: type[Row], query: sa.Select[Any]) -> list[Row]:
+    """Return every row of a query, of type ``kind``."""
+    return [as_row(kind, columns) for columns in (await connection.execute(query)).mappings()]

@@ -1,0 +1,357 @@
+"""Runs as RayJobs of a Kubernetes cluster, each with a Ray cluster of its own that KubeRay makes (docs/adr/0053).
+
+There is one RayJob per attempt, with a name that the attempt gives and labels that say whose it is, so that it is found
+again after a crash at any point. Its log is that of the pod that submits it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from embeddings.durable_files import write_json
+from service.core.check import Check
+from service.core.errors import Problem
+from service.core.settings import Settings
+from service.jobs.executors import pod_log
+from service.jobs.executors.base import Executor, ExecutorUnavailable, check_cluster_runs
+from service.jobs.executors.kube_api import AlreadyExists, KubeApi, Refused, cluster_configuration, default_namespace
+from service.jobs.executors.placement import Placement
+from service.jobs.executors.ray_job_manifest import (
+    ATTEMPT_LABEL,
+    ENTRYPOINT,
+    FENCE_LABEL,
+    MANAGED,
+    ROLE_LABEL,
+    RUN_LABEL,
+    ClusterTemplate,
+    fence,
+    object_name,
+    ray_job,
+    token_secret,
+)
+from trainer.runs.directory import RUN_FILE, THIS_CLUSTER
+from trainer.runs.protocol import LOG_FILE
+
+log = logging.getLogger("evenkeel.runner")
+
+RECORD_FILE = "kuberay.json"
+MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED.items())
+ENDED = ("Complete", "Failed", "ValidationFailed")
+"""Deployment states after which KubeRay starts nothing; Suspended and Waiting are not among them."""
+LOG_SECONDS = 3.0
+"""Between looks at a log."""
+LOG_SHARE = 20.0
+"""Of the time, at most one part in so many is spent on fetching a log."""
+GONE_SECONDS = 60.0
+"""How long deleted pods may take to leave, before they are forced, and after."""
+WATCH_SECONDS = 1.0
+TEMPLATE_REMEDY = "correct the cluster template (EVENKEEL_KUBERAY_TEMPLATE) or the job's resources"
+
+
+class KubeRayJobs(Executor):
+    """Executes runs as RayJobs.
+
+    Args:
+        api: The API server and the namespace.
+        template: The cluster that each run gets.
+        stop_seconds: Time from SIGTERM to SIGKILL that a run is given by Ray; it is part of the submission.
+        shared_runs: Location of the run directories on the cluster, if it differs from here.
+        queue: A LocalQueue of Kueue that decides when a run starts; None to start at once.
+        entrypoint: What is started.
+    """
+
+    settings_read = ("internal_url", "run_storage")
+    options = {
+        "TEMPLATE": "file with the RayClusterSpec that each run gets a copy of",
+        "NAMESPACE": "where RayJobs are made; that of this pod if left out",
+        "QUEUE": "LocalQueue of Kueue that decides when a run starts; none if left out",
+    }
+
+    def __init__(
+        self,
+        api: KubeApi,
+        template: ClusterTemplate,
+        stop_seconds: float,
+        *,
+        shared_runs: Path | None = None,
+        queue: str | None = None,
+        entrypoint: Sequence[str] = ENTRYPOINT,
+    ):
+        self._api = api
+        self._template = template
+        self._stop_seconds = stop_seconds
+        self._shared_runs = shared_runs
+        self._queue = queue
+        self._entrypoint = tuple(entrypoint)
+        self._log_due: dict[str, float] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> KubeRayJobs:
+        return cls(
+            _api(settings),
+            ClusterTemplate.read(_template(settings)),
+            settings.cancel_grace_seconds,
+            shared_runs=settings.shared_runs,
+            queue=dict(settings.executor_options).get("QUEUE"),
+        )
+
+    @classmethod
+    def placement(cls, settings: Settings) -> Placement:
+        return Placement(uses_this_host=False, ray_address=THIS_CLUSTER)
+
+    @classmethod
+    def check_settings(cls, settings: Settings) -> None:
+        _template(settings)
+        check_cluster_runs(settings)
+        if settings.stored_runs is not None:
+            raise ValueError(
+                f"EVENKEEL_RUN_STORAGE is '{settings.run_storage}': kuberay keeps runs in a directory that its "
+                "pods mount; name its path there"
+            )
+
+    @classmethod
+    def diagnose(cls, settings: Settings) -> Iterator[Check]:
+        try:
+            ClusterTemplate.read(_template(settings))
+            api = _api(settings)
+        except ValueError as error:
+            yield Check("executor", "fail", str(error), "correct what is named")
+            return
+        try:
+            running = len(api.list("rayjobs", MANAGED_SELECTOR))
+            yield Check("executor", "ok", f"{api.address} answers; {running} RayJobs of runs in {api.namespace}")
+        except ExecutorUnavailable as error:
+            yield Check("executor", "fail", str(error), "see that KubeRay is installed and this account may use it")
+        finally:
+            api.close()
+
+    def launch(self, run_dir: Path, /) -> str:
+        """Create the RayJob of the attempt and return its name.
+
+        One whose answer was lost is found, not made again.
+        """
+        run = json.loads((run_dir / RUN_FILE).read_text("utf-8"))
+        if self.is_alive(run_dir):
+            raise RuntimeError(f"{run_dir}: its RayJob is still running; end it first")
+        directory = self._shared_runs / run["run_id"] if self._shared_runs is not None else run_dir.resolve()
+        document = ray_job(
+            run, directory, self._template, self._stop_seconds, queue=self._queue, entrypoint=self._entrypoint
+        )
+        name = str(document["metadata"]["name"])
+        write_json(run_dir / RECORD_FILE, {"name": name})
+        if (found := self._api.get("rayjobs", name)) is None:
+            secret = token_secret(run)
+            try:
+                if secret is not None:
+                    self._replace_secret(secret)
+                found = self._create(document)
+            except Refused as error:
+                wrong = {"field": "EVENKEEL_KUBERAY_TEMPLATE", "message": str(error), "remedy": TEMPLATE_REMEDY}
+                raise Problem(422, "ray-job-refused", f"Kubernetes refuses the RayJob: {error}", [wrong]) from error
+            if secret is not None:
+                self._give(secret, found)
+        if found["metadata"].get("labels", {}).get(FENCE_LABEL) != fence(run):
+            raise RuntimeError(f"RayJob {name} in {self._api.namespace} is another service's: delete it first")
+        return name
+
+    def is_alive(self, run_dir: Path, /) -> bool:
+        jobs = self._jobs(run_dir)
+        # A RayJob that was deleted, by whoever it was, may have left its run: that lasts as long as its submitter.
+        alive = any(map(_runs, jobs)) or (
+            not any(map(_ended, jobs)) and any(map(_is_active, self._submitters(run_dir)))
+        )
+        self._follow(run_dir, jobs, last=not alive)
+        return alive
+
+    def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
+        """End the attempt: KubeRay stops it, then its pods are deleted, and after the grace they are killed."""
+        by_itself = self._stop(run_dir, grace_seconds)
+        deadline = time.monotonic() + GONE_SECONDS
+        force = not by_itself
+        while self._remove(run_dir, force):
+            if time.monotonic() > deadline:
+                if force:
+                    raise RuntimeError(f"{run_dir}: pods of it are there long after they were killed")
+                force, deadline = True, time.monotonic() + GONE_SECONDS
+            self._api.wait("pods", _of(run_dir), WATCH_SECONDS)
+        self._log_due.pop(str(run_dir), None)
+        return by_itself
+
+    def suspend(self, run_dir: Path, /, suspended: bool = True) -> bool:
+        """Take the attempt's pods away, or let it go on from its last checkpoint; return False if it is gone.
+
+        KubeRay kills the pods without asking the run.
+        """
+        changes = {"spec": {"suspend": suspended}}
+        patched = [self._api.patch("rayjobs", job["metadata"]["name"], changes) for job in self._jobs(run_dir)]
+        return any(patched)
+
+    def close(self) -> None:
+        self._api.close()
+
+    def _jobs(self, run_dir: Path) -> list[dict[str, Any]]:
+        return self._api.list("rayjobs", _of(run_dir))
+
+    def _submitters(self, run_dir: Path) -> list[dict[str, Any]]:
+        return self._api.list("pods", f"{_of(run_dir)},{ROLE_LABEL}=submitter")
+
+    def _replace_secret(self, secret: Mapping[str, Any]) -> None:
+        """Create the Secret, in the place of one that a launch left which did not come to its RayJob."""
+        try:
+            self._api.create("secrets", secret)
+        except AlreadyExists:
+            self._api.delete("secrets", secret["metadata"]["name"])
+            try:
+                self._api.create("secrets", secret)
+            except AlreadyExists as error:
+                raise ExecutorUnavailable(f"Secret {secret['metadata']['name']} is still being deleted") from error
+
+    def _give(self, secret: Mapping[str, Any], owner: Mapping[str, Any]) -> None:
+        """Let Kubernetes delete the Secret with its RayJob, whoever deletes that."""
+        reference = {key: owner[key] for key in ("apiVersion", "kind")} | {
+            key: owner["metadata"][key] for key in ("name", "uid")
+        }
+        self._api.patch("secrets", secret["metadata"]["name"], {"metadata": {"ownerReferences": [reference]}})
+
+    def _create(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Create the RayJob, or find that it was: by a request whose answer was lost."""
+        try:
+            return self._api.create("rayjobs", document)
+        except (AlreadyExists, ExecutorUnavailable):
+            found = self._api.get("rayjobs", document["metadata"]["name"])
+            if found is None:
+                raise
+            return found
+
+    def _stop(self, run_dir: Path, grace_seconds: float) -> bool:
+        """Ask the attempt to end and wait for it; return False if it has not by itself.
+
+        A RayJob that is deleted without what it owns is stopped by KubeRay (SIGTERM), while its pods stay: the last
+        lines of the log come from one of them.
+        """
+        # Before KubeRay is asked: Ray kills whom it has given all of the grace.
+        deadline = time.monotonic() + grace_seconds
+        jobs = self._jobs(run_dir)
+        for job in filter(_runs, jobs):
+            self._api.delete("rayjobs", job["metadata"]["name"], propagation="Orphan")
+        waited, late = False, False
+        while not any(map(_ended, jobs)) and any(map(_is_running, self._submitters(run_dir))):
+            if late := time.monotonic() > deadline:
+                break
+            waited = True
+            self._follow(run_dir, jobs, last=False)
+            self._api.wait("pods", _of(run_dir), WATCH_SECONDS)
+        self._follow(run_dir, jobs, last=True)
+        return not (late or (waited and time.monotonic() > deadline))
+
+    def _remove(self, run_dir: Path, force: bool) -> bool:
+        """Delete all objects of the run, and return whether there still are some."""
+        selector = _of(run_dir)
+        left = {resource: self._api.list(resource, selector) for resource in ("rayjobs", "rayclusters", "pods")}
+        names = {_name(item) for items in left.values() for item in items}
+        if "name" in (record := _recorded(run_dir)):
+            names.add(record["name"])
+        for name in names:
+            # The submitter, to which KubeRay gives the name of its RayJob, not its labels; and the Secret, as listing
+            # Secrets would be a right to read them all.
+            self._api.delete("jobs", name)
+            self._api.delete("secrets", name)
+        for resource, items in left.items():
+            for item in items:
+                if "deletionTimestamp" not in item["metadata"] or (resource == "pods" and force):
+                    grace = 0 if resource == "pods" and force else None
+                    self._api.delete(resource, item["metadata"]["name"], grace_seconds=grace)
+        return any(left.values())
+
+    def _follow(self, run_dir: Path, jobs: Sequence[Mapping[str, Any]], last: bool) -> None:
+        """Append to the run's log what its submitter has logged since, and at the end what KubeRay says of it."""
+        record, started = _recorded(run_dir), time.monotonic()
+        if "name" not in record or record.get("ended"):
+            return
+        if not last and started < self._log_due.get(str(run_dir), 0.0):
+            return
+        position = pod_log.Position(**record.get("position", {}))
+        try:
+            fresh = b""
+            for pod in self._submitters(run_dir):
+                text, position = pod_log.fresh(self._api.log(pod["metadata"]["name"], position.time), position)
+                fresh += text
+        except ExecutorUnavailable as error:
+            log.warning("%s: its log could not be fetched: %s", record["name"], error)
+            return
+        if last:
+            fresh += b"".join(_verdict(job) for job in jobs if job["metadata"]["name"] == record["name"])
+        if fresh:
+            with open(run_dir / LOG_FILE, "ab", opener=_private) as file:
+                file.write(fresh)
+        if fresh or last:
+            write_json(run_dir / RECORD_FILE, record | {"position": position._asdict(), "ended": last})
+        taken = time.monotonic() - started
+        self._log_due[str(run_dir)] = time.monotonic() + max(LOG_SECONDS, LOG_SHARE * taken)
+
+
+def _of(run_dir: Path) -> str:
+    """Return the selector of what belongs to a run."""
+    return f"{RUN_LABEL}={run_dir.name}"
+
+
+def _runs(job: Mapping[str, Any]) -> bool:
+    """Tell whether a RayJob runs or may yet run."""
+    return "deletionTimestamp" not in job["metadata"] and not _ended(job)
+
+
+def _ended(job: Mapping[str, Any]) -> bool:
+    return job.get("status", {}).get("jobDeploymentStatus", "") in ENDED
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    """Return the name of the RayJob to which an object belongs."""
+    labels = item["metadata"]["labels"]
+    return object_name(labels[RUN_LABEL], int(labels[ATTEMPT_LABEL]))
+
+
+def _is_running(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") == "Running"
+
+
+def _is_active(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _template(settings: Settings) -> Path:
+    if path := dict(settings.executor_options).get("TEMPLATE"):
+        return Path(path)
+    raise ValueError(
+        "EVENKEEL_EXECUTOR=kuberay needs EVENKEEL_KUBERAY_TEMPLATE, a file with the RayClusterSpec of its runs: the "
+        "Helm chart makes one"
+    )
+
+
+def _api(settings: Settings) -> KubeApi:
+    return KubeApi(cluster_configuration(), dict(settings.executor_options).get("NAMESPACE") or default_namespace())
+
+
+def _verdict(job: Mapping[str, Any]) -> bytes:
+    """Return what KubeRay says of a RayJob that it could not start or bring to its end: a pod that never began, say."""
+    status = job.get("status", {})
+    if status.get("jobDeploymentStatus") not in ("Failed", "ValidationFailed"):
+        return b""
+    return f"KubeRay: {status.get('reason', 'Failed')}: {status.get('message', '')}\n".encode()
+
+
+def _recorded(run_dir: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((run_dir / RECORD_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,237 @@
+"""The RayJob of an attempt: the cluster's template, with the job's resources, owner labels and environment."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.runs.protocol import (
+    ATTEMPT_VARIABLE,
+    REPORT_TOKEN_VARIABLE,
+    REPORT_URL_VARIABLE,
+    RUN_DIR_VARIABLE,
+    RUN_ID_VARIABLE,
+)
+
+RUN_LABEL, ATTEMPT_LABEL, FENCE_LABEL, ROLE_LABEL = (
+    f"evenkeel.io/{word}" for word in ("run", "attempt", "fence", "role")
+)
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
+MAX_NAME = 47
+"""KubeRay derives the names of the cluster and its services from that of a RayJob."""
+ENTRYPOINT = ("python", "-m", "trainer.launch.entrypoint")
+OVERHEAD_BYTES = 2**30
+"""Of a worker's pod beside its rank: Ray's own processes and object store."""
+KEEP_CLUSTER_SECONDS = 60
+"""How long a cluster outlives its run if the service is away, and does not delete it itself."""
+TOKEN_KEY = "token"
+Document = dict[str, Any]
+
+
+class ClusterTemplate:
+    """A RayClusterSpec of which each run gets a copy: a head, and a worker group ``cpu``, ``gpu`` or both.
+
+    Args:
+        document: The spec; its worker groups are told apart by ``groupName``.
+        source: Where it comes from, for messages.
+
+    Raises:
+        ValueError: It has no head, or no worker group of a known name.
+    """
+
+    def __init__(self, document: Any, source: str = "the cluster template"):
+        self._source = source
+        try:
+            self._document: Document = dict(document)
+            self._groups = {str(group["groupName"]): group for group in self._document["workerGroupSpecs"]}
+            for group in (self._document["headGroupSpec"], *self._groups.values()):
+                group["template"]["spec"]["containers"][0]["image"]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(
+                f"{source}: not a RayClusterSpec with headGroupSpec and workerGroupSpecs, each with a container and "
+                f"its image ({type(error).__name__}: {error}); take the one of the Helm chart"
+            ) from None
+        if not self._groups or set(self._groups) - {"cpu", "gpu"}:
+            raise ValueError(f"{source}: its workerGroupSpecs are {sorted(self._groups)}: name them cpu, gpu or both")
+
+    @classmethod
+    def read(cls, path: Path) -> ClusterTemplate:
+        """Read a YAML file.
+
+        Raises:
+            ValueError: It cannot be read, or is not such a template.
+        """
+        try:
+            return cls(yaml.safe_load(path.read_text("utf-8")), str(path))
+        except (OSError, UnicodeError, yaml.YAMLError) as error:
+            raise ValueError(f"EVENKEEL_KUBERAY_TEMPLATE: {error}; take the one of the Helm chart") from None
+
+    def cluster(self, resources: Mapping[str, Any]) -> Document:
+        """Return the spec of a cluster with the workers that a JobSpec's ``resources`` ask for.
+
+        Raises:
+            ValueError: It has no worker group for them.
+        """
+        gpus = math.ceil(resources.get("gpus_per_worker", 0))
+        name = "gpu" if gpus else "cpu"
+        if name not in self._groups:
+            remedy = "add one, or ask for no GPUs" if gpus else "add one"
+            raise ValueError(f"{self._source} has no worker group '{name}', which the job needs: {remedy}")
+        spec, group = copy.deepcopy((self._document, self._groups[name]))
+        workers = resources.get("num_workers", 1)
+        group |= {"replicas": workers, "minReplicas": workers, "maxReplicas": workers}
+        amounts = {"cpu": f"{resources.get('cpus_per_worker', 1):g}"}
+        if memory := resources.get("memory_bytes_per_worker"):
+            amounts["memory"] = str(memory + OVERHEAD_BYTES)
+        if gpus:
+            amounts["nvidia.com/gpu"] = str(gpus)
+        container = group["template"]["spec"]["containers"][0]
+        stated = container.get("resources", {})
+        container["resources"] = {kind: stated.get(kind, {}) | amounts for kind in ("limits", "requests")}
+        return spec | {"workerGroupSpecs": [group], "authOptions": {"mode": "token"}}
+
+
+def object_name(run_id: str, attempt: int) -> str:
+    """Return the name of an attempt's objects.
+
+    Raises:
+        ValueError: Kubernetes has no such names.
+    """
+    name = f"{run_id}-{attempt}".lower().replace("_", "-")
+    if len(name) > MAX_NAME or not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        raise ValueError(f"run '{run_id}': '{name}' is not a name of at most {MAX_NAME} letters, digits and '-'")
+    return name
+
+
+def fence(run: Mapping[str, Any]) -> str:
+    """Return what tells this lease of the attempt from any other, without telling the lease."""
+    lease = (run.get("lease") or {}).get("token", "")
+    return hashlib.sha256(f"{run['run_id']} {run.get('attempt', 1)} {lease}".encode()).hexdigest()[:32]
+
+
+def labels_of(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels that say whose an object is."""
+    return MANAGED | {
+        RUN_LABEL: str(run["run_id"]),
+        ATTEMPT_LABEL: str(run.get("attempt", 1)),
+        FENCE_LABEL: fence(run),
+    }
+
+
+def token_secret(run: Mapping[str, Any]) -> Document | None:
+    """Return the Secret with which the run reports to the service; None if it reports into a shared directory."""
+    if not run.get("report"):
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": object_name(run["run_id"], run.get("attempt", 1)), "labels": labels_of(run)},
+        "type": "Opaque",
+        "stringData": {TOKEN_KEY: run["report"]["token"]},
+    }
+
+
+def ray_job(
+    run: Mapping[str, Any],
+    directory: Path,
+    template: ClusterTemplate,
+    stop_seconds: float,
+    *,
+    queue: str | None = None,
+    entrypoint: Sequence[str] = ENTRYPOINT,
+) -> Document:
+    """Return the RayJob of an attempt.
+
+    Args:
+        run: ``run.json``.
+        directory: The run directory, where the cluster has it.
+        template: The cluster to copy.
+        stop_seconds: Time from SIGTERM to SIGKILL when the run is asked to end.
+        queue: A LocalQueue of Kueue, which then decides when the run starts; None to start at once.
+        entrypoint: What is started, followed by ``--run-dir DIRECTORY``.
+
+    Raises:
+        ValueError: The template has no place for it, or its name or directory cannot be used.
+    """
+    attempt, labels = run.get("attempt", 1), labels_of(run)
+    if shlex.quote(str(directory)) != str(directory):
+        raise ValueError(f"{directory}: a run directory with characters that a shell reads; rename it")
+    name = object_name(run["run_id"], attempt)
+    cluster = template.cluster((run.get("job") or {}).get("resources") or {})
+    variables = {
+        RUN_ID_VARIABLE: str(run["run_id"]),
+        RUN_DIR_VARIABLE: str(directory),
+        ATTEMPT_VARIABLE: str(attempt),
+        "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(stop_seconds)),
+    }
+    environment: list[Document] = [{"name": variable, "value": value} for variable, value in variables.items()]
+    if report := run.get("report"):
+        environment += [
+            {"name": REPORT_URL_VARIABLE, "value": report["url"]},
+            {"name": REPORT_TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": TOKEN_KEY}}},
+        ]
+    head = cluster["headGroupSpec"]["template"]
+    submitter = _submitter(head)
+    _own(submitter, labels, "submitter", [])
+    _own(head, labels, "head", environment)
+    for group in cluster["workerGroupSpecs"]:
+        _own(group["template"], labels, "worker", environment)
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": name, "labels": labels | ({QUEUE_LABEL: queue} if queue else {})},
+        "spec": {
+            # exec: the job's exit code, and its signals, are the run's own.
+            "entrypoint": shlex.join(("exec", *entrypoint, "--run-dir", str(directory))),
+            "jobId": name,
+            "submissionMode": "K8sJobMode",  # the only one whose log outlives the cluster
+            "submitterConfig": {"backoffLimit": 0},
+            "submitterPodTemplate": submitter,
+            "backoffLimit": 0,
+            "suspend": queue is not None,
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": KEEP_CLUSTER_SECONDS,
+            "rayClusterSpec": cluster,
+        },
+    }
+
+
+def _own(template: Document, labels: Mapping[str, str], role: str, environment: list[Document]) -> None:
+    metadata = template.setdefault("metadata", {})
+    metadata["labels"] = {**(metadata.get("labels") or {}), **labels, ROLE_LABEL: role}
+    if environment:
+        ours = {variable["name"] for variable in environment}
+        container = template["spec"]["containers"][0]
+        container["env"] = [one for one in container.get("env") or [] if one["name"] not in ours] + environment
+
+
+def _submitter(head: Mapping[str, Any]) -> Document:
+    """Return the pod that submits the run and has its log: like the head, without its volumes and resources."""
+    spec, container = head["spec"], head["spec"]["containers"][0]
+    pod = ("imagePullSecrets", "nodeSelector", "tolerations", "serviceAccountName", "securityContext")
+    same = ("image", "imagePullPolicy", "securityContext")
+    return {
+        "spec": {key: copy.deepcopy(spec[key]) for key in pod if key in spec}
+        | {
+            "restartPolicy": "Never",
+            "containers": [
+                {key: copy.deepcopy(container[key]) for key in same if key in container}
+                | {
+                    "name": "ray-job-submitter",
+                    "resources": {
+                        "requests": {"cpu": "100m", "memory": "256Mi"},
+                        "limits": {"cpu": "1", "memory": "1Gi"},
+                    },
+                }
+            ],
+        }
+    }

@@ -1,0 +1,65 @@
+"""Executors by name; other packages enter theirs as ``evenkeel.executors``, subclasses of :class:`Executor`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from embeddings.outside_packages import Registry
+from service.core.settings import EXECUTOR_SETTINGS, Settings
+from service.jobs.executors.base import Executor
+from service.jobs.executors.kuberay import KubeRayJobs
+from service.jobs.executors.local import LocalRuns
+from service.jobs.executors.placement import Placement
+from service.jobs.executors.ray_jobs import RayJobs
+
+EXECUTORS: Registry[type[Executor]] = Registry(
+    "evenkeel.executors", {"local": LocalRuns, "ray_jobs": RayJobs, "kuberay": KubeRayJobs}
+)
+
+
+def executor_class(settings: Settings) -> type[Executor]:
+    """Return the class of the executor that the settings name, after it has checked them.
+
+    Raises:
+        ValueError: There is none of this name, its package cannot be imported or enters something else, or a setting
+            is wrong or not read by it.
+    """
+    name = settings.executor
+    try:
+        found = EXECUTORS[name]
+    except KeyError:
+        names = [*EXECUTORS, *(entry.name for entry in entry_points(group=EXECUTORS.group))]
+        raise ValueError(f"EVENKEEL_EXECUTOR is '{name}': set it to {' or '.join(names)}, or leave it out") from None
+    if not (isinstance(found, type) and issubclass(found, Executor)):
+        raise ValueError(
+            f"EVENKEEL_EXECUTOR is '{name}': {found!r} is not a subclass of {Executor.__module__}.Executor"
+        )
+    for setting in EXECUTOR_SETTINGS:
+        if getattr(settings, setting) and setting not in found.settings_read:
+            readers = " or ".join(other for other, kind in EXECUTORS.items() if setting in kind.settings_read)
+            raise ValueError(f"EVENKEEL_{setting.upper()} is not read by {name}: needs EVENKEEL_EXECUTOR={readers}")
+    for option, _ in settings.executor_options:
+        if option not in found.options:
+            prefix = f"EVENKEEL_{name.upper()}_"
+            known = ", ".join(prefix + one for one in found.options) or f"nothing that begins with {prefix}"
+            raise ValueError(f"{prefix}{option} is not known: {name} reads {known}")
+    found.check_settings(settings)
+    return found
+
+
+def executor_of(settings: Settings) -> Executor:
+    """Make the executor that the settings name.
+
+    Raises:
+        ValueError: As :func:`executor_class`, and if it needs something else, such as a token.
+    """
+    return executor_class(settings).from_settings(settings)
+
+
+def placement_of(settings: Settings) -> Placement:
+    """Return where runs of the executor are that the settings name.
+
+    Raises:
+        ValueError: As :func:`executor_class`.
+    """
+    return executor_class(settings).placement(settings)
