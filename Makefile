@@ -1,5 +1,5 @@
-# The commands of Evenkeel. `make demo` and `make test` need python3.11, pip and make, nothing else.
-PYTHON ?= python3.11
+# The commands of Evenkeel. `make demo` and `make test` need Python, pip and make, nothing else.
+PYTHON ?=
 EXTRA ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = $(filter-out __init__ harness serving peers baselines gpu gpu_tests gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long check format serve bench soak gpu-check lock clean
+.PHONY: help setup demo test test-fast test-long check format serve bench soak gpu-check images lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -51,7 +51,7 @@ format: setup  ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-serve: setup  ## the service on http://127.0.0.1:8080; it reads data sets below here and in ../shared/data
+serve: setup  ## the service, which prints its address; it reads data sets below here and in ../shared/data
 	@EVENKEEL_DATA_ROOTS="$${EVENKEEL_DATA_ROOTS:-.:../shared/data}" $(BIN)/evenkeel serve
 
 bench: setup  ## every benchmark, one JSON line per case
@@ -62,6 +62,9 @@ gpu-check:  ## on a machine with a GPU: tests, whole jobs, benchmarks, into docs
 
 soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES, KILLS)
 	@$(BIN)/python tests/end_to_end/soak.py --minutes $(MINUTES) --kills $(KILLS)
+
+images:  ## build the images (KINDS="cpu cuda") with podman, buildah or docker; tells sizes and biggest parts
+	@deploy/images.sh
 
 lock:  ## resolve pyproject.toml into the two locks again (needs uv on PATH)
 	@deploy/lock.sh

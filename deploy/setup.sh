@@ -1,15 +1,13 @@
 #!/usr/bin/env bash
 # Makes .venv and installs Evenkeel into it. Idempotent: does nothing when the lock, pyproject.toml
 # and the CPU kernel's sources are unchanged.
-# EXTRA=cpu (default) or EXTRA=cuda picks the lock; PYTHON picks the interpreter (3.11); TORCH_INDEX an index of CPU builds
-# of torch, where the configured package index has none.
+# EXTRA=cpu (default) or EXTRA=cuda picks the lock; PYTHON picks the interpreter (of a version that
+# pyproject.toml admits); TORCH_INDEX an index of CPU builds of torch, where the configured package index has none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 EXTRA="${EXTRA:-cpu}"
-PYTHON="${PYTHON:-python3.11}"
 VENV="${VENV:-.venv}"
-TORCH="2.13.0"
 LOCK="deploy/requirements-${EXTRA}.lock"
 NEEDED_DISK_MB=4000
 NEEDED_MEMORY_MB=4000
@@ -27,10 +25,13 @@ if [ -x "$VENV/bin/evenkeel" ] && [ "$(cat "$VENV/.evenkeel-stamp" 2>/dev/null)"
   exit 0
 fi
 
+. deploy/versions.sh
+PYTHON="${PYTHON:-python$LOWEST}"
 command -v "$PYTHON" >/dev/null 2>&1 || PYTHON=python3
-command -v "$PYTHON" >/dev/null 2>&1 || fail "no python3.11 on PATH: install Python 3.11 or set PYTHON=/path/to/python3.11"
-"$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-  || fail "Python 3.11 is needed, $PYTHON is $("$PYTHON" --version 2>&1): set PYTHON=/path/to/python3.11"
+command -v "$PYTHON" >/dev/null 2>&1 \
+  || fail "no python$LOWEST on PATH: install Python >=$LOWEST,<$BELOW or set PYTHON=/path/to/its/python"
+"$PYTHON" -c "import sys; sys.exit(not (${LOWEST/./, },) <= sys.version_info[:2] < (${BELOW/./, },))" \
+  || fail "Python >=$LOWEST,<$BELOW is needed, $PYTHON is $("$PYTHON" --version 2>&1): set PYTHON=/path/to/its/python"
 disk_mb="$(df -Pm . | awk 'NR == 2 {print $4}')"
 [ "$disk_mb" -ge "$NEEDED_DISK_MB" ] \
   || fail "${disk_mb} MB free on the disk of $PWD, ${NEEDED_DISK_MB} MB needed: free some space or set VENV to another disk"

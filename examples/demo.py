@@ -33,6 +33,7 @@ from embeddings.rff import RandomFourierFeatures
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
 from service.client import Client, ServiceError
+from service.client.http import DEFAULT_URL
 from trainer.runs import run_process
 from trainer.spec import DatasetSpec, JobSpec, Publish, SpecError, load_documents, parse_dataset, parse_job
 
@@ -264,7 +265,7 @@ class Demo:
         for version in reversed(self.client.versions(COLLECTION)):
             say(f"  {version['version']}  {version['state']:<11} {version['rows']:,} items, parent {version['parent']}")
         say("\nNext:")
-        say("  make serve                                   the service, dashboard at http://127.0.0.1:8080")
+        say(f"  make serve                                   the service, dashboard at {DEFAULT_URL}")
         say("  .venv/bin/evenkeel datasets infer FILE       a manifest for your own rows")
         say("  .venv/bin/evenkeel train examples/ml1m.yaml  a run without the service")
 

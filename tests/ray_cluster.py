@@ -104,6 +104,7 @@ class Cluster:
                     if process.pid not in before:
                         with contextlib.suppress(psutil.Error):
                             process.kill()
+                starter.wait(300)
                 return None
             time.sleep(0.1)
         return starter

@@ -84,6 +84,14 @@ def test_the_specs_of_the_reference_are_valid_and_whole() -> None:
     assert set(dataset) == set(DatasetSpec.model_fields) - {"order"}  # timestamp or order
 
 
+def test_the_models_that_read_numbers_are_listed() -> None:
+    from trainer.spec.models.registry import MODELS
+
+    text = (ROOT / "docs" / "using_models.md").read_text("utf-8")
+    (listed,) = re.findall(r"^`dense` features go to (.*?)\. Mean,", text, flags=re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == {kind for kind, spec in MODELS.items() if spec.reads_numbers}
+
+
 def test_the_job_of_the_readme_is_valid() -> None:
     from trainer.spec import parse_job
 

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from tests.contracts import store_servers
+from tests.kube.fixtures import KubeCluster, kube_cluster
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +36,10 @@ def s3_address() -> Iterator[str]:
             environment.setenv(name, value)
         with store_servers.s3_server() as address:
             yield address
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[KubeCluster]:
+    """A Kubernetes API server of the tests' own, with KubeRay."""
+    with kube_cluster() as cluster:
+        yield cluster

@@ -1,4 +1,7 @@
-"""One contract for whatever runs runs: processes of this host, jobs of a real Ray cluster with a second node."""
+"""One contract for whatever runs runs: processes of this host, jobs of a real Ray cluster with a second node, RayJobs.
+
+RayJobs run on an API server of the tests' own (tests.kube), with real processes for drivers.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,18 @@ GRACE_SECONDS = 60.0
 SHORT_GRACE_SECONDS = 1.0
 
 LOCAL = pytest.param("local", id="local")
+KUBERAY = pytest.param("kuberay", id="kuberay")
 RAY = pytest.param("ray", id="ray_jobs", marks=[pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)])
 
 
-@pytest.fixture(params=[LOCAL, RAY])
+@pytest.fixture(params=[LOCAL, KUBERAY, RAY])
 def make(request: pytest.FixtureRequest) -> Callable[..., Executor]:
     """Makes an executor; each is like that of a service that was started again."""
     if request.param == "local":
         return lambda grace_seconds=GRACE_SECONDS: LocalRuns(COMMAND)
+    if request.param == "kuberay":
+        kubernetes = request.getfixturevalue("kubernetes")
+        return lambda grace_seconds=GRACE_SECONDS: kubernetes.executor(grace_seconds, COMMAND)
     cluster = request.getfixturevalue("ray_cluster")
     return lambda grace_seconds=GRACE_SECONDS: ray_jobs(cluster, grace_seconds)
 

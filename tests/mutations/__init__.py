@@ -6,10 +6,11 @@
 
 Where they lie was drawn: ``random.Random(16).sample`` of all lines of the ``*.py`` files that git lists in a folder, in
 the order of their names, without ``embeddings/kernels/cpu``: 30 lines of embeddings, 34 of trainer and of service each,
-8 of benchmarks and examples together, at commit bd4e82f. ``drawn`` names such a line; its fault is in the same file, at
-the nearest place where one can be made that a test should see. Lines without one (tables of columns, command lines,
-what is printed) were passed over. Faults without ``drawn`` were put where the draw had left out what is risky: swaps,
-the gate, fences, leases, signatures, daylight saving. What the suite of that time did not catch is not in the list.
+8 of benchmarks and examples together, at commit bd4e82f. ``drawn`` names such a line, by the file that holds its code
+now; its fault is in the same file, at the nearest place where one can be made that a test should see. Lines without one
+(tables of columns, command lines, what is printed) were passed over. Faults without ``drawn`` were put where the draw
+had left out what is risky: swaps, the gate, fences, leases, signatures, daylight saving. What the suite of that time
+did not catch is not in the list.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class DoesNotApply(Exception):
 @dataclass(frozen=True)
 class Mutation:
     """``fault``: in one line. ``before`` occurs once in ``file``, and becomes ``after``. ``tests``: files or node ids
-    of pytest, of which at least one fails then. ``drawn``: the line that the seed chose, of the tree at that time."""
+    of pytest, of which at least one fails then. ``drawn``: the line that the seed chose, numbered as at that time."""
 
     id: str
     file: str
