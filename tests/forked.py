@@ -1,7 +1,7 @@
 """Processes forked from one that has imported torch and the trainer, which takes seconds; a fork takes none.
 
 The one they are forked from is started on first use and ends with the session. It computes nothing, so it has no
-threads that a fork would lose.
+threads that a fork would lose. Its environment is that of the first use; a fork takes the caller's.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ def start(function: Callable[..., Any], *arguments: Any, log: Path) -> ForkServe
     with _set(_ENVIRONMENT):
         forkserver.ensure_running()
     sys.audit("os.fork")  # tests/conftest.py counts who starts processes
-    process = _CONTEXT.Process(target=_call, args=(log, function, arguments))
+    process = _CONTEXT.Process(target=_call, args=(log, dict(os.environ), function, arguments))
     process.start()
     return process
 
 
-def _call(log: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _call(log: Path, environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     # Held by this process, it would keep the one that it is forked from when the session was killed. Both end then.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    os.environ.clear()
+    os.environ.update(environment | _ENVIRONMENT)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)
