@@ -27,9 +27,17 @@ def test_each_can_be_made_and_its_tests_are_there() -> None:
             problems.append(str(error))
         named = {test.partition("::")[0] for test in mutation.tests}
         problems += [f"{mutation.id} names {name}, which is not there" for name in named if not (ROOT / name).is_file()]
+        problems += [f"{mutation.id} names {test}, which is not there" for test in mutation.tests if not defined(test)]
         if not named or mutation.before == mutation.after:
             problems.append(f"{mutation.id} changes nothing, or names no test")
     assert not problems, "\n".join(problems)
+
+
+def defined(test: str) -> bool:
+    """Whether a module of the test's folder has a function of that name; or it names none."""
+    path, *names = test.partition("[")[0].split("::")
+    files = (ROOT / path).parent.glob("*.py")
+    return not names or any(f"def {names[-1]}(" in file.read_text("utf-8") for file in files)
 
 
 @pytest.mark.parametrize("text", ["", "a = 1\na = 1\n"])

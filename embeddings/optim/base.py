@@ -8,7 +8,7 @@ a row's gradient summed over the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -147,6 +147,26 @@ class RowOptimizer:
     def idle_momentum(self) -> bool:
         """Whether momentum keeps moving an untouched row."""
         return False
+
+    @property
+    def deferred_settings(self) -> tuple[str, ...]:
+        """Names of the settings that say where a row is that no batch touched lately: a warm start may not change them.
+
+        A setting that is not named here is one of them wherever untouched rows move at all.
+        """
+        momentum, decay, adaptive = self.idle_momentum, self.constant_decay > 0.0, self.idle_alpha > 0.0
+        matters = {
+            "moments": True,
+            "first_touch": True,
+            "alpha": adaptive,
+            "decay": adaptive,
+            "learning_rate": momentum or decay,
+            "schedule": momentum or decay,
+            "weight_decay": decay,
+            **dict.fromkeys(("beta1", "beta2", "eps", "eps_inside_root"), momentum),
+            "clip_row_norm": False,
+        }
+        return tuple(one.name for one in fields(self) if matters.get(one.name, momentum or decay or adaptive))
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,18 @@ PRODUCT = (
     "docker-compose.yml",
 )
 HISTORY = {"adr", "reports"}
-NAMES_IT = {
-    "service/__init__.py": rf"DEFAULT_PORT = {DEFAULT_PORT}",
-    "docker-compose.yml": rf"- 127\.0\.0\.1:{DEFAULT_PORT}:{DEFAULT_PORT}\n",
-    "deploy/haproxy.cfg": rf"bind :{DEFAULT_PORT}\n",
-    "deploy/prometheus/compose.yml": rf'"api-1:{DEFAULT_PORT}"',
-    "deploy/prometheus/prometheus.yml": rf'"127\.0\.0\.1:{DEFAULT_PORT}"',
-    "deploy/helm/evenkeel/templates/roles.yaml": rf'"--port" "{DEFAULT_PORT}"',
-    "docs/kubernetes.md": rf"service/ek-api {DEFAULT_PORT}\n",
-    "README.md": rf"http://127\.0\.0\.1:{DEFAULT_PORT}/v1/",
-    "docs/operations.md": rf"`http://127\.0\.0\.1:{DEFAULT_PORT}`",
+TIMES = {
+    "service/__init__.py": 1,
+    "docker-compose.yml": 4,
+    "deploy/haproxy.cfg": 5,
+    "deploy/prometheus/compose.yml": 4,
+    "deploy/prometheus/prometheus.yml": 1,
+    "deploy/helm/evenkeel/templates/roles.yaml": 3,
+    "docs/kubernetes.md": 1,
+    "README.md": 2,
+    "docs/operations.md": 2,
 }
+"""How often a file names the port: one that was left behind is missed."""
 
 
 def files() -> dict[str, str]:
@@ -46,17 +47,20 @@ def files() -> dict[str, str]:
     }
 
 
-def test_what_names_the_port_names_the_default() -> None:
-    for path, named in NAMES_IT.items():
-        assert re.search(named, (ROOT / path).read_text("utf-8")), f"{path} names another port than DEFAULT_PORT"
+def times_named(text: str) -> int:
+    return len(re.findall(rf"\b{DEFAULT_PORT}\b", text))
+
+
+def test_every_place_that_names_the_port_names_the_default() -> None:
+    assert {path: times_named((ROOT / path).read_text("utf-8")) for path in TIMES} == TIMES
 
 
 def test_where_a_change_goes_names_every_file_of_the_port() -> None:
     document = (ROOT / "docs" / "development" / "where_a_change_goes.md").read_text("utf-8")
     (row,) = re.findall(r"^\| the default port \|.*$", document, re.MULTILINE)
-    assert {path for path in NAMES_IT if f"`{path}`" not in row} == set()
+    assert {path for path in TIMES if f"`{path}`" not in row} == set()
 
 
 def test_no_other_file_names_the_port() -> None:
-    naming = {path for path, text in files().items() if re.search(rf"\b{DEFAULT_PORT}\b", text)}
-    assert naming == {*NAMES_IT}, "take DEFAULT_PORT of service, or add the file here and in where_a_change_goes.md"
+    naming = {path for path, text in files().items() if times_named(text)}
+    assert naming == {*TIMES}, "take DEFAULT_PORT of service, or add the file here and in where_a_change_goes.md"

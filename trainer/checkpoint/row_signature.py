@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from embeddings.optim import RowOptimizer
     from embeddings.sharding import TableSettings
 
-_OF_MOMENTUM = ("learning_rate", "schedule", "rate_sum", "beta1", "beta2", "eps", "eps_inside_root")
-_OF_WEIGHT_DECAY = ("learning_rate", "schedule", "weight_decay", "decay_log_sum")
 # Sums of many logarithms: another version of numpy may round them otherwise.
 _TOLERANCE = 1e-9
 
@@ -57,14 +55,8 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
 
 def deferred_update_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
     """Return the fields of the signature that stored rows depend on: a warm start may change the others."""
-    fields = ["optimizer", "dtype", "state_dtype", "ahead", "moments", "first_touch"]
-    if optimizer.idle_alpha:
-        fields += ["alpha", "decay"]
-    if optimizer.idle_momentum:
-        fields.extend(_OF_MOMENTUM)
-    if optimizer.constant_decay:
-        fields.extend(_OF_WEIGHT_DECAY)
-    return tuple(dict.fromkeys(fields))
+    sums = ("rate_sum", "decay_log_sum") if optimizer.idle_momentum else ("decay_log_sum",)
+    return ("optimizer", "dtype", "state_dtype", "ahead", *optimizer.deferred_settings, *sums)
 
 
 def differences(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from embeddings.optim.registry import KINDS
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.checkpoint.stored import show
 from trainer.data.columns.dynamic_ids import IdMap
@@ -23,6 +22,8 @@ from trainer.runs.directory import Run
 from trainer.spec import JobSpec, Table
 from trainer.spec.base import May
 from trainer.spec.models.registry import parse_model
+from trainer.spec.optimizer import Optimizer
+from trainer.spec.row_optimizer import row_optimizer
 from trainer.spec.stored import read
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
@@ -193,22 +194,13 @@ def _check_deferred_updates(job: JobSpec, parent_settings: dict[str, Any]) -> No
     A deferred update is computed when its row is read: other settings would move every row that waits for one at once.
     """
     settings = job.optimizer.model_dump(mode="json")
-    kind, fields = KINDS[job.optimizer.kind], []
-    if kind.takes("moments"):
-        fields.append("moments")
-        if parent_settings["moments"] == "dense" and kind.takes("beta1"):
-            fields += ["learning_rate", "schedule", "beta1", "beta2", "eps", "eps_inside_root"]
-    if kind.takes("weight_decay"):
-        fields += ["learning_rate", "schedule", "weight_decay"]
-    if kind.takes("first_touch"):
-        fields.append("first_touch")
-    if kind.takes("decay"):
-        fields.append("decay")
-    for field in dict.fromkeys(fields):
-        # A parent of an earlier version has not been asked.
-        if settings[field] != parent_settings.get(field, settings[field]):
+    # What a parent of an earlier version has not been asked is the job's.
+    parent = settings | {name: value for name, value in parent_settings.items() if name in settings}
+    optimizers = (row_optimizer(spec, alpha=1.0) for spec in (job.optimizer, Optimizer.model_validate(parent)))
+    for field in dict.fromkeys(name for one in optimizers for name in one.deferred_settings if name != "alpha"):
+        if settings[field] != parent[field]:
             raise ValueError(
-                f"optimizer.{field}: what the parent's idle rows owe is counted with {parent_settings[field]}, the job "
+                f"optimizer.{field}: what the parent's idle rows owe is counted with {parent[field]}, the job "
                 f"asks for {settings[field]}: a change on a warm start is not available yet; use the same, or leave "
                 "init_from out"
             )

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 
 from embeddings.embedding_tables import Backend
-from embeddings.optim import RowOptimizer
 from embeddings.optim.registry import KINDS
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, Pooling, TableConfig
@@ -33,7 +32,7 @@ from trainer.sizing.memory import sequence_ids, table_rows
 from trainer.sizing.memory_limit import table_budget
 from trainer.spec import JobSpec
 from trainer.spec.losses import loss_of, loss_settings_of
-from trainer.spec.lr_schedule import schedule_of
+from trainer.spec.row_optimizer import row_optimizer
 
 BACKENDS: dict[str, Backend | None] = {"evenkeel": None, "fbgemm": "fbgemm"}
 """The tables' backend by the job's ``kernel``; None: ours for the device that the tables are on."""
@@ -60,7 +59,7 @@ def build(
     model.begin(data)
     settings = TableSettings.of(
         tables,
-        row_optimizer(job, alpha),
+        row_optimizer(job.optimizer, alpha),
         sse_configs(job, data),
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
@@ -151,17 +150,6 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
         sides = [feature] if feature not in targets and feature + NEGATIVE_SUFFIX in targets else []
         configs |= {name: config for name in sides or (feature, feature + NEGATIVE_SUFFIX) if name in names}
     return configs
-
-
-def row_optimizer(job: JobSpec, alpha: float | None) -> RowOptimizer:
-    """Return the optimizer of the embedding tables.
-
-    Raises:
-        ValueError: a combination that has no meaning.
-    """
-    spec, kind = job.optimizer, KINDS[job.optimizer.kind]
-    settings = spec.model_dump() | {"schedule": schedule_of(spec.schedule), "alpha": alpha}
-    return kind.optimizer(**{name: value for name, value in settings.items() if kind.takes(name)})
 
 
 DEFAULT_HALF_LIFE = 0.3

@@ -15,9 +15,10 @@ from embeddings.optim import SGD
 from embeddings.tables.config import InitConfig, TableConfig
 from trainer.checkpoint.format import Checkpoint
 from trainer.data.batches.keys import Key
-from trainer.distributed.build import BACKENDS, pooling_of, row_optimizer
+from trainer.distributed.build import BACKENDS, pooling_of
 from trainer.distributed.dynamic_tables import taken_rows
 from trainer.spec import JobSpec
+from trainer.spec.row_optimizer import row_optimizer
 
 CHUNK_ROWS = 1 << 18
 
@@ -27,7 +28,7 @@ def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, co
     weight, state = checkpoint.read_rows(table, start, count)
     tables = EmbeddingTables(
         [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
-        row_optimizer(job, checkpoint.extra["alpha"]),
+        row_optimizer(job.optimizer, checkpoint.extra["alpha"]),
         backend=BACKENDS[job.kernel],
         dtype=weight.dtype,
     )

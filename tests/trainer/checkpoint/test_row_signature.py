@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -26,6 +27,13 @@ def signature(optimizer, steps=7, **settings):
 COSINE = Cosine(decay_steps=10)
 
 
+@dataclass(frozen=True)
+class Waning(AdagradAR):
+    """An optimizer of another package, with a setting of its own."""
+
+    power: float = 2.0
+
+
 @pytest.mark.parametrize(
     ("trained", "now", "resume", "warm"),
     [
@@ -34,6 +42,8 @@ COSINE = Cosine(decay_steps=10)
         (SGD(0.1), Adagrad(0.1), ["optimizer"], ["optimizer"]),
         (Adagrad(0.1), Adagrad(0.1, eps=1e-3), ["eps"], []),
         (Adagrad(0.1, weight_decay=0.1), Adagrad(0.1, weight_decay=0.2), ["weight_decay"], ["weight_decay"]),
+        (Adagrad(0.1, weight_decay=0.1), Adagrad(0.1), ["weight_decay"], ["decay_log_sum"]),
+        (Waning(0.1, alpha=1e-3), Waning(0.1, alpha=1e-3, power=3.0), ["power"], ["power"]),
         (AdagradAR(0.1, alpha=1e-3), AdagradAR(0.2, alpha=1e-3), ["learning_rate"], []),
         (AdagradAR(0.1, alpha=1e-3), AdagradAR(0.1, alpha=1e-4), ["alpha"], ["alpha"]),
         (Adam(moments="lazy"), Adam(0.5, moments="lazy", beta1=0.5), ["learning_rate", "beta1"], []),

@@ -1,0 +1,23 @@
+"""Row optimizer of a job's settings. Torch-free."""
+
+from __future__ import annotations
+
+from embeddings.optim.base import RowOptimizer
+from embeddings.optim.registry import KINDS
+from trainer.spec.lr_schedule import schedule_of
+from trainer.spec.optimizer import Optimizer
+
+
+def row_optimizer(spec: Optimizer, alpha: float | None) -> RowOptimizer:
+    """Return the optimizer of the embedding tables.
+
+    Args:
+        spec: The settings; those that the kind does not have are left out.
+        alpha: What ``spec.alpha`` came to; None for kinds without it.
+
+    Raises:
+        ValueError: a combination that has no meaning.
+    """
+    kind = KINDS[spec.kind]
+    settings = spec.model_dump() | {"schedule": schedule_of(spec.schedule), "alpha": alpha}
+    return kind.optimizer(**{name: value for name, value in settings.items() if kind.takes(name)})
