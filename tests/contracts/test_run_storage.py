@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.faulty_server import Faults, faulty_server
+from tests.outside_package import install
 from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile
 from trainer.storage.cache import HostCache
 from trainer.storage.content import content_of
@@ -95,6 +96,19 @@ def test_a_file_that_is_not_there_is_named(storage: RunStorage, tmp_path: Path) 
 def test_what_is_no_storage_is_refused_with_the_remedy(uri: str) -> None:
     with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX or file:///DIRECTORY"):
         open_storage(uri)
+
+
+def test_a_storage_of_another_package_is_opened_and_named_in_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from pathlib import Path\nfrom trainer.storage.shared_directory import SharedDirectory\n"
+    code += "def open_mine(uri):\n    return SharedDirectory(Path(uri.removeprefix('mine://')))\n"
+    install(tmp_path, "my_storage", code, {"evenkeel.run_storages": {"mine": "my_storage:open_mine"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert open_storage(f"mine://{tmp_path}/runs").put_if_absent("name", b"first")
+    assert (tmp_path / "runs" / "name").read_bytes() == b"first"
+    with pytest.raises(ValueError, match=r"file:///DIRECTORY or mine://\.\.\., and keys"):
+        open_storage("other://place")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
