@@ -10,7 +10,7 @@ WORKERS ?= 2
 # The longer forms of tests that are marked `long`.
 LONG = HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
 	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
-	EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
+	EVENKEEL_TEST_NODES=1 EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -75,8 +75,8 @@ class ClusterTemplate:
         except (OSError, UnicodeError, yaml.YAMLError) as error:
             raise ValueError(f"EVENKEEL_KUBERAY_TEMPLATE: {error}; take the one of the Helm chart") from None
 
-    def cluster(self, resources: Mapping[str, Any]) -> Document:
-        """Return the spec of a cluster with the workers that a JobSpec's ``resources`` ask for.
+    def cluster(self, resources: Mapping[str, Any], workers: int | None = None) -> Document:
+        """Return the spec of a cluster for a JobSpec's ``resources``, with fewer ``workers`` than they say if given.
 
         Raises:
             ValueError: It has no worker group for them.
@@ -87,8 +87,9 @@ class ClusterTemplate:
             remedy = "add one, or ask for no GPUs" if gpus else "add one"
             raise ValueError(f"{self._source} has no worker group '{name}', which the job needs: {remedy}")
         spec, group = copy.deepcopy((self._document, self._groups[name]))
-        workers = resources.get("num_workers", 1)
-        group |= {"replicas": workers, "minReplicas": workers, "maxReplicas": workers}
+        asked = resources.get("num_workers", 1)
+        workers, least = workers or asked, resources.get("min_workers") or asked
+        group |= {"replicas": workers, "minReplicas": min(least, workers), "maxReplicas": workers}
         amounts = {"cpu": f"{resources.get('cpus_per_worker', 1):g}"}
         if memory := resources.get("memory_bytes_per_worker"):
             amounts["memory"] = str(memory + OVERHEAD_BYTES)
@@ -166,7 +167,8 @@ def ray_job(
     if shlex.quote(str(directory)) != str(directory):
         raise ValueError(f"{directory}: a run directory with characters that a shell reads; rename it")
     name = object_name(run["run_id"], attempt)
-    cluster = template.cluster((run.get("job") or {}).get("resources") or {})
+    workers = (run.get("workers") or {}).get("number")
+    cluster = template.cluster((run.get("job") or {}).get("resources") or {}, workers)
     variables = {
         RUN_ID_VARIABLE: str(run["run_id"]),
         RUN_DIR_VARIABLE: str(directory),
