@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,14 @@ from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.runs import run_process
 from trainer.runs.directory import Workers, read_run
-from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, LOG_FILE
+from trainer.runs.protocol import (
+    ATTEMPT_VARIABLE,
+    EXIT_CANCELLED,
+    EXIT_FILE,
+    LOG_FILE,
+    RUN_DIR_VARIABLE,
+    STOP_SECONDS_VARIABLE,
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,12 +43,18 @@ def finish(run, standby) -> None:
     assert wait_for_end(run.directory)["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
 
 
+def notice(run, **changes) -> int:
+    told = {RUN_DIR_VARIABLE: str(run.directory), ATTEMPT_VARIABLE: str(changes.get("attempt", run.attempt))}
+    told[STOP_SECONDS_VARIABLE] = str(changes.get("seconds", 300))
+    return subprocess.run([sys.executable, "-m", "trainer.runs.notice"], env=os.environ | told, check=False).returncode
+
+
 def openings(run, small) -> list[dict]:
     return [event for event in small.events(run.directory, "info") if "alpha" in event]
 
 
 def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come(make_run, small, standby) -> None:
-    """To one rank, then to all processes, as service managers do it; that to the driver: test_run_on_host.py."""
+    """To one rank, and by what Kubernetes runs in a pod that it ends; to the driver: test_run_on_host.py."""
     settings = {"resources": TWO, "sharding": SPLIT, "checkpoint": {"every_steps": 100_000}}
     step = 0
     for attempt in (1, 2):
@@ -50,8 +65,12 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
         wait_for(lambda: len(small.metrics(run.directory, "train")) > epochs, run.directory)  # noqa: B023 - at once
         found = sorted(run_process.processes(run.directory), key=lambda process: process.name())
         assert [process.name() for process in found] == ["evenkeel-rank0", "evenkeel-rank1", "evenkeel-run"]
-        for process in found[:1] if attempt == 1 else found:
-            os.kill(process.pid, signal.SIGTERM)
+        if attempt == 1:
+            os.kill(found[0].pid, signal.SIGTERM)
+        else:
+            assert notice(run, attempt=1) == 0, "of an attempt before: nobody is told"
+            assert notice(run) == 0
+            assert (run.directory / EXIT_FILE).exists(), "it waits for the end"
         ended = wait_for_end(run.directory)
         assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled"), (run.directory / LOG_FILE).read_text()
         assert run_process.processes(run.directory) == []
@@ -118,3 +137,11 @@ def test_fewer_workers_are_of_the_attempt_and_not_of_the_job(make_run) -> None:
     assert again.fewer_because == "a node is gone"
     assert not read_run(make_run("all", resources=TWO).directory).has_fewer_workers
     assert Path(again.directory) == run.directory
+
+
+def test_a_notice_that_nobody_takes_does_not_keep_the_pod(make_run) -> None:
+    run = make_run()
+    assert notice(run, seconds=0.1) == 1
+    assert run.cancel_file.read_text() == "its machine goes"
+    (run.directory / "run.json").unlink()
+    assert notice(run) == 0
