@@ -6,6 +6,7 @@ run goes on as the next attempt. Which run that is, and how long it has, says th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,14 +14,17 @@ import time
 from pathlib import Path
 
 from trainer.runs.directory import Run, read_run
+from trainer.runs.events import EVENTS_FILE
 from trainer.runs.protocol import ATTEMPT_VARIABLE, EXIT_FILE, RUN_DIR_VARIABLE, STOP_SECONDS_VARIABLE
 
 _POLL_SECONDS = 0.2
 _DEFAULT_SECONDS = 60.0
+_SILENT_SECONDS = 30.0
+"""Without an event, of which heartbeats come every 5 s: the run has died."""
 
 
 def main() -> int:
-    """Return 0 once the attempt has ended or is another one already, 1 if it has not within its time."""
+    """Return 0 once the attempt is not at work, or another one is the run's; 1 if it still is after its time."""
     try:
         run = read_run(Path(os.environ[RUN_DIR_VARIABLE]))
     except (KeyError, ValueError) as error:
@@ -30,20 +34,25 @@ def main() -> int:
     deadline = time.monotonic() + float(os.environ.get(STOP_SECONDS_VARIABLE, _DEFAULT_SECONDS))
     if str(run.attempt) != os.environ.get(ATTEMPT_VARIABLE, str(run.attempt)):
         return 0
-    if not _has_ended(run):
+    if _is_at_work(run):
         run.ask_to_stop("its machine goes")
-    while not _has_ended(run):
+    while _is_at_work(run):
         if time.monotonic() > deadline:
             return 1
         time.sleep(_POLL_SECONDS)
     return 0
 
 
-def _has_ended(run: Run) -> bool:
+def _is_at_work(run: Run) -> bool:
+    """Tell whether the attempt has begun, lives (its driver's heartbeats), and has not ended."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if json.loads((run.directory / EXIT_FILE).read_text("utf-8"))["attempt"] == run.attempt:
+            return False
     try:
-        return bool(json.loads((run.directory / EXIT_FILE).read_text("utf-8"))["attempt"] == run.attempt)
-    except (OSError, ValueError, KeyError):
+        silent_seconds = time.time() - (run.directory / EVENTS_FILE).stat().st_mtime
+    except OSError:
         return False
+    return silent_seconds < _SILENT_SECONDS and run.still_current()
 
 
 if __name__ == "__main__":

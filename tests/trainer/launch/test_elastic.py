@@ -141,6 +141,13 @@ def test_fewer_workers_are_of_the_attempt_and_not_of_the_job(make_run) -> None:
 
 def test_a_notice_that_nobody_takes_does_not_keep_the_pod(make_run) -> None:
     run = make_run()
+    assert notice(run) == 0, "it has not begun"
+    events = run.directory / "events.jsonl"
+    events.touch()
+    os.utime(events, (0, 0))
+    assert notice(run) == 0, "it has died"
+    assert not run.cancel_file.exists()
+    events.touch()
     assert notice(run, seconds=0.1) == 1
     assert run.cancel_file.read_text() == "its machine goes"
     (run.directory / "run.json").unlink()
