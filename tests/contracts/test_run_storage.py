@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.contracts.faulty_server import Faults, faulty_server
+from tests.contracts.faulty_server import GOOGLE_TOKEN, Faults, faulty_server
 from tests.outside_package import install
 from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile
 from trainer.storage.cache import HostCache
@@ -24,19 +24,31 @@ from trainer.storage.opening import open_storage
 pytestmark = pytest.mark.process  # the object store is one
 
 
-@pytest.fixture(params=["directory", "s3"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStorage:
+SERVERS = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
+
+
+@pytest.fixture(params=["directory", "s3", "gs"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStorage]:
     if request.param == "directory":
-        return open_storage((tmp_path / "shared place").as_uri())
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{request.getfixturevalue('s3_address')}")
-    return open_storage(f"s3://vectors/runs/{uuid.uuid4().hex}")
+        yield open_storage((tmp_path / "shared place").as_uri())
+        return
+    address = request.getfixturevalue("s3_address")
+    with contextlib.ExitStack() as opened:
+        if request.param == "gs":
+            address = opened.enter_context(faulty_server(address, as_google=True)).address
+            monkeypatch.setenv("GOOGLE_BEARER_TOKEN", GOOGLE_TOKEN)
+        monkeypatch.setenv(SERVERS[request.param], f"http://{address}")
+        yield open_storage(f"{request.param}://vectors/runs/{uuid.uuid4().hex}")
 
 
-@pytest.fixture
-def faults(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Faults, RunStorage]]:
-    with faulty_server(s3_address) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
-        yield server, ObjectStorage(f"s3://vectors/faults/{uuid.uuid4().hex}", retries=1)
+@pytest.fixture(params=["s3", "gs"])
+def faults(
+    request: pytest.FixtureRequest, s3_address: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Faults, RunStorage]]:
+    with faulty_server(s3_address, as_google=request.param == "gs") as server:
+        monkeypatch.setenv(SERVERS[request.param], f"http://{server.address}")
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", GOOGLE_TOKEN)
+        yield server, ObjectStorage(f"{request.param}://vectors/faults/{uuid.uuid4().hex}", retries=1)
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -92,9 +104,11 @@ def test_a_file_that_is_not_there_is_named(storage: RunStorage, tmp_path: Path) 
         storage.put_file("a", tmp_path / "not here")
 
 
-@pytest.mark.parametrize("uri", ["/runs", "ftp://host/runs", "s3:///runs", "file://host/runs", "s3://key@bucket/runs"])
+@pytest.mark.parametrize(
+    "uri", ["/runs", "ftp://host/runs", "s3:///runs", "gs:///runs", "file://host/runs", "s3://key@bucket/runs"]
+)
 def test_what_is_no_storage_is_refused_with_the_remedy(uri: str) -> None:
-    with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX or file:///DIRECTORY"):
+    with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY"):
         open_storage(uri)
 
 
@@ -109,6 +123,13 @@ def test_a_storage_of_another_package_is_opened_and_named_in_the_remedy(
     assert (tmp_path / "runs" / "name").read_bytes() == b"first"
     with pytest.raises(ValueError, match=r"file:///DIRECTORY or mine://\.\.\., and keys"):
         open_storage("other://place")
+
+
+def test_who_has_no_token_reads_what_to_do(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    if storage.uri.startswith("gs://"):
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "another")
+        with pytest.raises(StorageError, match="keys in the environment may use the bucket"):
+            open_storage(storage.uri).put_if_absent("name", b"first")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -233,7 +254,7 @@ def test_a_fetch_that_is_cut_is_never_taken_for_the_file(faults: tuple[Faults, R
     assert (tmp_path / "to").read_bytes() == content
 
 
-@contextmanager
+@contextlib.contextmanager
 def full_disk(num_bytes: int) -> Iterator[None]:
     """A disk on which no file can become longer."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -50,6 +50,10 @@ def _directory(uri: str) -> RunStorage:
 
 RUN_STORAGES: Registry[Callable[[str], RunStorage]] = Registry(
     "evenkeel.run_storages",
-    {"s3": UrlScheme("s3://BUCKET/PREFIX", _objects), "file": UrlScheme("file:///DIRECTORY", _directory)},
+    {
+        "s3": UrlScheme("s3://BUCKET/PREFIX", _objects),
+        "gs": UrlScheme("gs://BUCKET/PREFIX", _objects),
+        "file": UrlScheme("file:///DIRECTORY", _directory),
+    },
 )
 """What opens a URI, by its scheme."""
