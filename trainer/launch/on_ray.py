@@ -96,10 +96,14 @@ def _rank(config: dict[str, Any]) -> None:
 
 
 def _notice() -> str | None:
-    """Return why the ranks are to stop once Ray drains a node of theirs: its machine is about to go."""
-    from ray.train import get_preemption_info
+    """Return why the ranks are to stop once Ray drains a node of theirs: its machine is about to go.
 
-    info = get_preemption_info()
+    What this rank was told of it. ``ray.train.get_preemption_info`` waits at each call for all ranks, which agree on
+    stopping within their step anyway, and not all of which ask: one that was asked to stop knows enough.
+    """
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    info = get_train_context().preemption_context.preemption_info
     return None if info is None else f"Ray drains {', '.join(info.preempted_node_ids)}"
 
 

@@ -153,6 +153,8 @@ async def test_a_job_begins_with_what_is_free_and_grows_when_it_goes_on(
             assert "preempted: its machine asked it to end" in states[3]["reason"]
             assert (states[1]["workers"], states[4]["workers"]) == (1, 2)
             assert states[1]["reason"] == f"1 of 3 workers: {attempt['because']}"
+            report = await client.get(f"/v1/jobs/{elastic}/report", headers={"Accept": "text/html"})
+            assert "Attempt 1 had 1 of 3 workers: 3 workers: 3 cores" in report.text
             await client.post(f"/v1/jobs/{elastic}/cancel")
             assert (await wait_for(client, elastic, "cancelled"))["attempt"] == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -14,7 +15,8 @@ import torch
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
-from trainer.launch.on_host import start_ranks
+from trainer.launch.on_host import single_rank_group, start_ranks
+from trainer.launch.worker import train_rank
 from trainer.runs import run_process
 from trainer.runs.directory import Workers, read_run
 from trainer.runs.protocol import (
@@ -128,6 +130,21 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, s
         torch.testing.assert_close(
             ours[name], value, rtol=0.01, atol=0.01, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_what_one_rank_was_told_ends_the_run_before_it_publishes(make_run, small) -> None:
+    """As Ray tells the ranks of a node that it drains: nothing comes from the driver."""
+    calls = itertools.count()
+
+    def ranks(run) -> None:
+        with single_rank_group():
+            train_rank(str(run.directory), notice=lambda: "a node is drained" if next(calls) > 30 else None)
+
+    run = make_run(publish={"collection": "items", "feature": "item", "gate": {"mode": "off"}}, **LONG)
+    assert execute(run, ranks) == EXIT_CANCELLED
+    assert run.cancel_file.read_text() == "a node is drained"
+    assert latest_valid(run.checkpoints).step == 32
+    assert small.events(run.directory, "publication") == []
 
 
 def test_fewer_workers_are_of_the_attempt_and_not_of_the_job(make_run) -> None:
