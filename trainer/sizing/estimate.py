@@ -97,7 +97,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
     memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset), gpu_bytes)
     split = job.evaluation.split
-    negatives = dataset.label.negatives
+    negatives = dataset.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
     # per_user_last holds out rows by user, whose number is not looked up here: its share is bounded by 0.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test

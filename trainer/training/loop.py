@@ -245,7 +245,9 @@ class Trainer:
         loss, size = 0.0, parts[0].global_size
         for batch in parts:
             self.sharded.set_context(step, batch.sample_offset, size, batch.part_offset)
-            objective = self.objective(with_swapped_classes(self.job, batch, step).on(self.device), step)
+            objective = self.objective(
+                with_swapped_classes(self.job, batch, step, self.data.tasks).on(self.device), step
+            )
             (objective.value.sum() / size).backward()
             loss += (objective.loss.detach().sum() / size).item()
         self.sharded.all_reduce_gradients()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainer.spec.evaluation import LOWER_IS_BETTER
+from trainer.spec.evaluation import is_lower_better
 from trainer.spec.regularizers import EarlyStopping
 
 PREFERRED = ("auc", "rmse", "logloss")
@@ -23,6 +23,12 @@ class Decision(NamedTuple):
     metric: str
 
 
+def _preferred(names: Sequence[str]) -> str:
+    """Return which of the metrics of an epoch is watched; of several labels it is one of the first."""
+    label = next((name.partition("/")[1] + name.partition("/")[2] for name in names if "/" in name), "")
+    return next((one + label for one in PREFERRED if one + label in names), "auc" + label)
+
+
 def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]]) -> Decision:
     """Decide from the metrics of the epochs.
 
@@ -33,9 +39,9 @@ def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]]) -> Dec
         ValueError: the validation split has no such metric.
     """
     epochs = [metrics for metrics in history if metrics["split"] == "validation"]
-    name = stopping.metric or next((n for n in PREFERRED if epochs and n in epochs[0]), "auc")
+    name = stopping.metric or (_preferred(list(epochs[0])) if epochs else "auc")
     best_epoch, best, waited = 0, float("nan"), 0
-    sign = -1.0 if name in LOWER_IS_BETTER else 1.0
+    sign = -1.0 if is_lower_better(name) else 1.0
     for metrics in epochs:
         if name not in metrics:
             there = ", ".join(sorted(key for key in metrics if key not in ("epoch", "split", "examples")))
