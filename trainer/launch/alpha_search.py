@@ -133,7 +133,8 @@ def _validation(
     trainer.train()
     outcome: list[Any] = [None]
     if trainer.rank == 0:
-        decision = decide(watched, [metrics for metrics in trainer.history if metrics["epoch"] == job.epochs])
+        first = data.tasks[0].name if data.tasks else ""
+        decision = decide(watched, [metrics for metrics in trainer.history if metrics["epoch"] == job.epochs], first)
         outcome = [(decision.metric, decision.best if decision.best_epoch else None)]
     if trainer.world_size > 1:
         dist.broadcast_object_list(outcome, 0)

@@ -101,7 +101,7 @@ def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iter
     while left:
         ready = [name for name, parent in left.items() if parent in done]
         if not ready:
-            raise ValueError(f"{' and '.join(left)} are given in a circle")
+            raise ValueError(f"given goes in a circle: {', '.join(left)}")
         for name in ready:
             done.add(name)
             yield name, left.pop(name)

@@ -402,7 +402,7 @@ class Trainer:
         shared: list[Any] = [None]
         if self.rank == 0:
             try:
-                shared = [decide(stopping, self.history)]
+                shared = [decide(stopping, self.history, self.data.tasks[0].name if self.data.tasks else "")]
             except ValueError as error:
                 shared = [error]
         if self.world_size > 1:
