@@ -89,7 +89,8 @@ def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     except Exception as error:  # whatever it is: the whole queue waits for this answer
         if not isinstance(error, (DataError, Problem)):
             log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)
-        return needs_of(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), counted=False)
+        memory = rank_memory(spec, {}, ids_per_example(spec, dataset), num_labels=len(dataset.labels))
+        return needs_of(spec, memory, counted=False)
     return needs_of(spec, estimated.memory, estimated.exact)
 
 

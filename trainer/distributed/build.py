@@ -73,7 +73,7 @@ def build(
     plan = PlanRequest(
         {**_default_plan(tables), **job.sharding},
         Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
-        table_budget(job, rows, ids_per_example, graphs),
+        table_budget(job, rows, ids_per_example, graphs, num_labels=len(data.tasks)),
     )
     return shard_model(model, settings, plan, device=device)
 

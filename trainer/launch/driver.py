@@ -186,7 +186,8 @@ class _Attempt:
         rows = {name: table.num_rows for name, table in PreparedData.open(run.data).tables.items()}
         machine = None if run.ray_address else machine_memory_bytes()
         graphs, gpu_bytes = graph_sizes(run.job, run.dataset), known_gpu_bytes(run.job, run.ray_address)
-        refuse_what_cannot_fit(run.job, rows, ids_per_example(run.job, run.dataset), machine, graphs, gpu_bytes)
+        ids, num_labels = ids_per_example(run.job, run.dataset), len(run.dataset.labels)
+        refuse_what_cannot_fit(run.job, rows, ids, machine, graphs, gpu_bytes, num_labels=num_labels)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
         self.interruptible = False

@@ -95,7 +95,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     workers = job.resources.num_workers
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
-    memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset), gpu_bytes)
+    memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset), gpu_bytes, num_labels=len(dataset.labels))
     split = job.evaluation.split
     negatives = dataset.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
@@ -107,7 +107,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)
     total_bytes = memory.total * workers + RUN_BYTES
-    step_seconds = _seconds_per_step(job, ids)
+    step_seconds = _seconds_per_step(job, ids, len(dataset.labels))
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
     rows = sum(table.rows for table in memory.by_table.values())
     estimated = Estimate(
@@ -149,14 +149,15 @@ def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> t
     return memory_problem(job, estimated.memory, machine_bytes) if estimated.exact else None
 
 
-def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
+def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], num_labels: int) -> float:
     """Return the time of a step from multiply-adds of the dense part and traffic of the rows, per worker.
 
     Multiply-adds are those of forward and twice that for backward, as often as regularizers of dropout run the dense
     part, and twice with SAM.
     """
     samples = job.batch_size / job.resources.num_workers
-    arithmetic = 6.0 * size_of(job, ids).multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
+    size = size_of(job, ids, num_labels)
+    arithmetic = 6.0 * size.multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
     traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
     passes = job.regularizers.dropout_method.passes
     return (_STEP_SECONDS + passes * arithmetic + traffic) * (1 if job.regularizers.sam is None else 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -45,7 +46,7 @@ class SeveralLabelsSpec(TowerSpec):
         num_dense: int = 0,
         num_lists: int = 0,
         list_ids: float = 0.0,
-        num_labels: int = 2,
+        num_labels: int = 1,
     ) -> ModelSize:
         """Return the dense part of the model; ``num_labels``: of the dataset."""
         raise NotImplementedError
@@ -97,8 +98,9 @@ class _LabelTowersSpec(SeveralLabelsSpec):
         return len(self.hidden) + len(self.tower_hidden)
 
     def expert(self, inputs: int, count: int = 1) -> ModelSize:
-        """Return the size of so many experts on ``inputs`` inputs."""
-        return sum((self.tower(inputs, logits=False) for _ in range(count)), ModelSize())
+        """Return the size of so many experts on ``inputs`` inputs, which they share."""
+        size = sum((self.tower(inputs, logits=False) for _ in range(count)), ModelSize())
+        return replace(size, tower=size.tower - (count - 1) * inputs)
 
     def label_towers(self, inputs: int, count: int) -> ModelSize:
         """Return the size of the towers of so many labels."""
@@ -126,7 +128,7 @@ class SharedBottomSpec(_LabelTowersSpec):
         num_dense: int = 0,
         num_lists: int = 0,
         list_ids: float = 0.0,
-        num_labels: int = 2,
+        num_labels: int = 1,
     ) -> ModelSize:
         bottom = self.expert(num_features * self.embedding_dim + num_dense)
         return bottom + self.label_towers(self.hidden[-1], num_labels)
@@ -145,7 +147,7 @@ class MMoESpec(_LabelTowersSpec):
         num_dense: int = 0,
         num_lists: int = 0,
         list_ids: float = 0.0,
-        num_labels: int = 2,
+        num_labels: int = 1,
     ) -> ModelSize:
         width = num_features * self.embedding_dim + num_dense
         gates = self.gates(width, *[self.experts] * num_labels)
@@ -170,7 +172,7 @@ class PLESpec(_LabelTowersSpec):
         num_dense: int = 0,
         num_lists: int = 0,
         list_ids: float = 0.0,
-        num_labels: int = 2,
+        num_labels: int = 1,
     ) -> ModelSize:
         size, inputs = ModelSize(), num_features * self.embedding_dim + num_dense
         own = num_labels * self.label_experts + self.shared_experts
@@ -197,7 +199,7 @@ class ESMMSpec(SeveralLabelsSpec):
         num_dense: int = 0,
         num_lists: int = 0,
         list_ids: float = 0.0,
-        num_labels: int = 2,
+        num_labels: int = 1,
     ) -> ModelSize:
         one = self.tower(num_features * self.embedding_dim + num_dense, 1)
         return sum((one for _ in range(num_labels)), ModelSize())
