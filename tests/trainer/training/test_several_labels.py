@@ -334,3 +334,17 @@ def test_best_is_of_the_first_label(folder):
     steps = PreparedData.open(done.data).steps_per_epoch
     assert steps == 11
     assert Predictor(done.directory, "best").checkpoint.step == best * steps
+
+
+def test_a_warm_start_has_the_same_labels_in_the_same_order(run, folder, tmp_path, capsys):
+    """Towers are in the order of the labels: in another they would go on as those of another label."""
+    turned = {name: LABELS[name] for name in reversed(LABELS)}
+    for name, labels, ends_with in (("same", LABELS, 0), ("turned", turned, 1)):
+        directory = write_run(
+            tmp_path / name, run_id=name, job=job_of("esmm", init_from={"job": "esmm"}),
+            dataset=dataset_at(folder / "rows.parquet", labels=labels), store_url=str(tmp_path / "store"),
+            init_checkpoint=str(run.checkpoints),
+        )  # fmt: skip
+        assert execute(read_run(directory), start_ranks) == ends_with
+    said = capsys.readouterr().out
+    assert "labels: the parent learned click, buy, visits, in this order, the dataset has visits, buy, click" in said
