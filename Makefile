@@ -1,7 +1,7 @@
 # The commands of Evenkeel. `make demo` and `make test` need Python, pip and make, nothing else.
 PYTHON ?=
 EXTRA ?= cpu
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 DATA ?=
 MINUTES ?= 30
@@ -22,8 +22,8 @@ BENCHMARKS = $(filter-out __init__ harness serving peers baselines gpu gpu_tests
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda); does nothing when it is up to date
-	@EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
+setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda; PYTHON=, VENV=: another Python's); does nothing when it is up to date
+	@VENV=$(VENV) EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
 
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data $(DATA))

@@ -356,8 +356,11 @@ def _publication(job: Mapping[str, Any]) -> str:
 
 
 def _auc(job: Mapping[str, Any], split: str) -> str:
+    from trainer.spec.evaluation import figures_named
+
     metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]
-    values = [metric["auc"] for metric in metrics if metric.get("auc") is not None]
+    name = next(iter(figures_named("auc", (figure for metric in metrics for figure in metric))), "auc")
+    values = [metric[name] for metric in metrics if metric.get(name) is not None]
     return f"{values[-1]:.4f}" if values else ""
 
 

@@ -18,7 +18,7 @@ from service.datasets import paths
 from service.datasets.file_cache import FileCache
 from trainer.data.errors import DataError
 from trainer.data.sources import infer
-from trainer.spec import DatasetSpec, parse_rule
+from trainer.spec import DatasetSpec
 from trainer.spec.problems import FieldProblem
 from trainer.spec.stored import StoredJob
 
@@ -90,12 +90,7 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
             yield f"features.{name}.weights", feature.weights
         if feature.timestamp is not None:
             yield f"features.{name}.timestamp", feature.timestamp
-    if spec.label.column is not None:
-        yield "label.column", spec.label.column
-    if spec.label.value is not None:
-        yield "label.value", spec.label.value
-    if spec.label.rule is not None:
-        yield "label.rule", parse_rule(spec.label.rule)[0]
+    yield from spec.label_columns.items()
     for field in ("order", "timestamp", "partition"):
         column = getattr(spec, field)
         if column is not None:

@@ -89,7 +89,7 @@ def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     except Exception as error:  # whatever it is: the whole queue waits for this answer
         if not isinstance(error, (DataError, Problem)):
             log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)
-        memory = rank_memory(spec, {}, ids_per_example(spec, dataset))
+        memory = rank_memory(spec, {}, ids_per_example(spec, dataset), num_labels=len(dataset.labels))
         fewer = dict.fromkeys(spec.resources.worker_counts[1:], memory)
         return needs_of(spec, memory, counted=False, fewer=fewer)
     return needs_of(spec, estimated.memory, estimated.exact, estimated.fewer)

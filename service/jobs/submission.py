@@ -128,7 +128,8 @@ def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: st
 
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
     """Raise 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
-    problem = memory_problem(spec, rank_memory(spec, {}, ids_per_example(spec, dataset)), None)
+    memory = rank_memory(spec, {}, ids_per_example(spec, dataset), num_labels=len(dataset.labels))
+    problem = memory_problem(spec, memory, None)
     if problem is not None:
         raise invalid(FieldProblem("resources", *problem))
 

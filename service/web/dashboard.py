@@ -20,6 +20,7 @@ from service.identity.keys import Principal
 from service.jobs import job_records
 from service.schedules import schedule_records
 from service.web.charts import Series, line_chart
+from trainer.spec.evaluation import figures_named
 from trainer.spec.stored import StoredJob
 
 NUM_JOBS = 30
@@ -97,7 +98,8 @@ def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """Return the latest epoch's value of any metric, chosen as in :func:`last_auc`."""
+    """Return the latest epoch's value of any metric, of several labels of the first, chosen as in :func:`last_auc`."""
+    name = of_first_label(metrics, name)
     for split in ("test", "validation", "train"):
         measured = [one for one in metrics if one["split"] == split and one.get(name) is not None]
         if measured:
@@ -105,19 +107,25 @@ def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | Non
     return None
 
 
+def of_first_label(metrics: list[dict[str, Any]], name: str) -> str:
+    """Return the name of a metric in these: its own, or of several labels that of the first which has it."""
+    return next(iter(figures_named(name, (figure for one in metrics for figure in one))), name)
+
+
 def charts(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one chart per dataset, newest first: AUC over epochs of its latest jobs, for comparing runs."""
     by_dataset: dict[str, list[dict[str, Any]]] = {}
     for job in shown:
-        if any(metric.get("auc") is not None for metric in job["metrics"]):
+        if last_auc(job["metrics"]) is not None:
             by_dataset.setdefault(job["dataset"], []).append(job)
     return [_chart(dataset, jobs_[:LINES_PER_CHART]) for dataset, jobs_ in list(by_dataset.items())[:CHARTS]]
 
 
 def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
     def curve(job: dict[str, Any], split: str) -> list[tuple[int, float]]:
-        metrics = [one for one in job["metrics"] if one["split"] == split and one.get("auc") is not None]
-        return [(one["epoch"], one["auc"]) for one in metrics]
+        auc = of_first_label(job["metrics"], "auc")
+        metrics = [one for one in job["metrics"] if one["split"] == split and one.get(auc) is not None]
+        return [(one["epoch"], one[auc]) for one in metrics]
 
     split = next(split for split in SPLITS if any(curve(job, split) for job in shown))
     # Oldest first, so that a job keeps its colour while it is followed.

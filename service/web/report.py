@@ -8,7 +8,7 @@ from typing import Any
 
 from service.web import rendering
 from service.web.charts import Series, calibration_chart, line_chart
-from trainer.spec.evaluation import CHARTED, TABLES
+from trainer.spec.evaluation import CHARTED, figures_named, is_table
 
 OVERFIT = 0.002
 """A validation AUC (RMSE) that falls (rises) by more than this from its best epoch to its last is worth a word."""
@@ -21,13 +21,16 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
         ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, and ``drift``, the drift of the
         rows since the run that this one continues (None without one).
     """
-    name, sign = ("auc", 1.0) if any(one.get("auc") is not None for one in job["metrics"]) else ("rmse", -1.0)
+    there = [name for one in job["metrics"] for name, value in one.items() if value is not None]
+    name, sign = next(((found, 1.0) for found in figures_named("auc", there)), ("rmse", -1.0))
+    if sign < 0:
+        name = next(iter(figures_named("rmse", there)), name)
     validation = [one for one in job["metrics"] if one["split"] == "validation" and one.get(name) is not None]
     best = max(validation, key=lambda one: sign * one[name], default=None)
     last = validation[-1] if validation else None
     finding = "no validation AUC yet"
     if best is not None and last is not None:
-        loss, word = sign * (best[name] - last[name]), name.upper()
+        loss, word = sign * (best[name] - last[name]), _word(name, name.partition("/")[0].upper())
         if loss > OVERFIT:
             fell = "fell" if sign > 0 else "rose"
             finding = (
@@ -45,6 +48,17 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **conclusions, "metrics": job["metrics"], "spec": job["spec"]}
 
 
+def _word(figure: str, word: str) -> str:
+    """Return what a figure is called: by the word of its metric, and of which of several labels it is."""
+    label = figure.partition("/")[2]
+    return f"{word} of {label}" if label else word
+
+
+def _figures(job: dict[str, Any], metric: str) -> list[str]:
+    """Return the figures that are of a metric, of several labels one for each."""
+    return figures_named(metric, (name for one in job["metrics"] for name in one))
+
+
 def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
     """Return the curves of one metric over epochs, None if there is no value."""
     curves = [
@@ -60,31 +74,41 @@ def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
     return {"word": word, "curves": curves, "svg": line_chart(curves, f"{word} per epoch of {job['name']}", word)}
 
 
+def _tables(job: dict[str, Any], metric: str) -> list[tuple[dict[str, Any], str]]:
+    """Return the last metrics of each held-out split that have a table, with the table's name, label by label."""
+    return [(one, name) for name in _figures(job, metric) for one in _last_with(job, name)]
+
+
 def _last_with(job: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """Return, for each held-out split, the metrics of the last epoch that has the table ``name``."""
     last = {one["split"]: one for one in job["metrics"] if one.get(name)}
     return [last[split] for split in ("validation", "test") if split in last]
 
 
-def _calibration(one: dict[str, Any]) -> dict[str, Any]:
-    points = [(row["prediction"], row["share"]) for row in one["calibration"]]
-    title = f"Share of positives by prediction, {one['split']}, epoch {one['epoch']}"
+def _calibration(one: dict[str, Any], figure: str) -> dict[str, Any]:
+    points = [(row["prediction"], row["share"]) for row in one[figure]]
+    what = _word(figure, "Share of positives")
+    title = f"{what} by prediction, {one['split']}, epoch {one['epoch']}"
     return {"title": title, "svg": calibration_chart(points, title)}
 
 
-def _buckets(one: dict[str, Any]) -> dict[str, Any]:
-    columns = list(one["frequency_buckets"][0])
+def _buckets(one: dict[str, Any], figure: str) -> dict[str, Any]:
+    columns = list(one[figure][0])
+    label = figure.partition("/")[2]
+    of = f"AUC of {label}, " if label else ""
     return {
-        "title": f"Items by how often they were trained on, {one['split']}, epoch {one['epoch']}",
+        "title": f"Items by how often they were trained on, {of}{one['split']}, epoch {one['epoch']}",
         "columns": columns,
-        "cells": [[_cell(row.get(name)) for name in columns] for row in one["frequency_buckets"]],
+        "cells": [[_cell(row.get(name)) for name in columns] for row in one[figure]],
     }
 
 
 def as_html(job: dict[str, Any]) -> str:
     """Return the report as a page in the dashboard's style."""
-    charts = [_chart(job, name, word) for name, word in CHARTED.items()]
-    columns = ["epoch", "split", *(name for one in job["metrics"] for name in one if name not in TABLES)]
+    charts = [
+        _chart(job, name, _word(name, word)) for metric, word in CHARTED.items() for name in _figures(job, metric)
+    ]
+    columns = ["epoch", "split", *(name for one in job["metrics"] for name in one if not is_table(name))]
     columns = list(dict.fromkeys(columns))
     begun, ended = (job[name] and datetime.datetime.fromisoformat(job[name]) for name in ("started_at", "finished_at"))
     return rendering.page(
@@ -93,8 +117,8 @@ def as_html(job: dict[str, Any]) -> str:
         columns=columns,
         cells=[[_cell(one.get(name)) for name in columns] for one in job["metrics"]],
         charts=[one for one in charts if one is not None],
-        calibrations=[_calibration(one) for one in _last_with(job, "calibration")],
-        buckets=[_buckets(one) for one in _last_with(job, "frequency_buckets")],
+        calibrations=[_calibration(one, name) for one, name in _tables(job, "calibration")],
+        buckets=[_buckets(one, name) for one, name in _tables(job, "frequency_buckets")],
         seconds=(ended - begun).total_seconds() if begun and ended else None,
         spec=json.dumps(job["spec"], indent=2),
     )

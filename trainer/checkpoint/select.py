@@ -12,7 +12,8 @@ from trainer.checkpoint.format import Checkpoint, CheckpointError, FormatVersion
 from trainer.checkpoint.stored import show
 from trainer.runs.directory import Run
 from trainer.runs.protocol import EXIT_FILE
-from trainer.spec.evaluation import LOWER_IS_BETTER
+from trainer.spec.evaluation import is_lower_better
+from trainer.spec.label_tasks import watched_metric
 
 LAST, BEST = "last", "best"
 
@@ -21,7 +22,8 @@ def pick(run: Run, which: str = LAST) -> tuple[Checkpoint, list[str]]:
     """Return (the checkpoint, every byte of it as written; what its user should know, in words).
 
     ``last``: the newest that is whole. ``best``: what early stopping has kept, else that of the epoch with the best
-    validation metric, the first of ``evaluation.metrics``. A number: that of this step.
+    validation metric, the first of ``evaluation.metrics``, with several labels that of the first label. A number: that
+    of this step.
 
     Raises:
         CheckpointError: with the remedy, where there is none such.
@@ -80,8 +82,8 @@ def _best(run: Run) -> Checkpoint:
     if kept_apart is not None:
         return kept_apart
     last, _ = _last(run)
-    metric = str(run.job.evaluation.metrics[0])
-    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    metric = watched_metric(run.job, run.dataset)
+    sign = -1.0 if is_lower_better(metric) else 1.0
     epochs: dict[int, float] = {
         int(one["epoch"]): float(one[metric])
         for one in last.extra["history"]

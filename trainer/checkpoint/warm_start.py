@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
 
 
+LABELS = "labels"
+"""In what a checkpoint says beside its tensors: the names of several labels, in the order of their towers."""
 PARENT = "parent"
 """Of a run's directory: views of stored checkpoints that it starts from."""
 
@@ -150,6 +152,12 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
                     f"tables.{name}.{field}: the parent's rows are of {getattr(stored, field)}, the job asks for "
                     f"{getattr(asked, field)}: use the same, or leave init_from out"
                 )
+    learned, asked_for = parent.extra.get(LABELS, []), [task.name for task in data.tasks]
+    if learned != asked_for:
+        raise ValueError(
+            f"labels: the parent learned {', '.join(learned) or 'one label'}, in this order, the dataset has "
+            f"{', '.join(asked_for) or 'one label'}: use the same, or leave init_from out"
+        )
     if parent.tables.keys() != data.tables.keys():
         raise ValueError(
             f"init_from: the parent has tables for {', '.join(sorted(parent.tables))}, the dataset's features have "

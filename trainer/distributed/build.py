@@ -31,6 +31,7 @@ from trainer.models.sse_labels import target_configs
 from trainer.sizing.memory import sequence_ids, table_rows
 from trainer.sizing.memory_limit import table_budget
 from trainer.spec import JobSpec
+from trainer.spec.label_tasks import LabelTask
 from trainer.spec.losses import loss_of, loss_settings_of
 from trainer.spec.row_optimizer import row_optimizer
 
@@ -55,7 +56,7 @@ def build(
     ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
     weighted = any(key.weighted for key in data.keys)
     embeddings = embedding_bag_collection(tables, weighted) if job.model.pools else embedding_collection(tables)
-    model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype)
+    model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype, tasks=data.tasks)
     model.begin(data)
     settings = TableSettings.of(
         tables,
@@ -72,7 +73,7 @@ def build(
     plan = PlanRequest(
         {**_default_plan(tables), **job.sharding},
         Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
-        table_budget(job, rows, ids_per_example, graphs),
+        table_budget(job, rows, ids_per_example, graphs, num_labels=len(data.tasks)),
     )
     return shard_model(model, settings, plan, device=device)
 
@@ -84,9 +85,10 @@ def model_of(
     *,
     num_dense: int = 0,
     dtype: torch.dtype = torch.float32,
+    tasks: tuple[LabelTask, ...] = (),
 ) -> RankingModel:
     """Return the job's model around embeddings of these keys, its dense part at initial values. On one device."""
-    inputs = ModelInputs(tuple(keys), num_dense, job.seed, dtype, job.regularizers.dropout)
+    inputs = ModelInputs(tuple(keys), num_dense, job.seed, dtype, job.regularizers.dropout, tasks)
     model = MODELS[job.model.kind](embeddings, job.model, inputs)
     model.loss_kind, model.loss_settings = loss_of(job), loss_settings_of(job)
     return model

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +24,13 @@ from trainer.metrics.frequency import NUM_BUCKETS, bucket_rows, frequency_bucket
 from trainer.metrics.intervals import bootstrap
 from trainer.metrics.pointwise import Rows
 from trainer.metrics.ranking import Ranking
+from trainer.metrics.streaming import RankGroup
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.evaluation import DEFAULT_METRICS, TABLES, VALUE_METRICS, metrics_of_items, ranking_parts
-from trainer.spec.losses import LOSSES, loss_of
+from trainer.spec.evaluation import DEFAULT_METRICS, VALUE_METRICS, is_table, metrics_of_items, ranking_parts
+from trainer.spec.label_tasks import needs_users, of_label
+from trainer.spec.losses import LOSSES, Loss, loss_of
 
 if TYPE_CHECKING:
     from trainer.data.batches.batch import Batch
@@ -50,6 +51,34 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
     return VALUE_METRICS if is_value and LOSSES[loss].of_values else LOSSES[loss].default_metrics
 
 
+class _Measured(NamedTuple):
+    """A label that is measured: its place among the labels, its name ("" of the one label), its metrics, its loss."""
+
+    number: int
+    name: str
+    metrics: tuple[str, ...]
+    loss: Loss
+
+
+class _Columns(NamedTuple):
+    """Held-out rows: their places in the split, scores and labels [n] or [n, labels], users and buckets or None."""
+
+    places: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32]
+    users: npt.NDArray[np.int32] | None
+    buckets: npt.NDArray[np.int8] | None
+
+    def rows_of(self, task: _Measured) -> Rows:
+        """Return the rows that have a label, with its scores."""
+        settings = {"is_logit": task.loss.is_logit, "is_log": task.loss.is_log}
+        if not task.name:
+            return Rows(self.scores, self.labels, self.users, self.buckets, **settings)
+        labels = np.ascontiguousarray(self.labels[:, task.number])
+        scores = np.ascontiguousarray(self.scores[:, task.number])
+        return Rows(scores, labels, self.users, self.buckets, **settings).where(~np.isnan(labels))
+
+
 class Evaluator:
     """Evaluation of a model on the rows of one prepared data set. Every method is collective.
 
@@ -66,8 +95,11 @@ class Evaluator:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
         self._group = dist.distributed_c10d._get_default_group() if self.world_size > 1 else None
         self._gather_rows = gather_rows
-        self.metrics = metric_names(job, data.label_dtype.kind == "f")
-        self._is_logit = LOSSES[loss_of(job)].is_logit
+        self.metrics = () if data.tasks else metric_names(job, data.label_dtype.kind == "f")
+        self._tasks = tuple(
+            _Measured(number, one.name, one.measured(job.evaluation.metrics), LOSSES[one.loss])
+            for number, one in enumerate(data.tasks)
+        ) or (_Measured(0, "", tuple(n for n in self.metrics if ranking_parts(n) is None), LOSSES[loss_of(job)]),)
         self._sequence = job.model.reads_sequences
         self._batch_size = min(BATCH_SIZE, MAX_BATCH) if self._sequence else BATCH_SIZE
 
@@ -79,36 +111,47 @@ class Evaluator:
             measured |= self._ranked(split)
         if self.rank != 0:
             return {}
-        order = [name for metric in self.metrics for name in (metric, f"{metric}_low", f"{metric}_high")]
-        figures = {name: measured[name] for name in order if name in measured}
-        shown = {name: value if name in TABLES else _finite(value) for name, value in figures.items()}
-        return {**shown, **{name: measured[name] for name in ("examples", "users") if name in measured}}
+        order = [(metric, "") for metric in self.metrics]
+        order += [(metric, task.name) for task in self._tasks if task.name for metric in task.metrics]
+        ends = ("", "_low", "_high")
+        names = [of_label(metric + end, label) for metric, label in order for end in ends]
+        figures = {name: measured[name] for name in names if name in measured}
+        shown = {name: value if is_table(name) else _finite(value) for name, value in figures.items()}
+        counts = ["examples", "users", *(of_label("examples", task.name) for task in self._tasks)]
+        return {**shown, **{name: measured[name] for name in counts if name in measured}}
 
     # --- rows with a score -------------------------------------------------------------------------------------------
 
     def _scored(self, split: str) -> dict[str, Any]:
-        names = [name for name in self.metrics if ranking_parts(name) is None]
-        rows, places = self._rows(split)
-        num_rows, asked = self.data.num_examples[split], self.job.evaluation.intervals
+        columns = self._rows(split)
+        num_rows = self.data.num_examples[split]
+        whole = columns if num_rows > self._gather_rows else self._in_order(columns)
+        norms = self._norms() if any("frequency_buckets" in task.metrics for task in self._tasks) else None
         figures: dict[str, Any] = {"examples": num_rows}
-        if num_rows > self._gather_rows:
-            figures |= streamed(names, rows, self._group)
-        else:
-            whole = self._in_order(rows, places)
-            if whole is not None:
-                figures |= gathered(names, whole)
-                if asked is not None:
-                    figures |= _ends(intervals(names, whole, asked, self.job.seed))
-        if "frequency_buckets" in names:
-            counts, buckets, norms = self._norms()
-            if "frequency_buckets" in figures:
-                figures["frequency_buckets"] = bucket_rows(counts, buckets, norms, *figures["frequency_buckets"])
+        for task in self._tasks:
+            of_task = self._of_task(task, whole, is_whole=num_rows <= self._gather_rows)
+            if norms is not None and "frequency_buckets" in of_task:
+                of_task["frequency_buckets"] = bucket_rows(*norms, *of_task["frequency_buckets"])
+            figures |= {of_label(name, task.name): value for name, value in of_task.items()}
         return figures
 
-    def _rows(self, split: str) -> tuple[Rows, npt.NDArray[np.int64]]:
+    def _of_task(self, task: _Measured, columns: _Columns | None, *, is_whole: bool) -> dict[str, Any]:
+        """Return the figures of one label, from the rows that have it; of all ranks' or of this one's."""
+        if columns is None:
+            return {}
+        rows, asked = columns.rows_of(task), self.job.evaluation.intervals
+        count = [len(rows)] if is_whole else RankGroup(self._group).total([len(rows)])
+        figures: dict[str, Any] = {"examples": int(count[0])} if task.name else {}
+        if not is_whole:
+            return figures | streamed(task.metrics, rows, self._group)
+        figures |= gathered(task.metrics, rows)
+        return figures if asked is None else figures | _ends(intervals(task.metrics, rows, asked, self.job.seed))
+
+    def _rows(self, split: str) -> _Columns:
         """Return this rank's rows, and the place of each in the split."""
         users = self.data.user_codes(split) if self._needs_users else None
-        buckets = self._buckets() if metrics_of_items(self.metrics) else None
+        of_items = metrics_of_items(name for task in self._tasks for name in task.metrics)
+        buckets = self._buckets() if of_items else None
         parts: list[tuple[npt.NDArray[Any], ...]] = []
         for places, batch, (scores, labels) in self._evaluated(split):
             part: list[npt.NDArray[Any]] = [places, scores.astype(np.float32), labels.astype(np.float32)]
@@ -119,24 +162,22 @@ class Evaluator:
                 part.append(buckets[batch.features["item"].values().cpu().numpy()])
             parts.append(tuple(part))
         places, scores, labels, own_users, own_buckets = (np.concatenate(part) for part in zip(*parts, strict=True))
-        rows = Rows(scores, labels, is_logit=self._is_logit)
-        rows = rows if users is None else replace(rows, users=own_users)
-        return rows if buckets is None else replace(rows, buckets=own_buckets), places
+        return _Columns(
+            places, scores, labels, None if users is None else own_users, None if buckets is None else own_buckets
+        )
 
     @property
     def _needs_users(self) -> bool:
-        return self.job.evaluation.needs_users
+        return needs_users(self.job, self.data.tasks)
 
-    def _in_order(self, rows: Rows, places: npt.NDArray[np.int64]) -> Rows | None:
+    def _in_order(self, rows: _Columns) -> _Columns | None:
         """Return all ranks' rows in the order of the split on rank 0, None elsewhere."""
-        columns = self._gathered([places, rows.scores, rows.labels, rows.users, rows.buckets])
+        columns = self._gathered(list(rows))
         if columns is None:
             return None
         order = np.argsort(columns[0])
-        scores, labels, users, buckets = (None if column is None else column[order] for column in columns[1:])
-        assert scores is not None
-        assert labels is not None
-        return Rows(scores, labels, users, buckets, self._is_logit)
+        in_order: list[Any] = [None if column is None else column[order] for column in columns]
+        return _Columns(*in_order)
 
     def _gathered(self, columns: list[Any]) -> list[Any] | None:
         """Return the columns (or None) of all ranks below each other on rank 0, None elsewhere."""

@@ -25,6 +25,7 @@ from trainer.inference.manifest import SealError, unseal
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
 from trainer.spec import parse_dataset, parse_job
+from trainer.spec.label_tasks import label_tasks
 from trainer.storage.places import fetch, is_stored
 
 FORMAT, FORMAT_VERSION = "evenkeel-export", 1
@@ -88,7 +89,9 @@ class Exported(RowScorer):
             top = TopItems(items.column("candidate" if "candidate" in items.names else "vector"), items.ids, k)
         ids = {name: table.ids for name, table in tables.items()}
         numeric = [numeric_of(one) for one in manifest["numeric"]]
-        super().__init__(job, RowEncoder(dataset, features, ids, numeric=numeric, joins=joins), top)
+        super().__init__(
+            job, RowEncoder(dataset, features, ids, numeric=numeric, joins=joins), top, label_tasks(dataset)
+        )
 
     def _forward(self, coded: EncodedRows) -> Float32s:
         if not coded.num_rows:

@@ -61,7 +61,7 @@ class Lists:
 
 
 class DensePart(nn.Module):
-    """Everything of a model that comes after its tables, in evaluation: gives scores [b].
+    """Everything of a model that comes after its tables, in evaluation: gives scores [b], or [b, labels].
 
     Inputs, by ``layout``, named as features are:
       pooled: a block [b, columns] for each feature that it scores with.

@@ -45,6 +45,7 @@ from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.spec import SpecError
+from trainer.spec.label_tasks import label_tasks
 from trainer.spec.problems import FieldProblem
 from trainer.storage.places import written
 
@@ -97,7 +98,8 @@ class Predictor(RowScorer):
         self.tables = read.tables
         numeric = numeric_features(self.checkpoint)
         self.numeric = numeric
-        self.model = model_of(job, self.keys, read, num_dense=len(numeric)).eval()
+        tasks = label_tasks(dataset)
+        self.model = model_of(job, self.keys, read, num_dense=len(numeric), tasks=tasks).eval()
         load_dense(self.model, self.checkpoint)
         ids = {name: ids.ids for name, ids in id_maps(self.checkpoint).items()}
         self.candidates, top = None, None
@@ -108,7 +110,7 @@ class Predictor(RowScorer):
         derived = any(feature.derive is not None for feature in dataset.features.values())
         past = _Past(self.run) if derived else None
         coder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, history_source=past)
-        super().__init__(job, coder, top)
+        super().__init__(job, coder, top, tasks)
 
     def _open(self, which: str) -> ReadTables:
         """Open the rows of the checkpoint.

@@ -20,7 +20,8 @@ from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
 from trainer.metrics.classification import sigmoid
 from trainer.spec import JobSpec
-from trainer.spec.losses import LOSSES, loss_of
+from trainer.spec.label_tasks import LabelTask
+from trainer.spec.losses import LOSSES, Loss, loss_of
 
 BATCH_ROWS = 8192
 # Of users whose next items are ranked among all: their scores are [b, a piece of the catalogue].
@@ -32,19 +33,23 @@ Float32s = npt.NDArray[np.float32]
 class RowScorer(ABC):
     """A model as a function from rows to scores.
 
-    Outputs, by the loss: ``logit`` and ``probability`` = sigmoid(logit) of bce, ``prediction`` of mse, ``score`` of
-    focal and of the losses that rank. For sequence models, whose rows hold a list of the user's items, oldest first,
+    Outputs, by the loss: ``logit`` and ``probability`` = sigmoid(logit) of bce, ``prediction`` of mse, poisson and
+    exponential, ``score`` of focal and of the losses that rank; of several labels each of these for each label, such as
+    ``probability_click``. For sequence models, whose rows hold a list of the user's items, oldest first,
     ``items`` and ``scores``: the k that the user has not had, the highest first.
     """
 
-    def __init__(self, job: JobSpec, coder: RowEncoder, top: TopItems | None):
+    def __init__(self, job: JobSpec, coder: RowEncoder, top: TopItems | None, tasks: Sequence[LabelTask] = ()):
         self.job, self._coder, self._top = job, coder, top
+        # By the suffix of its columns, the loss of each label.
+        self._losses = {f"_{task.name}": LOSSES[task.loss] for task in tasks} or {"": LOSSES[loss_of(job)]}
 
     @property
     def outputs(self) -> dict[str, pa.DataType]:
         if self._top is not None:
             return {"items": pa.list_(self._top.ids.type), "scores": pa.list_(pa.float32())}
-        return dict.fromkeys(LOSSES[loss_of(self.job)].outputs, pa.float32())
+        names = (f"{output}{suffix}" for suffix, loss in self._losses.items() for output in loss.outputs)
+        return dict.fromkeys(names, pa.float32())
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what is read of rows that have the columns ``there``.
@@ -63,10 +68,10 @@ class RowScorer(ABC):
             self._forward(coded.part(start, min(start + BATCH_ROWS, coded.num_rows)))
             for start in range(0, coded.num_rows, BATCH_ROWS)
         ]
-        logits = np.concatenate([np.empty(0, dtype=np.float32), *parts])
-        if "probability" not in self.outputs:
-            return [pa.array(logits)], coded
-        return [pa.array(logits), pa.array(sigmoid(logits).astype(np.float32))], coded
+        rows = [part.reshape(len(part), len(self._losses)) for part in parts]
+        scores = np.concatenate([np.empty((0, len(self._losses)), dtype=np.float32), *rows])
+        pairs = zip(self._losses.values(), scores.T, strict=True)
+        return [output for loss, own in pairs for output in _outputs(loss, np.ascontiguousarray(own))], coded
 
     def predict(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return the outputs for rows in memory, as a table.
@@ -94,7 +99,14 @@ class RowScorer(ABC):
 
     @abstractmethod
     def _forward(self, coded: EncodedRows) -> Float32s:
-        """Return the logits [b] of a batch of rows, or for a sequence model the queries [b, dim]."""
+        """Return the scores of rows [b], of several labels [b, labels], or for a sequence model queries [b, dim]."""
+
+
+def _outputs(loss: Loss, scores: Float32s) -> list[pa.Array]:
+    """Return the columns of one label, in the order of ``outputs`` of its loss."""
+    if loss.is_log:
+        return [pa.array(np.exp(scores))]
+    return [pa.array(scores), pa.array(sigmoid(scores).astype(np.float32))] if loss.is_logit else [pa.array(scores)]
 
 
 def is_sequence(job: JobSpec) -> bool:

@@ -27,7 +27,7 @@ from embeddings.durable_files import write_json
 from embeddings.optim.registry import KINDS
 from trainer.distributed.build import build, choose_alpha, default_alpha
 from trainer.spec import JobSpec
-from trainer.spec.evaluation import LOWER_IS_BETTER
+from trainer.spec.evaluation import is_lower_better
 from trainer.spec.regularizers import EarlyStopping
 from trainer.training.loop import Hooks, Trainer, dense_optimizer
 from trainer.training.regularizers.early_stopping import decide
@@ -69,7 +69,7 @@ def first_alpha(
         emit("info", message=f"alpha {alpha:.3g}: validation {metric} {value}", tried_alpha=alpha, value=value)
         if value is None:
             return -math.inf
-        return -value if metric in LOWER_IS_BETTER else value
+        return -value if is_lower_better(metric) else value
 
     return climbed(default_alpha(data.steps_per_epoch), score, _Kept(run.directory / FILE, run.fence))
 
@@ -133,7 +133,8 @@ def _validation(
     trainer.train()
     outcome: list[Any] = [None]
     if trainer.rank == 0:
-        decision = decide(watched, [metrics for metrics in trainer.history if metrics["epoch"] == job.epochs])
+        first = data.tasks[0].name if data.tasks else ""
+        decision = decide(watched, [metrics for metrics in trainer.history if metrics["epoch"] == job.epochs], first)
         outcome = [(decision.metric, decision.best if decision.best_epoch else None)]
     if trainer.world_size > 1:
         dist.broadcast_object_list(outcome, 0)

@@ -15,7 +15,14 @@ from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.stored import described, make_view
-from trainer.checkpoint.warm_start import check_fits, id_map_files, inherited_alpha, parent_checkpoint, rows_of_parent
+from trainer.checkpoint.warm_start import (
+    LABELS,
+    check_fits,
+    id_map_files,
+    inherited_alpha,
+    parent_checkpoint,
+    rows_of_parent,
+)
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.stored import fetch_prepared
 from trainer.distributed.build import build
@@ -161,6 +168,7 @@ class Attempt:
             "optimizer": job.optimizer.kind,
             "alpha": self.alpha,
             "batch_size": job.batch_size,
+            LABELS: [task.name for task in self.data.tasks],
             "position": asdict(trainer.position),
             "history": trainer.history,
         }

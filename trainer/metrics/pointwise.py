@@ -24,7 +24,7 @@ class Rows:
 
     ``scores`` and ``labels`` float32 [n]; where a metric asks for them ``users`` int32 [n] (a number for each user, -1
     for none) and ``buckets`` int8 [n], the frequency bucket of each row's item. ``is_logit``: whether a score is the
-    log odds of the label.
+    log odds of the label; ``is_log``: whether it is the log of what it predicts of it.
     """
 
     scores: npt.NDArray[np.float32]
@@ -32,6 +32,7 @@ class Rows:
     users: npt.NDArray[np.int32] | None = None
     buckets: npt.NDArray[np.int8] | None = None
     is_logit: bool = True
+    is_log: bool = False
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -48,6 +49,8 @@ class Rows:
     @cached_property
     def predictions(self) -> Float64s:
         """What the scores predict of the label: the probability of 1 where they are logits, else the label itself."""
+        if self.is_log:
+            return np.exp(np.asarray(self.scores, np.float64))
         return sigmoid(self.scores) if self.is_logit else np.asarray(self.scores, np.float64)
 
     @cached_property

@@ -55,7 +55,7 @@ class RankGroup:
         )
         received = at_owners("rows of users", columns, users, self._group)
         scores, labels = (received[row].astype(np.int32).view(np.float32) for row in (0, 1))
-        return Rows(scores, labels, received[2].astype(np.int32), is_logit=rows.is_logit)
+        return Rows(scores, labels, received[2].astype(np.int32), is_logit=rows.is_logit, is_log=rows.is_log)
 
 
 def packed_rows(scores: npt.NDArray[np.float32], labels: npt.NDArray[np.floating]) -> Int64s:

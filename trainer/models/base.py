@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.batches.keys import Key
+from trainer.models.losses import pointwise_loss
+from trainer.spec.label_tasks import LabelTask
 from trainer.spec.models.base import ModelSpec
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class ModelInputs:
     ``keys``: of its batches, in their order. ``num_dense``: how many numeric features :meth:`RankingModel.forward`
     takes (``reads_numbers`` of its spec). Initial values are a function of ``seed``, drawn in float32 and cast to
     ``dtype``. ``dropout``: ``regularizers.dropout`` of the job, for the models that apply it themselves.
+    ``tasks``: the labels of the dataset, for the models of several.
     """
 
     keys: tuple[Key, ...]
@@ -35,6 +38,7 @@ class ModelInputs:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     dropout: float = 0.0
+    tasks: tuple[LabelTask, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -66,7 +70,7 @@ class RankingModel(nn.Module):
         self.dim, self.num_dense = spec.embedding_dim, inputs.num_dense
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
-        """Return scores (logits) [b].
+        """Return scores (logits) [b], of a model of several labels [b, labels].
 
         It is called as ``forward(features)``, or as ``forward(features, dense)`` by a model that reads numeric
         features, with the batch's ``dense`` [b, num_dense].
@@ -74,15 +78,20 @@ class RankingModel(nn.Module):
         raise NotImplementedError
 
     def scores(self, batch: Batch) -> Tensor:
-        """Return :meth:`forward` of a batch, [b]."""
+        """Return :meth:`forward` of a batch."""
         return self(batch.features, batch.dense) if self.num_dense else self(batch.features)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return per-sample losses [b]. The loop divides by the global count and sums."""
         raise NotImplementedError
 
+    def label_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the losses of scores against the batch's labels [b], as its rows' weights count them."""
+        losses = pointwise_loss(self.loss_kind, scores, batch.labels, **self.loss_settings)
+        return losses if batch.shares is None else losses * batch.shares.to(losses.dtype)
+
     def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the inputs of metrics (trainer.evaluation.evaluator), each [n]: scores and labels of a batch.
+        """Return the inputs of metrics (trainer.evaluation.evaluator): scores and labels of a batch, each [n, ...].
 
         ``catalogue`` is what :meth:`catalogue` returned.
         """

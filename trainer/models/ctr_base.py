@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from trainer.models.base import ModelInputs, RankingModel, pooled_rows
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
-from trainer.models.losses import pointwise_loss
 from trainer.spec.models.base import FirstOrderSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class ClickModel(RankingModel):
         return rows.unflatten(1, (len(self.features), columns))
 
     def loss(self, batch: Batch) -> Tensor:
-        return pointwise_loss(self.loss_kind, self.scores(batch), batch.labels, **self.loss_settings)
+        return self.label_losses(self.scores(batch), batch)
 
 
 class FirstOrderModel(ClickModel):

@@ -18,7 +18,9 @@ def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -
     """Return the loss of [b] scores against [b] labels, [b].
 
     ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z, labels in [0, 1]; ``mse``: (z - y)^2, any
-    labels; ``focal``: :func:`focal_loss`, which takes the ``settings``.
+    labels; ``focal``: :func:`focal_loss`, which takes the ``settings``; ``poisson``: e^z - y z, the negative log
+    likelihood of a count y of mean e^z without log y!, which no score changes; ``exponential``: z + y e^-z, that of an
+    exponentially distributed y of mean e^z.
     """
     return POINTWISE[kind](scores, labels.to(scores.dtype), **settings)
 
@@ -58,6 +60,14 @@ def _mse(scores: Tensor, labels: Tensor) -> Tensor:
     return (scores - labels).square()
 
 
+def _poisson(scores: Tensor, labels: Tensor) -> Tensor:
+    return scores.exp() - labels * scores
+
+
+def _exponential(scores: Tensor, labels: Tensor) -> Tensor:
+    return scores + labels * (-scores).exp()
+
+
 def _sampled_bce(positive: Tensor, negative: Tensor) -> Tensor:
     return softplus(-positive) + softplus(negative).sum(1)
 
@@ -74,7 +84,13 @@ def _top1(positive: Tensor, negative: Tensor) -> Tensor:
     return (torch.sigmoid(negative - positive[:, None]) + torch.sigmoid(negative.square())).mean(1)
 
 
-POINTWISE: dict[str, Callable[..., Tensor]] = {"bce": _bce, "mse": _mse, "focal": focal_loss}
+POINTWISE: dict[str, Callable[..., Tensor]] = {
+    "bce": _bce,
+    "mse": _mse,
+    "focal": focal_loss,
+    "poisson": _poisson,
+    "exponential": _exponential,
+}
 """Losses of a score and its label, by the name in trainer.spec.losses."""
 SAMPLED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": _sampled_bce,

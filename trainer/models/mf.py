@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.bpr import ITEM, USER
-from trainer.models.losses import pointwise_loss
 from trainer.spec.models.pairs import MFSpec
 
 if TYPE_CHECKING:
@@ -54,6 +53,9 @@ class MF(RankingModel):
         if not len(labels):
             return
         mean = labels.mean()
+        if data.is_weighted:
+            weights = torch.from_numpy(data.row_weights("train").astype("float64"))
+            mean = (labels * weights).sum() / weights.sum()
         # A split of one class has no finite log odds; half an example of the other is what rounding leaves of it.
         margin = 0.5 / len(labels)
         self.mu.copy_(torch.logit(mean.clamp(margin, 1.0 - margin)) if self.loss_kind == "bce" else mean)
@@ -74,4 +76,4 @@ class MF(RankingModel):
         return row
 
     def loss(self, batch: Batch) -> Tensor:
-        return pointwise_loss(self.loss_kind, self(batch.features), batch.labels, **self.loss_settings)
+        return self.label_losses(self(batch.features), batch)

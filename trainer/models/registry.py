@@ -9,13 +9,17 @@ from trainer.models.deepfm import DeepFM
 from trainer.models.din import DIN
 from trainer.models.dlrm import DLRM
 from trainer.models.dnn import DNN
+from trainer.models.esmm import ESMM
 from trainer.models.finalmlp import FinalMLP
 from trainer.models.fm import FM
 from trainer.models.gru4rec import GRU4Rec
 from trainer.models.item2vec import Item2Vec
 from trainer.models.mf import MF
+from trainer.models.mmoe import MMoE
+from trainer.models.ple import PLE
 from trainer.models.pnn import PNN
 from trainer.models.sasrec import SASRec
+from trainer.models.shared_bottom import SharedBottom
 from trainer.models.two_tower import TwoTower
 from trainer.models.wide_deep import WideDeep
 from trainer.models.wukong import Wukong
@@ -42,5 +46,9 @@ MODELS: Registry[type[RankingModel]] = Registry(
         "item2vec": Item2Vec,
         "sasrec": SASRec,
         "gru4rec": GRU4Rec,
+        "shared_bottom": SharedBottom,
+        "mmoe": MMoE,
+        "ple": PLE,
+        "esmm": ESMM,
     },
 )

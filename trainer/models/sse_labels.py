@@ -14,12 +14,14 @@ Only training has swapped labels, so its loss is that of the SSE objective (equa
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from embeddings.kernels.swap import swap_classes
 from embeddings.sse.config import SSEConfig
 from trainer.models.registry import MODELS
 from trainer.spec import JobSpec
+from trainer.spec.label_tasks import LabelTask
 
 if TYPE_CHECKING:
     from trainer.data.batches.batch import Batch
@@ -31,7 +33,7 @@ def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
     return {feature: SSEConfig(probability) for feature in MODELS[job.model.kind].targets} if probability else {}
 
 
-def with_swapped_classes(job: JobSpec, batch: Batch, step: int) -> Batch:
+def with_swapped_classes(job: JobSpec, batch: Batch, step: int, tasks: Sequence[LabelTask] = ()) -> Batch:
     """Return the batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
 
     Args:
@@ -40,11 +42,21 @@ def with_swapped_classes(job: JobSpec, batch: Batch, step: int) -> Batch:
         batch: a rank's slice; its ``labels`` [b] in {0, 1} and ``sample_offset``
             are read.
         step: the step being computed, 1, 2, ...: that of the tables.
+        tasks: the labels, where there are several: those of classes are swapped, each by draws of its own name.
     """
     probability = _probability(job)
     if not probability or MODELS[job.model.kind].targets:
         return batch
-    labels = swap_classes(batch.labels, probability, seed=job.seed, step=step, sample_offset=batch.sample_offset)
+    draws: dict[str, Any] = {"seed": job.seed, "step": step, "sample_offset": batch.sample_offset}
+    if not tasks:
+        return dataclasses.replace(batch, labels=swap_classes(batch.labels, probability, **draws))
+    labels = batch.labels.clone()
+    for number, task in enumerate(tasks):
+        if task.of_classes:
+            # One that is absent stays so, whatever is drawn for it.
+            there = ~labels[:, number].isnan()
+            swapped = swap_classes(labels[:, number].nan_to_num(), probability, name=f"label/{task.name}", **draws)
+            labels[:, number] = labels[:, number].where(~there, swapped)
     return dataclasses.replace(batch, labels=labels)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.layers.mlp import tower_of
-from trainer.models.losses import in_batch_softmax, pointwise_loss
+from trainer.models.losses import in_batch_softmax
 from trainer.spec.models.two_tower import TwoTowerSpec
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class TwoTower(RankingModel):
 
     def loss(self, batch: Batch) -> Tensor:
         if self.loss_kind != "sampled_softmax":
-            return pointwise_loss(self.loss_kind, self(batch.features), batch.labels, **self.loss_settings)
+            return self.label_losses(self(batch.features), batch)
         ids = batch.features[ITEM].values()
         if self.log_probabilities.device != ids.device:
             self.log_probabilities = self.log_probabilities.to(ids.device)

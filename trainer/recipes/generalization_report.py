@@ -126,6 +126,11 @@ def _given(dataset: DatasetSpec, job: JobSpec) -> tuple[DatasetSpec, dict[str, J
     ]
     if growing:
         raise SpecError(job.name, growing)
+    if dataset.labels or dataset.weight is not None:
+        why = "the report is of one label whose rows count alike"
+        raise SpecError(
+            job.name, [FieldProblem("dataset", why, "leave labels and weight out, in a copy of the dataset")]
+        )
     document = job.model_dump(mode="json", exclude_unset=True)
     for field in ("publish", "init_from", "resources", "sharding"):
         document.pop(field, None)

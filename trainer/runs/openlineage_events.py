@@ -18,7 +18,7 @@ from trainer.runs.directory import Run
 from trainer.runs.events import utc_now
 from trainer.runs.lineage import ROOT, git_commit
 from trainer.spec import DatasetSpec
-from trainer.spec.dataset import Feature, parse_rule
+from trainer.spec.dataset import Feature
 
 EventType = Literal["START", "RUNNING", "COMPLETE", "FAIL", "ABORT"]
 NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
@@ -127,10 +127,10 @@ def columns_read(dataset: DatasetSpec) -> dict[str, Columns]:
     for name, feature in dataset.features.items():
         for uri, column, role in _sources(name, feature, dataset.uri):
             files.setdefault(uri, {}).setdefault(column, role)
-    label = dataset.label
-    target = parse_rule(label.rule)[0] if label.rule is not None else label.column or label.value
-    of_rows = {"label": target, "order": dataset.ordering, "partition": dataset.partition}
-    for role, named in of_rows.items():
+    for field, column in dataset.label_columns.items():
+        role = "label mask" if field.endswith(".mask") else "weight" if field == "weight" else "label"
+        files[dataset.uri].setdefault(column, role)
+    for role, named in {"order": dataset.ordering, "partition": dataset.partition}.items():
         if named is not None:
             files[dataset.uri].setdefault(named, role)
     for graph in dataset.graphs.values():

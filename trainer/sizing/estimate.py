@@ -98,9 +98,9 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
     graphs = graph_sizes(job, dataset)
-    memory = rank_memory(job, rows_of, ids, graphs, gpu_bytes)
+    memory = rank_memory(job, rows_of, ids, graphs, gpu_bytes, num_labels=len(dataset.labels))
     split = job.evaluation.split
-    negatives = dataset.label.negatives
+    negatives = dataset.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
     # per_user_last holds out rows by user, whose number is not looked up here: its share is bounded by 0.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
@@ -110,7 +110,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)
     total_bytes = memory.total * workers + RUN_BYTES
-    step_seconds = _seconds_per_step(job, ids)
+    step_seconds = _seconds_per_step(job, ids, len(dataset.labels))
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
     rows = sum(table.rows for table in memory.by_table.values())
     estimated = Estimate(
@@ -141,7 +141,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     )
     estimated.memory, estimated.exact = memory, exact
     estimated.fewer = {
-        count: rank_memory(job.with_workers(count), rows_of, ids, graphs, gpu_bytes)
+        count: rank_memory(job.with_workers(count), rows_of, ids, graphs, gpu_bytes, num_labels=len(dataset.labels))
         for count in job.resources.worker_counts[1:]
     }
     return estimated
@@ -165,14 +165,15 @@ def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> t
     return problem and (f"with resources.min_workers {least}: {problem[0]}", f"raise it, or: {problem[1]}")
 
 
-def _seconds_per_step(job: JobSpec, ids: Mapping[str, float]) -> float:
+def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], num_labels: int) -> float:
     """Return the time of a step from multiply-adds of the dense part and traffic of the rows, per worker.
 
     Multiply-adds are those of forward and twice that for backward, as often as regularizers of dropout run the dense
     part, and twice with SAM.
     """
     samples = job.batch_size / job.resources.num_workers
-    arithmetic = 6.0 * size_of(job, ids).multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
+    size = size_of(job, ids, num_labels)
+    arithmetic = 6.0 * size.multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
     traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
     passes = job.regularizers.dropout_method.passes
     return (_STEP_SECONDS + passes * arithmetic + traffic) * (1 if job.regularizers.sam is None else 2)

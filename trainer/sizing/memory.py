@@ -19,6 +19,7 @@ from embeddings.tables.shardings import ROW_WISE, SHARDINGS, TABLE_WISE
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.models.sequences import SequenceSpec
+from trainer.spec.models.several_labels import SeveralLabelsSpec
 from trainer.spec.models.size import ModelSize
 
 FLOAT_BYTES = 4
@@ -181,6 +182,8 @@ def rank_memory(
     ids_per_example: Mapping[str, float],
     graphs: Mapping[str, tuple[str, int]] | None = None,
     gpu_bytes: int | None = None,
+    *,
+    num_labels: int = 1,
 ) -> RankMemory:
     """Return what the fullest rank of ``job`` holds at its peak.
 
@@ -190,11 +193,12 @@ def rank_memory(
         ids_per_example: how many ids of each feature an example has, on average or at most.
         graphs: for each graph of SSE, its table and number of edges.
         gpu_bytes: what the GPU of each rank has, where that is known (:func:`trainer.sizing.gpus.known_gpu_bytes`).
+        num_labels: labels of a row, which models of several have towers for.
     """
     kind, sam = job.optimizer.kind, job.regularizers.sam
     ids, rows = dynamic_table_bytes(job, rows), table_rows(job, rows)
     by_table, tables, shapes = _fullest_rank(job, rows)
-    size = size_of(job, ids_per_example)
+    size = size_of(job, ids_per_example, num_labels)
     batches = _lookups(job, rows, ids_per_example) + _activations(size, _samples_kept(job))
     batches += _sam(job, rows, sum(ids_per_example.values()), by_table) + _in_batch_scores(job) + _rankings(job, rows)
     on_gpu = job.resources.gpus_per_worker > 0
@@ -332,9 +336,11 @@ def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
     return SHARDINGS.get(sharding, ROW_WISE).largest_share(rows, dim, workers)
 
 
-def size_of(job: JobSpec, ids_per_example: Mapping[str, float]) -> ModelSize:
+def size_of(job: JobSpec, ids_per_example: Mapping[str, float], num_labels: int = 1) -> ModelSize:
     """Return the dense part of the job's model over features of so many ids each; other than one make a list."""
     lists = [ids for ids in ids_per_example.values() if ids != 1.0]
+    if isinstance(job.model, SeveralLabelsSpec):
+        return job.model.size(len(ids_per_example), num_labels=num_labels)
     return job.model.size(len(ids_per_example), num_lists=len(lists), list_ids=sum(lists))
 
 

@@ -46,6 +46,8 @@ def table_budget(
     rows: Mapping[str, int],
     ids_per_example: Mapping[str, float],
     graphs: Mapping[str, tuple[str, int]] | None = None,
+    *,
+    num_labels: int = 1,
 ) -> int | None:
     """Return the bytes that a rank may use for tables where the job states a limit, for the planner.
 
@@ -54,7 +56,7 @@ def table_budget(
     limit = job.resources.memory_bytes_per_worker
     if limit is None or job.resources.gpus_per_worker:
         return None
-    memory = rank_memory(job, rows, ids_per_example, graphs)
+    memory = rank_memory(job, rows, ids_per_example, graphs, num_labels=num_labels)
     room = limit - (memory.total - memory.tables - memory.copies)
     # Their copies for checkpoints take as much again.
     return max(0, room // 2)
@@ -67,13 +69,16 @@ def refuse_what_cannot_fit(
     machine_bytes: int | None,
     graphs: Mapping[str, tuple[str, int]] | None = None,
     gpu_bytes: int | None = None,
+    *,
+    num_labels: int = 1,
 ) -> None:
     """Refuse a job whose tables of these rows would not fit.
 
     Raises:
         MemoryError: with the arithmetic and the remedy.
     """
-    problem = memory_problem(job, rank_memory(job, rows, ids_per_example, graphs, gpu_bytes), machine_bytes)
+    memory = rank_memory(job, rows, ids_per_example, graphs, gpu_bytes, num_labels=num_labels)
+    problem = memory_problem(job, memory, machine_bytes)
     if problem is not None:
         raise MemoryError(". Remedy: ".join(problem))
 

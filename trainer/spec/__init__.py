@@ -9,7 +9,17 @@ from embeddings.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from trainer.spec.base import NAME_PATTERN, Column, Name, Positive, Probability, Spec
-    from trainer.spec.dataset import DatasetSpec, Feature, Graph, Join, Label, Negatives, PreviousItems, parse_rule
+    from trainer.spec.dataset import (
+        DatasetSpec,
+        Feature,
+        Graph,
+        Join,
+        Label,
+        Negatives,
+        OneOfSeveral,
+        PreviousItems,
+        parse_rule,
+    )
     from trainer.spec.evaluation import DEFAULT_METRICS, Evaluation, Intervals, Metric, Split
     from trainer.spec.job import (
         FIRING_DATE,
@@ -63,6 +73,7 @@ __all__ = [
     "MovingAverage",
     "Name",
     "Negatives",
+    "OneOfSeveral",
     "Optimizer",
     "Positive",
     "PreviousItems",
@@ -96,6 +107,7 @@ __getattr__ = lazy_exports(
             "Join",
             "Label",
             "Negatives",
+            "OneOfSeveral",
             "PreviousItems",
             "parse_rule",
         ],

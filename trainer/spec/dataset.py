@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from trainer.spec.base import Column, Name, Spec, later
+from trainer.spec.base import Column, Name, Positive, Spec, later
 from trainer.spec.checks.dataset import dataset_problems
+from trainer.spec.evaluation import Metric
+from trainer.spec.losses import LABEL_LOSSES
 from trainer.spec.problems import raise_if_invalid
+
+if TYPE_CHECKING:
+    LabelLoss = str
+else:
+    LabelLoss = Literal[LABEL_LOSSES]
+Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 
 
 class Join(Spec):
@@ -125,7 +133,7 @@ class Label(Spec):
     """Where the target comes from: exactly one of the fields is set.
 
     ``column``: a column of 0 and 1; ``rule``: a condition such as ``rating >= 4``; ``negatives``: drawn negatives;
-    ``value``: a column with a real number to be predicted by loss ``mse``.
+    ``value``: a column with a real number, a count or a duration, by loss ``mse``, ``poisson`` or ``exponential``.
     """
 
     column: Column | None = None
@@ -146,6 +154,31 @@ class Label(Spec):
             raise ValueError("give exactly one of column, rule, negatives and value")
         return self
 
+    @property
+    def source_column(self) -> str | None:
+        """The column that it is read from; None where negatives are drawn."""
+        return parse_rule(self.rule)[0] if self.rule is not None else self.column or self.value
+
+
+class OneOfSeveral(Label):
+    """One of a dataset's ``labels``: its source as of a :class:`Label`, and how it is learned and measured.
+
+    A row has none where the source is null, or where ``mask`` is 0. ``loss``: default ``bce``, of a ``value`` ``mse``;
+    ``weight`` is that of its loss in the sum. ``metrics``: default those of ``evaluation.metrics`` that its loss has.
+    """
+
+    loss: LabelLoss | None = None
+    weight: Positive = 1.0
+    mask: Column | None = None
+    metrics: tuple[Metric, ...] | None = Field(default=None, min_length=1)
+    focal_gamma: float = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    focal_alpha: float | None = later(0.25, gt=0.0, lt=1.0)
+
+    @property
+    def effective_loss(self) -> str:
+        """The loss that the dataset names, else that of the label's kind."""
+        return self.loss or ("bce" if self.value is None else "mse")
+
 
 class Graph(Spec):
     """Edges between the ids of feature ``of``, for SSE-Graph."""
@@ -163,16 +196,19 @@ class DatasetSpec(Spec):
     working directory of the process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the
     directory of ``uri``.
 
+    Each row has one ``label``, or one of each of the ``labels`` by name, in their order, for models of several labels.
+    ``weight`` names a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
+
     ``max_bad_rows`` is the share of rows that may be bad (trainer.data.prepare.bad_rows): they are left out, counted,
     and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
     """
 
     name: Name
     uri: str = Field(min_length=1)
-    features: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")], Feature] = Field(
-        min_length=1
-    )
-    label: Label
+    features: dict[Identifier, Feature] = Field(min_length=1)
+    label: Label | None = later(None)
+    labels: dict[Identifier, OneOfSeveral] = later({}, max_length=64)
+    weight: Column | None = later(None)
     order: Column | None = None
     timestamp: Column | None = None
     partition: Column | None = None
@@ -189,6 +225,20 @@ class DatasetSpec(Spec):
         """The column that orders rows in time, if any."""
         return self.order or self.timestamp
 
+    @property
+    def negatives(self) -> Negatives | None:
+        """The drawn negatives of its label, if any."""
+        return None if self.label is None else self.label.negatives
+
+    @property
+    def label_columns(self) -> dict[str, str]:
+        """The columns that its labels, their masks and the weights are read from, by field."""
+        columns = {} if self.label is None else {f"label.{_source_field(self.label)}": self.label.source_column}
+        for name, label in self.labels.items():
+            columns |= {f"labels.{name}.{_source_field(label)}": label.source_column, f"labels.{name}.mask": label.mask}
+        columns["weight"] = self.weight
+        return {field: column for field, column in columns.items() if column is not None}
+
 
 _RULE = re.compile(r"^\s*([A-Za-z_][\w.-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*$")
 
@@ -204,5 +254,5 @@ def parse_rule(rule: str) -> tuple[str, str, float]:
     return match[1], match[2], float(match[3])
 
 
-def _list(names: Any) -> str:
-    return ", ".join(sorted(names))
+def _source_field(label: Label) -> str:
+    return next(name for name in ("column", "rule", "negatives", "value") if getattr(label, name) is not None)

@@ -78,6 +78,21 @@ training.
 """
 
 
+def is_table(figure: str) -> bool:
+    """Return whether a figure, which may be of one of several labels (``calibration/click``), is rows of a table."""
+    return figure.partition("/")[0] in TABLES
+
+
+def figures_named(metric: str, figures: Iterable[str]) -> list[str]:
+    """Return the figures that are of a metric: itself, or ``metric/LABEL`` of several labels in their order."""
+    return [name for name in dict.fromkeys(figures) if name.partition("/")[0] == metric]
+
+
+def is_lower_better(figure: str) -> bool:
+    """Return whether less of a figure, which may be of one of several labels (``rmse/price``), is better."""
+    return figure.partition("/")[0] in LOWER_IS_BETTER
+
+
 def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
     """Return (name, k, whether among all items) of a ranking metric, None for other metrics.
 

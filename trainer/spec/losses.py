@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.spec.evaluation import DEFAULT_METRICS, ORDER_METRICS, POINTWISE_METRICS, VALUE_METRICS
 
@@ -30,6 +30,10 @@ class Loss(NamedTuple):
     """Whether it learns real-valued labels."""
     settings: Mapping[str, str] = MappingProxyType({})
     """Fields of a model by the arguments of the loss that they are (trainer.models.losses)."""
+    is_log: bool = False
+    """Whether a score is the log of what it predicts of the label."""
+    least_label: float | None = None
+    """The least label that it has a meaning for, of a loss of real-valued labels alone."""
     of_labels: bool = False
     """Whether each row has a label of its own, and so a loss of its own outside of training too."""
 
@@ -60,6 +64,25 @@ LOSSES: dict[str, Loss] = {
         of_labels=True,
         settings={"gamma": "focal_gamma", "alpha": "focal_alpha"},
     ),
+    "poisson": Loss(
+        VALUE_METRICS,
+        VALUE_METRICS,
+        ("prediction",),
+        has_output_hessian=True,
+        of_values=True,
+        is_log=True,
+        least_label=0.0,
+        of_labels=True,
+    ),
+    "exponential": Loss(
+        VALUE_METRICS,
+        VALUE_METRICS,
+        ("prediction",),
+        of_values=True,
+        is_log=True,
+        least_label=0.0,
+        of_labels=True,
+    ),
     "sampled_softmax": Loss(ORDER_METRICS, ("auc",), ("score",)),
     "bpr": Loss((*ORDER_METRICS, "logloss"), DEFAULT_METRICS, ("score",)),
     "top1": Loss(("auc",), ("auc",), ("score",)),
@@ -74,4 +97,13 @@ def loss_of(job: JobSpec) -> str:
 
 def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
     """Return the arguments of that loss other than scores and labels (trainer.models.losses)."""
-    return {argument: getattr(job.model, field) for argument, field in LOSSES[loss_of(job)].settings.items()}
+    return settings_of(loss_of(job), job.model)
+
+
+def settings_of(loss: str, owner: Any) -> dict[str, float | None]:
+    """Return the arguments of a loss other than scores and labels, from the model's or the label's fields."""
+    return {argument: getattr(owner, field) for argument, field in LOSSES[loss].settings.items()}
+
+
+LABEL_LOSSES = tuple(name for name, loss in LOSSES.items() if loss.of_labels)
+VALUE_LOSSES = tuple(name for name, loss in LOSSES.items() if loss.of_values)

@@ -245,7 +245,9 @@ class Trainer:
         loss, size = 0.0, parts[0].global_size
         for batch in parts:
             self.sharded.set_context(step, batch.sample_offset, size, batch.part_offset)
-            objective = self.objective(with_swapped_classes(self.job, batch, step).on(self.device), step)
+            objective = self.objective(
+                with_swapped_classes(self.job, batch, step, self.data.tasks).on(self.device), step
+            )
             (objective.value.sum() / size).backward()
             loss += (objective.loss.detach().sum() / size).item()
         self.sharded.all_reduce_gradients()
@@ -400,7 +402,7 @@ class Trainer:
         shared: list[Any] = [None]
         if self.rank == 0:
             try:
-                shared = [decide(stopping, self.history)]
+                shared = [decide(stopping, self.history, self.data.tasks[0].name if self.data.tasks else "")]
             except ValueError as error:
                 shared = [error]
         if self.world_size > 1:

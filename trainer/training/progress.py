@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from trainer.runs.directory import Run
 from trainer.runs.events import EventWriter
-from trainer.spec.evaluation import TABLES
+from trainer.spec.evaluation import is_table
 
 
 class Reporter:
@@ -55,7 +55,7 @@ class Reporter:
 
 
 def _figures(fields: dict[str, Any]) -> str:
-    shown = {name: value for name, value in fields.items() if name not in ("epoch", "split", *TABLES)}
+    shown = {name: value for name, value in fields.items() if name not in ("epoch", "split") and not is_table(name)}
     return "  ".join(
         f"{name} {value:.5f}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()
     )

@@ -120,6 +120,11 @@ async def test_columns_that_are_not_there(
     refused(await post(label={"rule": "stars >= 4"}), "label.rule", "no column 'stars'")
     refused(await post(label={"column": "click"}), "label.column", "there are date, item, rating, user")
     refused(await post(label={"value": "stars"}), "label.value", "no column 'stars'")
+    labels = {"like": {"rule": "rating >= 4"}, "buy": {"column": "bought", "mask": "shown"}}
+    refused(await post(label=None, labels=labels), "labels.buy.column", "no column 'bought'")
+    labels["buy"]["column"] = "item"
+    refused(await post(label=None, labels=labels), "labels.buy.mask", "no column 'shown'")
+    refused(await post(weight="price"), "weight", "no column 'price'")
     weighted = {"item": {"type": "id"}, "user": {"type": "id_list", "weights": "shares"}}
     refused(await post(features=weighted), "features.user.weights", "no column 'shares'")
     refused(await post(features={"price": {"type": "dense"}, "item": {"type": "id"}}), "features.price", "'price'")

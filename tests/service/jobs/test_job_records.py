@@ -415,3 +415,26 @@ async def test_report_of_real_valued_labels_is_of_their_rmse(
     assert report["finding"] == "validation RMSE rose by 0.0400 from epoch 2 to epoch 3: it overfits"
     page = (await client.get(path, headers={"Accept": "text/html"})).text
     assert "validation, epoch 2: RMSE 0.8700" in page
+
+
+async def test_report_shows_each_of_several_labels(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    job = await begun(app, client)
+    bins = [{"rows": 50.0, "prediction": 0.1, "share": 0.12}, {"rows": 50.0, "prediction": 0.4, "share": 0.3}]
+    bucket = {"bucket": 1, "ids": 9, "min_count": 1, "max_count": 3, "norm": 0.125, "examples": 77, "auc": 0.6}
+    async with app.state.database.write() as connection:
+        for epoch, auc in [(1, 0.70), (2, 0.75), (3, 0.71)]:
+            values = {
+                "auc/click": auc, "auc/buy": 0.9 - auc / 4, "rmse/visits": 2.0, "calibration/buy": bins,
+                "frequency_buckets/buy": [bucket],
+            }  # fmt: skip
+            row = {"job_id": job["id"], "epoch": epoch, "split": "validation", "values": values}
+            await connection.execute(tables.job_metric.insert().values(row))
+    path = f"/v1/jobs/{job['id']}/report"
+    report = (await client.get(path)).json()
+    assert report["finding"].startswith("validation AUC of click fell by 0.0400 from epoch 2 to epoch 3")
+    page = (await client.get(path, headers={"Accept": "text/html"})).text
+    assert page.count("<svg") == 4  # two AUC, an RMSE, a calibration
+    assert "validation, epoch 3: AUC of buy 0.7225" in page
+    assert "Share of positives of buy by prediction, validation, epoch 3" in page
+    assert "trained on, AUC of buy, validation, epoch 3" in page
+    assert "calibration/buy" not in page

@@ -325,6 +325,8 @@ def test_last_auc_prefers_test():
     ]
     assert last_auc(metrics) == {"split": "test", "value": 0.69, "epoch": 1}
     assert last_auc([{"epoch": 1, "split": "train", "logloss": 0.1}]) is None
+    of_labels = [{"epoch": 1, "split": "test", "rmse/visits": 2.0, "auc/click": 0.7, "auc/buy": 0.8}]
+    assert last_auc(of_labels) == {"split": "test", "value": 0.7, "epoch": 1}
     rated = [{"epoch": 1, "split": "validation", "rmse": 0.9}, {"epoch": 2, "split": "validation", "rmse": 0.8}]
     assert last_value(rated, "rmse") == {"split": "validation", "value": 0.8, "epoch": 2}
 

@@ -45,7 +45,7 @@ def dataset_spec(tmp_path: Path) -> Callable[..., DatasetSpec]:
         else:
             path = Path(table)
         document = {"name": "clicks", "uri": str(path), "features": CLICK_FEATURES, "label": {"column": "click"}}
-        return parse_dataset({**document, **fields})
+        return parse_dataset({name: value for name, value in {**document, **fields}.items() if value is not None})
 
     return make
 

@@ -90,7 +90,7 @@ def make_batch(num_dense: int = 0) -> SimpleNamespace:
         values=torch.tensor([i for name in NAMES for ids in LISTS[name] for i in ids], dtype=torch.int64),
         lengths=torch.tensor([len(ids) for name in NAMES for ids in LISTS[name]], dtype=torch.int64),
     )
-    return SimpleNamespace(features=features, labels=LABELS, dense=DENSE if num_dense else None)
+    return SimpleNamespace(features=features, labels=LABELS, dense=DENSE if num_dense else None, shares=None)
 
 
 def make_model(

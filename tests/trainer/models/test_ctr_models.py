@@ -389,7 +389,7 @@ def test_a_rank_without_samples_takes_part(lab, kind, settings, options):
     empty = torch.empty(0, dtype=torch.int64)
     features = KeyedJaggedTensor(list(lab.names), empty, lengths=empty, stride=0)
     model.embeddings.no_samples = True
-    loss = model.loss(SimpleNamespace(features=features, labels=torch.empty(0), dense=None))
+    loss = model.loss(SimpleNamespace(features=features, labels=torch.empty(0), dense=None, shares=None))
     assert loss.shape == (0,)
     loss.sum().backward()
     for name, parameter in model.dense_parameters():

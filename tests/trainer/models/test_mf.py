@@ -40,7 +40,7 @@ def test_ratings_are_constant_biases_and_product(lab, loss):
 def test_without_biases_ratings_are_products_alone(lab):
     model, batch = lab.model("mf", biases=False), lab.batch()
     model.loss_kind = "mse"
-    model.begin(SimpleNamespace(labels=lambda split: np.array([4.0, 5.0])))
+    model.begin(SimpleNamespace(is_weighted=False, labels=lambda split: np.array([4.0, 5.0])))
     users, items = model.embeddings.weights["user"], model.embeddings.weights["item"]
     pairs = zip(lab.lists["user"], lab.lists["item"], strict=True)
     expected = torch.stack([users[user][: lab.dim] @ items[item][: lab.dim] for (user,), (item,) in pairs])
@@ -79,7 +79,9 @@ def test_there_is_a_bias_for_each_id_and_nothing_dense(lab):
 def test_the_constant_is_the_mean_label_or_its_log_odds(lab):
     def started(labels, loss):
         model = mf(lab, loss)
-        model.begin(SimpleNamespace(labels=lambda split: {"train": np.array(labels, np.uint8)}[split]))
+        model.begin(
+            SimpleNamespace(is_weighted=False, labels=lambda split: {"train": np.array(labels, np.uint8)}[split])
+        )
         return model.mu.item()
 
     assert started([1, 0, 0, 0], "mse") == 0.25

@@ -79,7 +79,7 @@ def test_dnn_is_the_tower_over_all_pooled_embeddings():
     inputs = torch.cat([user[[1, 2, 3]], item[[4, 5, 4]], history], dim=1)
     logits = model(CLICKS)
     torch.testing.assert_close(logits, model.tower(inputs)[:, 0])
-    batch = SimpleNamespace(features=CLICKS, labels=LABELS)
+    batch = SimpleNamespace(features=CLICKS, labels=LABELS, shares=None)
     expected = -(LABELS * logsigmoid(logits) + (1 - LABELS) * logsigmoid(-logits))
     torch.testing.assert_close(model.loss(batch), expected)
     assert model.loss(batch).shape == (3,)
@@ -105,7 +105,7 @@ def test_bpr_loss_is_over_the_difference_of_scores():
         rows(embeddings, "item")[:, DIM],
     )
     positive, negative = (user * item[[4, 5]]).sum(1) + bias[[4, 5]], (user * item[[3, 2]]).sum(1) + bias[[3, 2]]
-    batch = SimpleNamespace(features=PAIRS, labels=torch.ones(2))
+    batch = SimpleNamespace(features=PAIRS, labels=torch.ones(2), shares=None)
     torch.testing.assert_close(model(PAIRS), positive)
     torch.testing.assert_close(model.loss(batch), -logsigmoid(positive - negative))
     rated = features(user=[[1], [2]], item=[[4], [5]], item__negative=[[], []])
@@ -148,10 +148,10 @@ def test_building_a_model_leaves_the_global_generator_alone():
 def test_gradients_equal_finite_differences(kind):
     if kind == "bpr":
         embeddings = collection(PAIR_TABLES, {"item": DIM + 1})
-        batch, names = SimpleNamespace(features=PAIRS, labels=torch.ones(2)), PAIR_FEATURES
+        batch, names = SimpleNamespace(features=PAIRS, labels=torch.ones(2), shares=None), PAIR_FEATURES
     else:
         embeddings = collection(CLICK_TABLES)
-        batch, names = SimpleNamespace(features=CLICKS, labels=LABELS), CLICK_FEATURES
+        batch, names = SimpleNamespace(features=CLICKS, labels=LABELS, shares=None), CLICK_FEATURES
     model = make_model(kind, embeddings, names, embedding_dim=DIM, hidden=(5,), seed=1)
     model.loss(batch).sum().backward()
     weight = rows(embeddings, "item")

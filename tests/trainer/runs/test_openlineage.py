@@ -184,3 +184,9 @@ def test_columns_of_each_file():
         "/data/ratings.csv": {"user_id": "id", "film": "key", "time": "order", "rating": "label"},
         "/data/films.csv": {"film": "key", "genre": "id_list"},
     }
+    columns = {"click": {"column": "c"}, "buy": {"rule": "price > 0", "mask": "shown"}}
+    several = dataset.model_copy(update={"label": None, "labels": {}, "weight": "w"}).model_dump(mode="json")
+    of_rows = columns_read(parse_dataset(several | {"labels": columns}))["/data/ratings.csv"]
+    assert {name: of_rows[name] for name in ("c", "price", "shown", "w")} == {
+        "c": "label", "price": "label", "shown": "label mask", "w": "weight",
+    }  # fmt: skip

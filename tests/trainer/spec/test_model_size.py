@@ -13,6 +13,7 @@ from trainer.data.batches.keys import Key
 from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS
 from trainer.spec import Model
+from trainer.spec.label_tasks import LabelTask
 
 SAMPLES, LENGTH, DIM, HIDDEN = 256, 6, 16, (64, 32)
 KEYS = (
@@ -20,6 +21,7 @@ KEYS = (
     Key("history", "item", True, "mean"),
 )
 NAMES = tuple(key.name for key in KEYS)
+TASKS = (LabelTask("click"), LabelTask("buy"), LabelTask("visits", "poisson"))
 KINDS = (
     "dnn",
     "fm",
@@ -60,7 +62,7 @@ class Random(nn.Module):
 def made(spec: Model) -> nn.Module:
     kind = MODELS[spec.kind]
     embeddings = Random(spec.table_columns("item"), not kind.is_sequence)
-    return kind(embeddings, spec, ModelInputs(KEYS)).train()
+    return kind(embeddings, spec, ModelInputs(KEYS, tasks=TASKS if spec.reads_labels else ())).train()
 
 
 def features() -> KeyedJaggedTensor:
@@ -78,6 +80,12 @@ def features() -> KeyedJaggedTensor:
         ("xdeepfm", {"cin_layers": (200,)}),
         ("xdeepfm", {"cin_layers": (60, 50, 40)}),
         ("finalmlp", {"second_hidden": (48,), "fusion_heads": 8, "first_gate": ("user", "history")}),
+        ("shared_bottom", {}),
+        ("mmoe", {"experts": 8}),
+        ("mmoe", {"batch_norm": True, "tower_hidden": ()}),
+        ("ple", {"levels": 3}),
+        ("ple", {"levels": 1, "label_experts": 4}),
+        ("esmm", {"tasks": {"buy": {"given": "click"}}}),
         ("autoint", {"hidden": (), "attention_layers": 2, "attention_heads": 4, "attention_units": 8}),
     ],
 )
@@ -96,8 +104,9 @@ def test_what_a_step_keeps_and_computes_is_what_is_counted(kind, fields):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         with FlopCounterMode(display=False) as counter:
             scores = model(batch)
-    assert scores.shape == (SAMPLES,)
-    size = spec.size(len(KEYS), num_lists=1, list_ids=float(LENGTH))
+    assert scores.shape == ((SAMPLES, len(TASKS)) if spec.reads_labels else (SAMPLES,))
+    own = {"num_labels": len(TASKS)} if spec.reads_labels else {}
+    size = spec.size(len(KEYS), num_lists=1, list_ids=float(LENGTH), **own)
     counted = 4 * SAMPLES * (size.tower + size.interaction)
     # Memory is predicted as three times this: what is kept, and what backward makes of it.
     assert counted / 3 < sum(kept.values()) < 1.5 * counted

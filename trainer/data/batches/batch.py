@@ -14,13 +14,15 @@ class Batch:
 
     Attributes:
         features: table rows, int64, with keys in the fixed order of ``PreparedData.keys``.
-        labels: float32 [b].
+        labels: float32 [b]; of several labels [b, labels], NaN where one is absent.
         sample_offset: index in the global batch of the slice's first sample.
         global_size: number of samples of the whole batch.
         part_offset: index in the global batch of the micro-batch's first sample, which rank 0 holds.
         step: number of steps before this one since the first epoch (training), or number of the batch (evaluation).
         seen: for sequence models in evaluation, int64 [m, 2]: (sample, item row) of everything that came before.
         dense: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
+        shares: float32, like the labels: what a loss is multiplied with before the mean over the global batch is taken,
+            where rows have weights or several labels (trainer.data.batches.loss_shares); None: 1.
     """
 
     features: KeyedJaggedTensor
@@ -31,6 +33,7 @@ class Batch:
     part_offset: int = 0
     seen: torch.Tensor | None = None
     dense: torch.Tensor | None = None
+    shares: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -43,12 +46,15 @@ class Batch:
             labels=self.labels.to(device, non_blocking=non_blocking),
             seen=None if self.seen is None else self.seen.to(device, non_blocking=non_blocking),
             dense=None if self.dense is None else self.dense.to(device, non_blocking=non_blocking),
+            shares=None if self.shares is None else self.shares.to(device, non_blocking=non_blocking),
         )
 
     def pin(self) -> Batch:
         """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
         dense = None if self.dense is None else self.dense.pin_memory()
-        return replace(self, features=self.features.pin_memory(), labels=self.labels.pin_memory(), dense=dense)
+        shares = None if self.shares is None else self.shares.pin_memory()
+        features, labels = self.features.pin_memory(), self.labels.pin_memory()
+        return replace(self, features=features, labels=labels, dense=dense, shares=shares)
 
     def on(self, device: torch.device) -> Batch:
         """Return the batch on the model's device; on the CPU the batch itself.

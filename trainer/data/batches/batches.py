@@ -12,6 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import FreshNegatives
+from trainer.data.batches.loss_shares import LossShares
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.batches.sequence_batches import SequenceReader, ranking_batches
@@ -27,6 +28,7 @@ def train_batches(
     num_examples, size = data.num_examples["train"], data.batch_size
     order = data.order()
     batch_of = _training_reader(data, epoch)
+    shares = LossShares(data) if data.tasks or data.is_weighted else None
 
     def make(number: int) -> Batch:
         step, part = divmod(number, micro_batches)
@@ -37,7 +39,10 @@ def train_batches(
         first, last = (begin + bound for bound in rank_slice(end - begin, rank, world_size))
         rows = order.rows(epoch, start + first, start + last)
         batch = batch_of(rows, first, global_size, epoch * data.steps_per_epoch + step, start + first)
-        return replace(batch, part_offset=begin)
+        if shares is None:
+            return replace(batch, part_offset=begin)
+        of_rows = shares.of(rows, order.rows(epoch, start, start + global_size))
+        return replace(batch, part_offset=begin, shares=torch.from_numpy(of_rows))
 
     return Prefetched(make, start_step * micro_batches, data.steps_per_epoch * micro_batches)
 

@@ -26,8 +26,10 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
     CODE,
     LABEL,
+    LABELS,
     NUMBERS,
     OFFSET,
+    ROW_WEIGHTS,
     USER_CODES,
     VALUE,
     map_array,
@@ -38,6 +40,7 @@ from trainer.data.prepare.drift import PROFILE_FILE
 from trainer.data.prepare.graphs import open_graph
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.sequences import Sequences, Windows
+from trainer.spec.label_tasks import LabelTask
 
 FORMAT_VERSION = 2
 MANIFEST = "prepared.json"
@@ -62,6 +65,10 @@ class PreparedColumns:
     keys: tuple[Key, ...]
     """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
     those of :mod:`trainer.data.batches.sequence_batches`."""
+    tasks: tuple[LabelTask, ...]
+    """The dataset's labels, where there are several; () for one."""
+    is_weighted: bool
+    """Whether rows have weights."""
     sequence: dict[str, Any] | None
     """How the batches of a sequence model are cut, None for other models."""
     sampling: str
@@ -101,6 +108,8 @@ class PreparedColumns:
         }
         self.is_bpr = bool(manifest["is_bpr"])
         self.label_dtype = np.dtype(manifest.get("label_dtype", LABEL.name))
+        self.tasks = tuple(LabelTask.of_json(task) for task in manifest.get("labels", ()))
+        self.is_weighted = bool(manifest.get("weighted"))
         self.sequence = manifest.get("sequence")
         self.unread = manifest.get("unread", [])
         # Prepared by a version that knew item2vec's and uniform ones alone.
@@ -213,8 +222,16 @@ class PreparedColumns:
         return self.sequences.windows(self.sequence["length"])
 
     def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-        """Return the labels of a split: 0 or 1, or the values of a real-valued label."""
-        return map_array(self.directory / split / "labels.bin", self.label_dtype)
+        """Return the labels of a split: 0 or 1, or the values of a real-valued label.
+
+        Of several labels float32 [examples, labels], NaN where one is absent.
+        """
+        labels = map_array(self.directory / split / LABELS, self.label_dtype)
+        return labels.reshape(-1, len(self.tasks)) if self.tasks else labels
+
+    def row_weights(self, split: str) -> npt.NDArray[np.float32]:
+        """Return the weights of the rows of a split, where the dataset has them (``is_weighted``)."""
+        return map_array(self.directory / split / ROW_WEIGHTS, VALUE)
 
     def user_codes(self, split: str) -> npt.NDArray[np.int32]:
         """Return a number for the user of each example, also of users that were not trained on; -1 without a user.

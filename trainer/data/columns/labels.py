@@ -1,19 +1,22 @@
-"""Labels from a column or a rule, or a column's values. Torch-free."""
+"""Labels from a column or a rule, or a column's values; several of them, and weights of rows. Torch-free."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.values import as_numbers
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import LABEL, VALUE
 from trainer.data.sources.source import Chunk
-from trainer.spec import Label, parse_rule
+from trainer.spec import DatasetSpec, Label, OneOfSeveral, parse_rule
 
 _COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
     ">=": operator.ge,
@@ -25,19 +28,23 @@ _COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 }
 
 
-def label_dtype(label: Label) -> np.dtype[Any]:
-    """Return how labels are kept: uint8 where they are 0 or 1, float32 where they are values."""
-    return LABEL if label.value is None else VALUE
+def label_dtype(dataset: DatasetSpec) -> np.dtype[Any]:
+    """Return how labels are kept: uint8 where they are 0 or 1, float32 where they are values, or several."""
+    return LABEL if dataset.label is not None and dataset.label.value is None else VALUE
 
 
-def labels_of(chunk: Chunk, label: Label) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+def labels_of(
+    chunk: Chunk, label: Label, least: float | None = None
+) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
     """Return 0 or 1 per row, from ``label.column`` or ``label.rule``; the numbers of ``label.value``.
+
+    ``least``: what a value must be at least; None: any.
 
     Raises:
         DataError: at the first bad value.
     """
     if label.value is not None:
-        return _values_of(chunk, label.value)
+        return _values_of(chunk, label.value, least)
     if label.rule is not None:
         column, comparison, number = parse_rule(label.rule)
         return _COMPARISONS[comparison](as_numbers(chunk, column, f"label (rule '{label.rule}')"), number).astype(
@@ -55,7 +62,7 @@ def labels_of(chunk: Chunk, label: Label) -> npt.NDArray[np.uint8] | npt.NDArray
     return values.astype(np.uint8)
 
 
-def _values_of(chunk: Chunk, column: str) -> npt.NDArray[np.float32]:
+def _values_of(chunk: Chunk, column: str, least: float | None) -> npt.NDArray[np.float32]:
     numbers = as_numbers(chunk, column, "label")
     bad = np.flatnonzero(~(np.abs(numbers.astype(np.float64)) <= np.finfo(VALUE).max))
     if len(bad):
@@ -63,5 +70,84 @@ def _values_of(chunk: Chunk, column: str) -> npt.NDArray[np.float32]:
             f"the label is {numbers[bad[0]]}, which is no finite float32",
             where=chunk.where(column, int(bad[0])),
             remedy="correct it, or remove the row",
+        )
+    below = np.flatnonzero(numbers < (-np.inf if least is None else least))
+    if len(below):
+        raise DataError(
+            f"the label is {numbers[below[0]]}, and its loss is of counts and durations of at least {least:g}",
+            where=chunk.where(column, int(below[0])),
+            remedy="correct it, remove the row, or use loss mse",
+        )
+    return numbers.astype(VALUE)
+
+
+def several_labels_of(
+    chunk: Chunk, labels: Mapping[str, OneOfSeveral], least: Mapping[str, float]
+) -> npt.NDArray[np.float32]:
+    """Return the labels of each row, [rows, labels], NaN where one is absent: its source is null, or its mask 0.
+
+    ``least``: the least value that a label may have, by name.
+
+    Raises:
+        DataError: at the first bad value of a label that is there, or of a mask.
+    """
+    found = np.full((len(chunk), len(labels)), np.nan, dtype=VALUE)
+    for number, (name, label) in enumerate(labels.items()):
+        there = present(chunk, label)
+        rows = Chunk(chunk.file, chunk.rows[there], chunk.batch.filter(pa.array(there)))
+        found[there, number] = labels_of(rows, label, least.get(name))
+    return found
+
+
+def present(chunk: Chunk, label: OneOfSeveral) -> npt.NDArray[np.bool_]:
+    """Return which rows have one of several labels.
+
+    Raises:
+        DataError: a mask is neither 0 nor 1.
+    """
+    column = label.source_column
+    assert column is not None
+    there = is_there(chunk.column(column))
+    if label.mask is None:
+        return there
+    mask, bad = mask_of(chunk.column(label.mask))
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise DataError(
+            f"the mask is {chunk.column(label.mask)[row].as_py()!r}, neither 0 nor 1",
+            where=chunk.where(label.mask, row),
+            remedy="write 1 where the label is there and 0 where it is not, or leave mask out: null is absent too",
+        )
+    return there & mask
+
+
+def mask_of(array: pa.Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return (where a mask is 1, where it is neither 0 nor 1)."""
+    numbers, bad = as_floats(array)
+    return numbers == 1, bad | ~((numbers == 0) | (numbers == 1))
+
+
+def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return where values are neither null nor NaN."""
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(array.type):
+        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
+    return valid
+
+
+def row_weights_of(chunk: Chunk, column: str) -> npt.NDArray[np.float32]:
+    """Return the weight of each row.
+
+    Raises:
+        DataError: at the first that is missing, no number or below 0.
+    """
+    numbers, bad = as_floats(chunk.column(column))
+    bad = bad | ~(numbers >= 0)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise DataError(
+            f"the weight of the row is {chunk.column(column)[row].as_py()!r}, not a number of at least 0",
+            where=chunk.where(column, row),
+            remedy="correct it, remove the row, or set max_bad_rows of the dataset",
         )
     return numbers.astype(VALUE)

@@ -2,9 +2,11 @@
 
 ``max_bad_rows`` limits their share.
 
-A row is bad where its label is missing, no number, or neither 0 nor 1; its time is missing; a numeric feature is text,
-infinite, or missing where ``missing: error``; an id is missing where ``missing: error``, or no integer in a column of
-integers; the weights of a list are not as many as its ids, missing, or negative.
+A row is bad where its label is missing (of several labels a missing one is absent, and no fault), no number, neither 0
+nor 1, or less than its loss can learn; its weight is missing or negative; a mask is neither 0 nor 1; its time is
+missing; a numeric feature is text, infinite, or missing where ``missing: error``; an id is missing where ``missing:
+error``, or no integer in a column of integers; the weights of a list are not as many as its ids, missing, or
+negative.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trainer.data.columns import values
+from trainer.data.columns.labels import is_there, mask_of
 from trainer.data.columns.numeric import as_floats, problems_of
 from trainer.data.columns.weights import weighted_lists
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.source import Chunk
+from trainer.spec import Label, OneOfSeveral
 
 NUM_EXAMPLES = 3
 _SCHEMA = pa.schema(
@@ -99,8 +103,14 @@ class BadRows:
     def _problems(self, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
         """Yield (column, reason, rows)."""
         plan = self._plan
-        if plan.label_column is not None:
-            yield from _label_problems(chunk, plan.label_column, plan.dataset.label.column is not None)
+        least = plan.least_labels
+        if plan.dataset.label is not None:
+            yield from _label_problems(chunk, plan.dataset.label, least.get("label"))
+        for name, label in plan.dataset.labels.items():
+            yield from _present_label_problems(chunk, label, least.get(name))
+        if plan.dataset.weight is not None:
+            weights, bad = as_floats(chunk.column(plan.dataset.weight))
+            yield plan.dataset.weight, "weight of the row that is no number of at least 0", bad | ~(weights >= 0)
         for column in plan.order_columns:
             array = chunk.column(column)
             null = ~array.is_valid().to_numpy(zero_copy_only=False)
@@ -122,12 +132,12 @@ class BadRows:
 
     def _with_numbers(self, chunk: Chunk) -> pa.RecordBatch:
         """Return labels as numbers, where a column has them as text because of a bad row."""
-        column = self._plan.label_column
-        if column is None or not _is_text(chunk.column(column).type):
-            return chunk.batch
-        numbers, _ = as_floats(chunk.column(column))
-        index = chunk.batch.schema.get_field_index(column)
-        return chunk.batch.set_column(index, column, pa.array(numbers))
+        batch = chunk.batch
+        for column in self._plan.label_columns:
+            if _is_text(chunk.column(column).type):
+                numbers, _ = as_floats(chunk.column(column))
+                batch = batch.set_column(batch.schema.get_field_index(column), column, pa.array(numbers))
+        return batch
 
     def _record(self, chunk: Chunk, column: str, reason: str, positions: npt.NDArray[np.int64]) -> None:
         self.by_reason[reason] += len(positions)
@@ -145,25 +155,38 @@ class BadRows:
         self._writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
 
 
-def _label_problems(chunk: Chunk, column: str, is_class: bool) -> Iterator[tuple[str, str, Mask]]:
+def _label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator[tuple[str, str, Mask]]:
+    column = label.source_column
+    if column is None:
+        return
     array = chunk.column(column)
+    yield column, "no label", ~_there(chunk, column)
     if pa.types.is_temporal(array.type):
-        yield column, "no label", ~_there(chunk, column)
         return
     labels, bad = as_floats(array)
-    yield column, "no label", ~_there(chunk, column)
     yield column, "label that is no number", bad | np.isnan(labels)
-    if is_class:
+    if label.column is not None:
         yield column, "label that is neither 0 nor 1", (labels != 0) & (labels != 1)
+    if least is not None:
+        yield column, f"label below {least:g}", labels < least
+
+
+def _present_label_problems(chunk: Chunk, label: OneOfSeveral, least: float | None) -> Iterator[tuple[str, str, Mask]]:
+    """Yield what is bad of one of several labels, where it is there, and of its mask."""
+    column = label.source_column
+    assert column is not None
+    there = is_there(chunk.column(column))
+    if label.mask is not None:
+        mask, bad = mask_of(chunk.column(label.mask))
+        yield label.mask, "mask that is neither 0 nor 1", bad
+        there = there & mask
+    for name, reason, rows in _label_problems(chunk, label, least):
+        yield name, reason, rows & there
 
 
 def _there(chunk: Chunk, column: str) -> Mask:
     """Return where values are neither null nor NaN."""
-    array = chunk.column(column)
-    valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(array.type):
-        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
-    return valid
+    return is_there(chunk.column(column))
 
 
 def _are_ids(array: pa.Array) -> Mask:

@@ -7,7 +7,7 @@ numbers that are none. What is found here is for a person to look at.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, GrownTable
 from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.workers import Workers
 
@@ -52,11 +53,12 @@ class Comparison:
 
     def __str__(self) -> str:
         before, now = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in (self.before, self.now))
+        name = f"of '{self.name}' " if self.name else ""
         return {
             "columns": f"column '{self.name}' {'is new' if self.before is None else 'is gone'}",
             "type": f"column '{self.name}' was {before} and is {now}",
             "rows": f"{now} rows, there were {before}",
-            "label": f"mean label {now}, it was {before}",
+            "label": f"mean label {name}{now}, it was {before}",
             "missing": f"{now} of '{self.name}' is missing, it was {before}",
             "new_ids": f"{now} of the examples have a new '{self.name}'",
             "numeric": f"'{self.name}' has another distribution (PSI {now})",
@@ -67,13 +69,14 @@ def profile_of(
     plan: DataPlan,
     encoded: Encoded,
     row_counts: Mapping[str, npt.NDArray[np.int64]],
-    label_mean: float,
+    labels: Sequence[LabelFigures],
     workers: Workers,
 ) -> dict[str, Any]:
     """Return what runs are compared by.
 
-    These are the types of the columns that are read and the names of all, the number of rows, the mean label and the
-    shares of missing ids of the training rows, and for every numeric feature the shares of all rows between deciles.
+    These are the types of the columns that are read and the names of all, the number of rows, the mean label (with
+    several labels that of the first, and those of all) and the shares of missing ids of the training rows, and for
+    every numeric feature the shares of all rows between deciles.
     """
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
     shapes = workers.map(lambda values: _shape_of(_sample(values)), encoded.numeric)
@@ -82,7 +85,8 @@ def profile_of(
         "columns": plan.source.column_names(),
         "types": read,
         "rows": encoded.num_rows,
-        "label_mean": label_mean,
+        "label_mean": labels[0].mean,
+        "label_means": {one.name: one.mean for one in labels if one.name},
         "missing": {name: float(counts[UNKNOWN_ROW] / max(counts.sum(), 1)) for name, counts in row_counts.items()},
         "numeric": numeric,
     }
@@ -111,8 +115,12 @@ def drift(
     ]
     times = now["rows"] / max(before["rows"], 1)
     comparisons.append(Comparison("rows", "", before["rows"], now["rows"], not 1 / ROWS <= times <= ROWS))
-    gap = abs(now["label_mean"] - before["label_mean"])
-    comparisons.append(Comparison("label", "", before["label_mean"], now["label_mean"], gap > MISSING))
+    means = {"": (before["label_mean"], now["label_mean"])}
+    if now["label_means"]:
+        before_means = before.get("label_means", {})
+        means = {name: (before_means[name], mean) for name, mean in now["label_means"].items() if name in before_means}
+    for name, (old, new) in means.items():
+        comparisons.append(Comparison("label", name, old, new, abs(new - old) > MISSING))
     shares = [(name, before["missing"].get(name), share) for name, share in now["missing"].items()]
     shares += [
         (name, before["numeric"].get(name, {}).get("missing"), one["missing"]) for name, one in now["numeric"].items()

@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.labels import label_dtype, labels_of
+from trainer.data.columns.labels import label_dtype, labels_of, row_weights_of, several_labels_of
 from trainer.data.columns.numeric import read_number
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, encoded
 from trainer.data.columns.weights import require_weighted
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABEL, Appender
+from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.coding import CodedColumn, CodedPart, TableIds
 from trainer.data.prepare.plan import ColumnUse, DataPlan
@@ -45,7 +45,8 @@ class Encoded:
     codes: dict[str, Codes]  # by domain; ids ascending
     columns: dict[ColumnUse, npt.NDArray[np.int32] | Jagged]
     joined: dict[str, npt.NDArray[np.int32]]  # by join column of the rows and feature: position in the join file
-    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | None
+    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | None  # [rows], of several [rows, labels]
+    row_weights: npt.NDArray[np.float32] | None  # where a column says them
     orders: dict[str, npt.NDArray[Any]]
     sides: npt.NDArray[np.uint8] | None  # where a column says them
     weights: dict[ColumnUse, npt.NDArray[np.float32]]  # of the values of lists that have them
@@ -117,7 +118,9 @@ class _EncodedWriter:
         self._uses = {use: CodedColumn(use, stem, self._tables[use.domain]) for use, stem in stems.items()}
         self._joined = {name: Appender(scratch / f"join-{name}", CODE) for name in plan.joins}
         self._numeric = [Appender(scratch / f"numeric-{number}", np.float64) for number in range(len(plan.numeric))]
-        self._labels = Appender(scratch / "labels", label_dtype(plan.dataset.label)) if plan.label_column else None
+        dataset = plan.dataset
+        self._labels = None if dataset.negatives else Appender(scratch / "labels", label_dtype(dataset))
+        self._row_weights = Appender(scratch / "row-weights", VALUE) if dataset.weight is not None else None
         self._sides = Appender(scratch / "sides", LABEL) if plan.job.evaluation.split.column is not None else None
         self._orders: dict[str, Appender] = {}
         self._steps = list(self._make_steps())
@@ -154,12 +157,22 @@ class _EncodedWriter:
                 positions = functools.partial(_positions, join=plan.joins[feature.name], column=feature.join_on)
                 yield _Step(f"join {feature.name}", positions, self._joined[feature.name].append)
         if self._labels is not None:
-            yield _Step("labels", functools.partial(labels_of, label=plan.dataset.label), self._labels.append)
+            yield _Step("labels", self._labels_of, self._labels.append)
+        if self._row_weights is not None:
+            weights = functools.partial(row_weights_of, column=str(plan.dataset.weight))
+            yield _Step("row weights", weights, self._row_weights.append)
         if self._sides is not None:
             column = str(plan.job.evaluation.split.column)
             yield _Step("sides", functools.partial(sides_of, column=column), self._sides.append)
         for number, column in enumerate(plan.order_columns):
             yield _Step(f"order {column}", functools.partial(self._order, column=column, number=number), _append_to)
+
+    def _labels_of(self, chunk: Chunk) -> npt.NDArray[Any]:
+        """Return the label of each row, or all of its labels, row by row."""
+        dataset, least = self._plan.dataset, self._plan.least_labels
+        if dataset.label is not None:
+            return labels_of(chunk, dataset.label, least.get("label"))
+        return several_labels_of(chunk, dataset.labels, least).reshape(-1)
 
     def _order(self, chunk: Chunk, column: str, number: int) -> tuple[Appender, npt.NDArray[Any]]:
         numbers = values.as_numbers(chunk, column, "order of rows")
@@ -174,8 +187,21 @@ class _EncodedWriter:
             )
         return order, numbers
 
+    def _mapped_labels(self) -> npt.NDArray[Any] | None:
+        if self._labels is None:
+            return None
+        labels, tasks = self._labels.mapped(), self._plan.tasks
+        return labels.reshape(-1, len(tasks)) if tasks else labels
+
     def close(self) -> None:
-        opened: list[Any] = [*self._numeric, self._labels, self._sides, *self._tables.values(), *self._uses.values()]
+        opened: list[Any] = [
+            *self._numeric,
+            self._labels,
+            self._row_weights,
+            self._sides,
+            *self._tables.values(),
+            *self._uses.values(),
+        ]
         opened += [*self._joined.values(), *self._orders.values()]
         for appender in opened:
             if appender is not None:
@@ -205,7 +231,8 @@ class _EncodedWriter:
             {domain: Codes(ids) for domain, (ids, _) in ranked.items()},
             {use: writer.mapped() for use, writer in self._uses.items()},
             {name: appender.mapped() for name, appender in self._joined.items()},
-            self._labels.mapped() if self._labels else None,
+            self._mapped_labels(),
+            self._row_weights.mapped() if self._row_weights else None,
             {column: appender.mapped() for column, appender in self._orders.items()},
             self._sides.mapped() if self._sides else None,
             {use: writer.weights.mapped() for use, writer in self._uses.items() if writer.weights is not None},

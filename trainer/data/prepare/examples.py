@@ -28,7 +28,7 @@ class Examples:
     """Consecutive examples. Features hold codes of their table's domain (-1: missing), lists as Jagged."""
 
     features: dict[str, npt.NDArray[np.int32] | Jagged]
-    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [examples], of several [examples, labels]
     sides: npt.NDArray[np.uint8]
     is_negative: npt.NDArray[np.bool_]  # whether the example was drawn as a negative
     rows: npt.NDArray[np.int64]  # the row of the data that each is of
@@ -71,7 +71,7 @@ class ExampleRows:
         weights = self._weights(features, start, stop)
         is_negative = np.zeros(len(rows), dtype=bool)
         short = self._too_short(start, stop)
-        negatives = self._plan.dataset.label.negatives
+        negatives = self._plan.dataset.negatives
         if negatives is not None:
             group = negatives.per_positive + 1
             repeat = np.repeat(np.arange(len(rows)), group)
@@ -134,7 +134,7 @@ class ExampleRows:
     # --- negatives
 
     def _make_negatives(self) -> SeenItems | PopularUnseen | None:
-        spec = self._plan.dataset.label.negatives
+        spec = self._plan.dataset.negatives
         if spec is None:
             return None
         item = self._plan.direct(spec.of)
@@ -189,7 +189,7 @@ class ExampleRows:
         is_negative: npt.NDArray[np.bool_],
     ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
         """Return the features that follow the item, with the drawn items in the examples that are negatives."""
-        spec = self._plan.dataset.label.negatives
+        spec = self._plan.dataset.negatives
         assert spec is not None
         assert self._negative_items is not None
         assert self._user is not None

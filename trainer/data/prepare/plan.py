@@ -16,8 +16,9 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.graphs import EdgeFile, edge_files
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Source, Window, beside
-from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems, parse_rule
+from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
 from trainer.spec.checks.evaluation import ranks_catalogue
+from trainer.spec.label_tasks import LabelTask, label_tasks, least_labels, needs_users
 
 NEGATIVE_SUFFIX = "__negative"
 
@@ -80,7 +81,7 @@ class DataPlan:
     @property
     def keeps_users(self) -> bool:
         """Whether evaluation needs the user of each held-out example, also of users that were not trained on."""
-        return self.job.evaluation.needs_users
+        return needs_users(self.job, self.tasks)
 
     @property
     def keeps_seen(self) -> bool:
@@ -101,11 +102,19 @@ class DataPlan:
         return tuple(dict.fromkeys(feature.table for feature in self.features))
 
     @property
-    def label_column(self) -> str | None:
-        label = self.dataset.label
-        if label.rule is not None:
-            return parse_rule(label.rule)[0]
-        return label.column or label.value
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of labels, of their masks and of the rows' weights."""
+        return tuple(dict.fromkeys(self.dataset.label_columns.values()))
+
+    @property
+    def tasks(self) -> tuple[LabelTask, ...]:
+        """The dataset's labels, where there are several."""
+        return label_tasks(self.dataset)
+
+    @property
+    def least_labels(self) -> dict[str, float]:
+        """The least value that a label may have, by name, where its loss has one."""
+        return least_labels(self.job, self.dataset)
 
     @property
     def join_columns(self) -> tuple[str, ...]:
@@ -140,7 +149,7 @@ class DataPlan:
         columns += [use.weights for use in self.uses if use.weights is not None]
         columns += [feature.column for feature in self.numeric]
         columns += self.feature_times.values()
-        return list(dict.fromkeys([*columns, *filter(None, (self.label_column, self.job.evaluation.split.column))]))
+        return list(dict.fromkeys([*columns, *self.label_columns, *filter(None, (self.job.evaluation.split.column,))]))
 
     def feature(self, name: str) -> FeaturePlan | None:
         return next((feature for feature in self.features if feature.name == name), None)
@@ -229,8 +238,8 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
 def _check_roles(plan: DataPlan) -> None:
     """Check that user and item read a column where rows are split by them or negatives are drawn for them."""
     needs: list[tuple[str, tuple[str, ...]]] = []
-    if plan.dataset.label.negatives is not None:
-        needs.append(("label.negatives", (plan.dataset.label.negatives.of, "user")))
+    if plan.dataset.negatives is not None:
+        needs.append(("label.negatives", (plan.dataset.negatives.of, "user")))
     if plan.job.evaluation.split.kind == "per_user_last":
         needs.append(("evaluation.split.kind: per_user_last", ("user",)))
     if plan.is_bpr:

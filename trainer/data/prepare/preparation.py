@@ -149,8 +149,7 @@ def _write(
     numeric = finish_numeric(plan, work, base.numeric, workers)
     if numeric:
         write_numeric(numeric, work / NUMERIC_FILE)
-    label_mean = writers["train"].label_sum / writers["train"].num_examples
-    profile = profile_of(plan, encoded, row_counts, label_mean, workers)
+    profile = profile_of(plan, encoded, row_counts, writers["train"].label_figures, workers)
     write_profile(profile, work / PROFILE_FILE)
     moved = None
     if base.profile is not None:
@@ -193,7 +192,9 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         "dataset_fingerprint": dataset_fingerprint(plan),
         "keys": [asdict(key) for key in keys_of(plan.dataset, plan.job)],
         "is_bpr": plan.is_bpr,
-        "label_dtype": label_dtype(plan.dataset.label).name,
+        "label_dtype": label_dtype(plan.dataset).name,
+        "labels": [task._asdict() for task in plan.tasks],
+        "weighted": plan.dataset.weight is not None,
         "sampling": _sampling(plan.job),
         "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
         "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
@@ -305,6 +306,8 @@ def _fingerprint(plan: DataPlan, base: WarmStart) -> str:
     if isinstance(model, DrawingSpec) and (model.negative_distribution is not None or model.negative_power != 0.75):
         relevant.append(_sampling(job))
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
+    if plan.least_labels:
+        relevant.append(plan.least_labels)
     if plan.keeps_users:
         relevant.append("users")
     if plan.keeps_seen and not plan.is_bpr:

@@ -21,8 +21,10 @@ from trainer.data.columns.weights import as_factors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
     CODE,
+    LABELS,
     NUMBERS,
     OFFSET,
+    ROW_WEIGHTS,
     USER_CODES,
     VALUE,
     Appender,
@@ -33,6 +35,7 @@ from trainer.data.prepare.arrays import (
 )
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.examples import ExampleRows, Examples, take
+from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.sequences import SequenceRows
@@ -45,17 +48,16 @@ _REMAP_ROWS = 1 << 22
 class SplitWriter:
     """Files of one split, to which examples are appended.
 
-    They are ``labels.bin``, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``. Where evaluation asks for
-    users also USER_CODES: a number for each user, known in training or not, -1 for none.
+    They are LABELS, ROW_WEIGHTS where rows have weights, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``.
+    Where evaluation asks for users also USER_CODES: a number for each user, known in training or not, -1 for none.
     """
 
     def __init__(self, directory: Path, plan: DataPlan):
         self.directory = directory
         self.num_examples = 0
-        self.num_positives = 0
-        self.label_range = (np.inf, -np.inf)
-        self.label_sum = 0.0
-        self._labels = Appender(directory / "labels.bin", label_dtype(plan.dataset.label))
+        self.label_figures = tuple(LabelFigures(task.name) for task in plan.tasks) or (LabelFigures(),)
+        self._labels = Appender(directory / LABELS, label_dtype(plan.dataset))
+        self._row_weights = Appender(directory / ROW_WEIGHTS, VALUE) if plan.dataset.weight is not None else None
         self._users = Appender(directory / USER_CODES, CODE) if plan.keeps_users else None
         self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.trained if not f.is_list}
         self._lists = {f.name: JaggedAppender(directory / f.name, CODE) for f in plan.trained if f.is_list}
@@ -65,16 +67,22 @@ class SplitWriter:
         self._pooling = {f.name: f.pooling for f in plan.trained}
         self._numeric = [Appender(_raw_file(directory, one), np.float64) for one in plan.numeric]
 
-    def append_rows(self, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
-        """Append chosen examples' labels and users."""
+    @property
+    def num_positives(self) -> int:
+        """Examples whose label, of several the first, is 1."""
+        return self.label_figures[0].num_positives
+
+    def append_rows(self, examples: Examples, encoded: Encoded, chosen: npt.NDArray[np.int64]) -> None:
+        """Append chosen examples' labels, weights and users."""
         labels = examples.labels[chosen]
         self.num_examples += len(labels)
-        self.num_positives += int((labels == 1).sum())
-        self.label_sum += float(labels.sum(dtype=np.float64))
-        if len(labels):
-            low, high = self.label_range
-            self.label_range = (min(low, float(labels.min())), max(high, float(labels.max())))
-        self._labels.append(labels)
+        columns = labels.reshape(len(labels), len(self.label_figures))
+        for number, figures in enumerate(self.label_figures):
+            figures.add(columns[:, number])
+        self._labels.append(labels.reshape(-1))
+        if self._row_weights is not None:
+            assert encoded.row_weights is not None
+            self._row_weights.append(encoded.row_weights[examples.rows[chosen]])
         if self._users is not None:
             users = examples.features["user"]
             assert not isinstance(users, Jagged)
@@ -102,7 +110,8 @@ class SplitWriter:
         self._lists[name].append(column.values, column.lengths)
 
     def close(self) -> None:
-        opened: list[Appender | JaggedAppender | None] = [self._labels, self._users, *self._numeric]
+        opened: list[Appender | JaggedAppender | None] = [self._labels, self._row_weights, self._users]
+        opened += self._numeric
         opened += [*self._flat.values(), *self._lists.values(), *self._weights.values()]
         for appender in opened:
             if appender is not None:
@@ -138,13 +147,8 @@ def write_splits(
         kind = "BPR" if plan.is_bpr else plan.job.model.kind
         what = f"has no positive row, and {kind} trains on positives" if plan.positives_only else "has no rows"
         raise DataError(what, where=where, remedy="check the label, lower evaluation.split's shares, or add data")
-    low, high = train.label_range
-    if not plan.positives_only and low == high:
-        raise DataError(
-            f"every one of its {train.num_examples} labels is {low:g}",
-            where=where,
-            remedy="check the label's column or rule; where every row is a positive use label: {negatives: ...}",
-        )
+    for figures in () if plan.positives_only else train.label_figures:
+        figures.check(where)
     return writers, seen, sequences
 
 
@@ -161,7 +165,7 @@ def _append(
 
     def append_rows() -> None:
         for writer, places in chosen:
-            writer.append_rows(examples, places)
+            writer.append_rows(examples, encoded, places)
 
     def append_feature(name: str) -> None:
         for writer, places in chosen:

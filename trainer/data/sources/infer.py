@@ -17,12 +17,14 @@ import pyarrow.compute as pc
 import yaml
 
 from trainer.data.columns import values
-from trainer.data.columns.labels import labels_of
+from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
 from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.errors import DataError
-from trainer.data.sources.source import Source, local_path, to_days
-from trainer.spec import DatasetSpec, parse_dataset, parse_rule
+from trainer.data.sources.source import Chunk, Source, local_path, to_days
+from trainer.spec import DatasetSpec, Label, parse_dataset
+from trainer.spec.label_tasks import label_tasks
+from trainer.spec.losses import LOSSES
 
 SAMPLE_ROWS = 1_000_000
 
@@ -136,9 +138,8 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
     numeric = {name: Range() for name in columns_of if spec.features[name].type == "dense"}
     direct = {name: column for name, column in columns_of.items() if name not in numeric}
-    label_column = spec.label.column or (parse_rule(spec.label.rule)[0] if spec.label.rule else spec.label.value)
-    label_values = Range()
-    columns = list(dict.fromkeys([*columns_of.values(), *filter(None, (label_column, spec.ordering))]))
+    labels = _Labels(spec)
+    columns = list(dict.fromkeys([*columns_of.values(), *labels.columns, *filter(None, (spec.ordering,))]))
     source.require(columns)
     types = {name: source.column_type(column) for name, column in direct.items()}
     distinct = {
@@ -146,8 +147,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
         for name, type_ in types.items()
     }
     nulls = dict.fromkeys(direct, 0)
-    num_rows = num_positives = 0
-    label_problem: str | None = None
+    num_rows = 0
     extremes: list[Any] = []
     for chunk in source.stream(columns):
         num_rows += len(chunk)
@@ -159,13 +159,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
             distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
         for name, range_ in numeric.items():
             range_.add(chunk.column(columns_of[name]))
-        if label_column is not None and label_problem is None:
-            try:
-                labels = labels_of(chunk, spec.label)
-                num_positives += int((labels == 1).sum())
-                label_values.add(chunk.column(label_column))
-            except DataError as error:
-                label_problem = str(error)
+        labels.add(chunk)
         if spec.ordering is not None:
             bounds = pc.min_max(chunk.column(spec.ordering)).as_py()
             extremes += [value for value in bounds.values() if value is not None]
@@ -176,16 +170,57 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     shown |= {name: {"column": columns_of[name], **range_.as_json()} for name, range_ in numeric.items()}
     result: dict[str, Any] = {"name": spec.name, "rows": num_rows, "files": len(source.files), "features": shown}
     result["bytes"] = sum(file.path.stat().st_size for file in source.files)
-    if label_problem is not None:
-        result["label_problem"] = label_problem
-    elif spec.label.value is not None:
-        result["label_values"] = label_values.as_json()
-    elif label_column is not None:
-        result["label_rate"] = num_positives / num_rows if num_rows else None
+    result |= labels.as_json()
     if spec.ordering is not None:
         low, high = (min(extremes), max(extremes)) if extremes else (None, None)
         result["order"] = {"column": spec.ordering, "min": _plain(low), "max": _plain(high)}
     return result
+
+
+class _Labels:
+    """What a profile says of a dataset's label, or of each of its labels."""
+
+    def __init__(self, spec: DatasetSpec):
+        self._spec, self._problem = spec, ""
+        self.columns = tuple(dict.fromkeys(spec.label_columns.values()))
+        one = {} if spec.label is None or spec.negatives is not None else {"": spec.label}
+        self._labels: dict[str, Label] = {**one, **spec.labels}
+        least = {task.name: LOSSES[task.loss].least_label for task in label_tasks(spec)}
+        self._least = {name: value for name, value in least.items() if value is not None}
+        self._values = {name: Range() for name in self._labels}
+        self._positives, self._rows = dict.fromkeys(self._labels, 0), dict.fromkeys(self._labels, 0)
+
+    def add(self, chunk: Chunk) -> None:
+        if self._problem or not self._labels:
+            return
+        try:
+            if self._spec.label is not None:
+                found = labels_of(chunk, self._spec.label)[:, None].astype(np.float64)
+            else:
+                found = several_labels_of(chunk, self._spec.labels, self._least).astype(np.float64)
+            if self._spec.weight is not None:
+                row_weights_of(chunk, self._spec.weight)
+        except DataError as error:
+            self._problem = str(error)
+            return
+        for name, column in zip(self._labels, found.T, strict=True):
+            there = column[~np.isnan(column)]
+            self._rows[name] += len(there)
+            self._positives[name] += int((there == 1).sum())
+            self._values[name].add(pa.array(there))
+
+    def as_json(self) -> dict[str, Any]:
+        if self._problem:
+            return {"label_problem": self._problem}
+        figures = {name: self._figures(name, label) for name, label in self._labels.items()}
+        if self._spec.label is not None:
+            return figures.get("", {})
+        return {"labels": {name: {"rows": self._rows[name], **one} for name, one in figures.items()}}
+
+    def _figures(self, name: str, label: Label) -> dict[str, Any]:
+        if label.value is not None:
+            return {"label_values": self._values[name].as_json()}
+        return {"label_rate": self._positives[name] / self._rows[name] if self._rows[name] else None}
 
 
 class Range:

@@ -10,7 +10,6 @@ from trainer.data.columns import values
 from trainer.data.columns.labels import labels_of
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec
-from trainer.spec.dataset import parse_rule
 
 
 def are_events(source: Source, dataset: DatasetSpec) -> bool:
@@ -32,9 +31,10 @@ def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
         DataError: ids or times cannot be read.
     """
     user, item, order = columns = _columns(dataset)
-    label = dataset.label.column or (parse_rule(dataset.label.rule)[0] if dataset.label.rule is not None else None)
-    labelled = label is not None and label in source.column_names()
-    read = [*columns, *([label] if labelled and label is not None else [])]
+    label = dataset.label
+    named = None if label is None or label.value is not None else label.source_column
+    labelled = named is not None and named in source.column_names()
+    read = [*columns, *([named] if labelled and named is not None else [])]
     source.require(read)
     users, items, times = [], [], []
     kinds = [values.id_kind(source.column_type(name), f"{source.uri}, column '{name}'") for name in (user, item)]
@@ -44,8 +44,8 @@ def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
             for name, kind in zip((user, item), kinds, strict=True)
         )
         is_positive = pc.and_(of.is_valid(), had.is_valid())
-        if labelled:
-            is_positive = pc.and_(is_positive, pa.array(labels_of(chunk, dataset.label) == 1))
+        if labelled and label is not None:
+            is_positive = pc.and_(is_positive, pa.array(labels_of(chunk, label) == 1))
         users.append(of.filter(is_positive))
         items.append(had.filter(is_positive))
         times.append(values.as_numbers(chunk, order, "order of rows")[is_positive.to_numpy(zero_copy_only=False)])

@@ -31,12 +31,11 @@ def label_column(dataset: DatasetSpec) -> str:
     """Return the column that labels are made of.
 
     Raises:
-        ValueError: there is none: drawn negatives.
+        ValueError: there is none: drawn negatives, or several labels.
     """
-    label = dataset.label
-    if label.rule is not None:
-        return parse_rule(label.rule)[0]
-    column = label.column or label.value
+    if dataset.label is None:
+        raise ValueError(f"dataset '{dataset.name}' has several labels: name one of them as label, in a copy of it")
+    column = dataset.label.source_column
     if column is None:
         raise ValueError(
             f"dataset '{dataset.name}': labels are drawn negatives, which have no column to permute: write positives "
@@ -113,7 +112,7 @@ def _some(rows: npt.NDArray[np.intp], dataset: DatasetSpec) -> npt.NDArray[np.in
 
 
 def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    if dataset.label.rule is None:
+    if dataset.label is None or dataset.label.rule is None:
         return values.astype(np.float64)
     _, comparison, number = parse_rule(dataset.label.rule)
     labels: npt.NDArray[np.float64] = _COMPARE[comparison](values, number).astype(np.float64)

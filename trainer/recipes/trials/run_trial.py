@@ -17,7 +17,7 @@ from trainer.recipes.generalization.gap import gaps
 from trainer.recipes.trials.trial import Trial
 from trainer.runs.events import read_events, utc_now
 from trainer.runs.protocol import EXIT_CANCELLED
-from trainer.spec.evaluation import TABLES
+from trainer.spec.evaluation import is_table
 
 RECORDS, RUNS, LOGS, KEPT = "points", "runs", "logs", "kept"
 WAIT_SECONDS = 60.0
@@ -141,7 +141,7 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
         if event.fields["type"] == "state" and event.fields["state"] == "running":
             start = event.fields["time"] if event.fields["attempt"] == 1 else None
         if event.fields["type"] == "metric":
-            fields = {k: v for k, v in event.fields.items() if k not in ("time", "attempt", "type", *TABLES)}
+            fields = {k: v for k, v in event.fields.items() if k not in ("time", "attempt", "type") and not is_table(k)}
             for bucket in event.fields.get("frequency_buckets", ()):
                 number = bucket["bucket"]
                 fields |= {f"bucket_{number}_{what}": bucket[what] for what in ("auc", "norm")}

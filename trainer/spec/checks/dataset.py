@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.spec.checks.labels import label_problems
 from trainer.spec.problems import FieldProblem
 from trainer.spec.uri_schemes import SCHEMES, split
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 def dataset_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what of a dataset contradicts itself, or is not available yet."""
+    yield from label_problems(spec)
     yield from _dense_problems(spec)
     yield from _reference_problems(spec)
     yield from _time_problems(spec)
@@ -35,8 +37,8 @@ def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         for part in ("previous", "by")
     }
     named |= {f"graphs.{name}.of": graph.of for name, graph in spec.graphs.items()}
-    if spec.label.negatives is not None:
-        named["label.negatives.of"] = spec.label.negatives.of
+    if spec.negatives is not None:
+        named["label.negatives.of"] = spec.negatives.of
     for field, name in named.items():
         if name in dense:
             yield FieldProblem(field, f"'{name}' is dense, and has no ids", "name a feature of ids")
@@ -57,7 +59,7 @@ def _reference_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         if feature.derive is not None and feature.shares is None and feature.derive.previous in spec.features:
             previous = feature.derive.previous
             yield FieldProblem(f"features.{name}", f"a history of '{previous}' needs shares: {previous}")
-    negatives = spec.label.negatives
+    negatives = spec.negatives
     if negatives is not None and negatives.of not in spec.features:
         yield FieldProblem("label.negatives.of", f"no feature '{negatives.of}' ({there})")
     for name, graph in spec.graphs.items():
@@ -90,7 +92,7 @@ def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _negatives_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    negatives = spec.label.negatives
+    negatives = spec.negatives
     if negatives is None:
         return
     if negatives.distribution == "in_batch":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.spec.checks.labels import label_fit_problems
 from trainer.spec.evaluation import (
     DEFAULT_METRICS,
     VALUE_METRICS,
@@ -15,7 +16,8 @@ from trainer.spec.evaluation import (
     metrics_of_users,
     ranking_parts,
 )
-from trainer.spec.losses import LOSSES, loss_of
+from trainer.spec.label_tasks import label_tasks, metrics_of_job, needs_users
+from trainer.spec.losses import LOSSES, VALUE_LOSSES, loss_of
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
@@ -98,10 +100,16 @@ def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield what of the loss and ``evaluation`` does not fit the dataset."""
-    metrics = job.evaluation.metrics
-    if dataset.label.value is not None:
+    tasks = label_tasks(dataset)
+    metrics = metrics_of_job(job, tasks)
+    yield from label_fit_problems(job, dataset)
+    if dataset.label is not None and dataset.label.value is not None:
         yield from _value_problems(job, dataset.label.value)
-    if job.evaluation.needs_users:
+    elif not tasks and LOSSES[loss_of(job)].least_label is not None:
+        yield FieldProblem(
+            "model.loss", f"{job.model.loss} is of counts and durations", "use label: {value: COLUMN}, or loss bce"
+        )
+    if needs_users(job, tasks):
         yield from _needs_ids("evaluation", "users", "user", dataset)
     for name in metrics_of_items(metrics):
         yield from _needs_ids("evaluation.metrics", name, "item", dataset)
@@ -117,7 +125,8 @@ def _value_problems(job: JobSpec, column: str) -> Iterator[FieldProblem]:
         )
         return
     if not LOSSES[job.model.loss].of_values:
-        yield FieldProblem("model.loss", "a real-valued label needs mse", f"set model.loss: mse, or {rule}")
+        fitting = " or ".join(loss for loss in VALUE_LOSSES if loss in job.model.losses)
+        yield FieldProblem("model.loss", f"a real-valued label needs {fitting}", f"set model.loss: mse, or {rule}")
     if "label" in job.sse and job.sse["label"].probability:
         yield FieldProblem("sse.label", "a real-valued label has no classes to flip", f"leave it out, or {rule}")
     if job.regularizers.label_smoothing:

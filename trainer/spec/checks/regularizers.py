@@ -157,8 +157,9 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(f"{where}.noise_strength", "there is no noise", "set noise, or leave it out")
     if method.label_samples is not None and method.explicit != "output_hessian":
         yield FieldProblem(f"{where}.label_samples", "labels are drawn for the output Hessian alone", "leave it out")
-    if method.explicit in ("output_hessian", "identity") and spec.model.draws_partner:
-        yield FieldProblem(f"{where}.explicit", f"{kind}'s loss is of two outputs", "use loss_jacobian")
+    if method.explicit in ("output_hessian", "identity") and (spec.model.draws_partner or spec.model.reads_labels):
+        outputs = "several" if spec.model.reads_labels else "two"
+        yield FieldProblem(f"{where}.explicit", f"{kind}'s loss is of {outputs} outputs", "use loss_jacobian")
     if method.explicit == "output_hessian" and not (
         spec.model.draws_partner or LOSSES[loss_of(spec)].has_output_hessian
     ):
@@ -167,8 +168,8 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"the second derivative of {loss_of(spec)} depends on the label",
             "use loss_jacobian or identity",
         )
-    if method.label_samples is not None and spec.model.loss == "mse":
-        yield FieldProblem(f"{where}.label_samples", "mse has no labels to draw", "leave it out")
+    if method.label_samples is not None and LOSSES[spec.model.loss].of_values:
+        yield FieldProblem(f"{where}.label_samples", f"{spec.model.loss} has no labels to draw", "leave it out")
 
 
 def _sam_problems(spec: JobSpec) -> Iterator[FieldProblem]:

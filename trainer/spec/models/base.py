@@ -56,6 +56,8 @@ class ModelSpec(Spec):
     """Whether it reads the features user and item alone, whatever else a dataset has."""
     reads_sequences: ClassVar[bool] = False
     """Whether it reads users' items in order, user and item alone, and ranks what comes next."""
+    reads_labels: ClassVar[bool] = False
+    """Whether it learns several labels of a row, and has a score for each."""
     draws_partner: ClassVar[bool] = False
     """Whether each example is a pair of an item and a drawn one, which is looked up beside it."""
     keeps_rows_of_lists: ClassVar[bool] = False

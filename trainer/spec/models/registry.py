@@ -18,6 +18,7 @@ from trainer.spec.models.fm import FMSpec
 from trainer.spec.models.pairs import BPRSpec, MFSpec
 from trainer.spec.models.pnn import PNNSpec
 from trainer.spec.models.sequences import GRU4RecSpec, Item2VecSpec, SASRecSpec
+from trainer.spec.models.several_labels import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from trainer.spec.models.two_tower import TwoTowerSpec
 from trainer.spec.models.wukong import WukongSpec
 from trainer.spec.models.xdeepfm import XDeepFMSpec
@@ -44,6 +45,10 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
     Item2VecSpec,
     SASRecSpec,
     GRU4RecSpec,
+    SharedBottomSpec,
+    MMoESpec,
+    PLESpec,
+    ESMMSpec,
     *_OUTSIDE.values(),
 )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainer.spec.evaluation import LOWER_IS_BETTER
+from trainer.spec.evaluation import is_lower_better
+from trainer.spec.label_tasks import of_label
 from trainer.spec.regularizers import EarlyStopping
 
 PREFERRED = ("auc", "rmse", "logloss")
@@ -23,19 +24,21 @@ class Decision(NamedTuple):
     metric: str
 
 
-def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]]) -> Decision:
+def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]], label: str = "") -> Decision:
     """Decide from the metrics of the epochs.
 
     They are as in trainer.training.loop: ``epoch``, ``split`` and the metrics by name. An epoch is better if its metric
-    beats the best one's by more than ``min_delta``; one without a value is not.
+    beats the best one's by more than ``min_delta``; one without a value is not. ``label``: the first of several labels,
+    whose metric is watched where none is named.
 
     Raises:
         ValueError: the validation split has no such metric.
     """
     epochs = [metrics for metrics in history if metrics["split"] == "validation"]
-    name = stopping.metric or next((n for n in PREFERRED if epochs and n in epochs[0]), "auc")
+    preferred = (of_label(name, label) for name in PREFERRED if epochs and of_label(name, label) in epochs[0])
+    name = stopping.metric or next(preferred, of_label("auc", label))
     best_epoch, best, waited = 0, float("nan"), 0
-    sign = -1.0 if name in LOWER_IS_BETTER else 1.0
+    sign = -1.0 if is_lower_better(name) else 1.0
     for metrics in epochs:
         if name not in metrics:
             there = ", ".join(sorted(key for key in metrics if key not in ("epoch", "split", "examples")))

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from trainer.publishing.anchor import anchor_penalty
@@ -42,7 +43,13 @@ def job_objective(job: JobSpec, model: RankingModel, data: PreparedData) -> JobO
 
     def smoothed(batch: Batch) -> Batch:
         s = regularizers.label_smoothing
-        return dataclasses.replace(batch, labels=batch.labels * (1.0 - s) + s / 2.0) if s else batch
+        if not s:
+            return batch
+        labels = batch.labels * (1.0 - s) + s / 2.0
+        if data.tasks:
+            classes = torch.tensor([task.of_classes for task in data.tasks], device=labels.device)
+            labels = labels.where(classes, batch.labels)
+        return dataclasses.replace(batch, labels=labels)
 
     def plain(batch: Batch, step: int) -> Objective:
         loss = model.loss(smoothed(batch))

@@ -75,6 +75,22 @@ def test_what_moved_is_told(clicks, refreshed):
     assert "column 'ts' is gone; column 'campaign' is new; column 'click' was int64 and is int32" in line
 
 
+def test_each_of_several_labels_is_compared(clicks, dataset_spec, job_spec, tmp_path):
+    labels = {"click": {"column": "click"}, "early": {"rule": "ts < 200"}}
+    job = job_spec(model={"kind": "shared_bottom"})
+    parent = prepare(dataset_spec(rows(clicks), label=None, labels=labels), job, tmp_path / "parent")
+    log = []
+    data = prepare(
+        dataset_spec(rows(clicks, seed=1), label=None, labels=labels | {"early": {"rule": "ts < 1500"}}), job,
+        tmp_path / "refresh", base_vocabulary={name: parent.id_map(name) for name in parent.tables},
+        base_profile=open_profile(parent.profile_path), log=log.append,
+    )  # fmt: skip
+    assert {(one["name"], one["moved"]) for one in data.drift if one["what"] == "label"} == {
+        ("click", False), ("early", True),
+    }  # fmt: skip
+    assert any("mean label of 'early' 0.7" in line for line in log), log
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -157,6 +157,23 @@ def test_profile_of_values_has_their_range(tmp_path):
     assert "label_rate" not in found
 
 
+def test_profile_of_several_labels_has_each(tmp_path):
+    rows = {"user": [1, 2, 3, 4], "click": [1, 0, None, 1], "time": [2.0, 8.5, 1.0, 3.0], "there": [1, 1, 0, 1]}
+    pq.write_table(pa.table(rows | {"w": [1.0, 2.0, 1.0, 0.5]}), tmp_path / "rows.parquet")
+    document = {
+        "name": "rows",
+        "uri": str(tmp_path / "rows.parquet"),
+        "features": {"user": {}},
+        "labels": {"click": {"column": "click"}, "time": {"value": "time", "loss": "exponential", "mask": "there"}},
+    }
+    times = {"label_values": {"nulls": 0, "bad": 0, "min": 2.0, "max": 8.5}}
+    found = profile(parse_dataset(document | {"weight": "w"}))
+    assert found["labels"] == {"click": {"rows": 3, "label_rate": 2 / 3}, "time": {"rows": 3, **times}}
+    assert "label_rate" not in found
+    document["labels"]["click"] = {"column": "time"}
+    assert "row 0: the label is 2.0, neither 0 nor 1" in profile(parse_dataset(document))["label_problem"]
+
+
 @pytest.mark.process
 def test_no_torch():
     code = "import sys, trainer.data.sources.infer, trainer.sizing.estimate, trainer.data.sources.click_log\n"

@@ -129,7 +129,17 @@ MF = {"kind": "mf", "loss": "mse"}
 @pytest.mark.parametrize(
     ("changes", "dataset", "message"),
     [
-        ({}, {"label": VALUE}, "model.loss: a real-valued label needs mse: set model.loss: mse, or use label: {rule:"),
+        (
+            {},
+            {"label": VALUE},
+            "model.loss: a real-valued label needs mse or poisson or exponential: set model.loss: mse, or use label: "
+            "{rule:",
+        ),
+        (
+            {"model": {"kind": "dnn", "loss": "poisson"}},
+            {},
+            "model.loss: poisson is of counts and durations: use label: {value: COLUMN}, or loss bce",
+        ),
         ({"model": {"kind": "dnn", "loss": "focal"}}, {"label": VALUE}, "model.loss: a real-valued label needs mse"),
         ({"model": {"kind": "bpr"}}, {"label": VALUE}, "bpr cannot learn a real-valued label"),
         ({"model": {"kind": "sasrec"}}, {"label": VALUE}, "sasrec cannot learn a real-valued label"),

@@ -1,0 +1,194 @@
+"""Several labels and weights of rows: what has no meaning is refused by name, with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.spec import SpecError, load_documents, parse_dataset, parse_job
+from trainer.spec.label_tasks import label_tasks, watched_metric
+
+CLICK_AND_BUY = {"click": {"column": "click"}, "buy": {"column": "buy"}}
+COUNT = {"value": "count", "loss": "poisson"}
+GIVEN = {"tasks": {"buy": {"given": "click"}}}
+
+
+def dataset_of(**changes: Any):
+    fields = {"name": "rows", "uri": "rows.parquet", "features": {"user": {}, "item": {}}, "labels": CLICK_AND_BUY}
+    document = fields | changes
+    return parse_dataset({name: value for name, value in document.items() if value is not None})
+
+
+def job_of(**changes: Any):
+    return parse_job({"name": "job", "dataset": {"name": "rows"}, "model": {"kind": "mmoe"}} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": {"column": "click"}}, "labels: there is a label beside them: leave one of the two out"),
+        ({"labels": None}, "label: Field required: give label, or labels by name"),
+        ({"labels": {}}, "label: Field required: give label, or labels by name"),
+        ({"labels": {"a b": {"column": "click"}}}, "String should match pattern"),
+        ({"labels": {"click": {}}}, "labels.click: give exactly one of column, rule, negatives and value"),
+        ({"labels": {"click": {"column": "c", "weight": 0}}}, "labels.click.weight: Input should be greater than 0"),
+        ({"labels": {"click": {"column": "c", "wieght": 1}}}, "labels.click.wieght: no such field: check the spelling"),
+        ({"labels": {"click": {"column": "c", "metrics": ["ac"]}}}, "labels.click.metrics.0: no such metric"),
+        ({"labels": {"click": {"column": "c", "loss": "bpr"}}}, "labels.click.loss: Input should be 'bce', 'mse'"),
+        (
+            {"labels": {"click": {"negatives": {"of": "item"}}}},
+            "labels.click.negatives: drawn negatives have no other labels: use label, not labels",
+        ),
+        (
+            {"labels": {"time": {"value": "time", "loss": "bce"}}},
+            "labels.time.loss: bce is of classes, and the label a value: use mse or poisson or exponential",
+        ),
+        (
+            {"labels": {"click": {"column": "c", "loss": "poisson"}}},
+            "labels.click.loss: poisson is of counts and durations: give value: COLUMN, or use bce",
+        ),
+        (
+            {"labels": {"click": {"column": "c", "focal_gamma": 1.0}}},
+            "labels.click.focal_gamma: bce has none: use loss focal, or leave it out",
+        ),
+        (
+            {"labels": {"count": {**COUNT, "metrics": ["auc"]}}},
+            "labels.count.metrics: a label of poisson has no auc: use rmse, mae",
+        ),
+    ],
+)
+def test_datasets_that_contradict_themselves(changes, message):
+    with pytest.raises(SpecError) as caught:
+        dataset_of(**changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dataset", "message"),
+    [
+        (
+            {"model": {"kind": "dnn"}}, {},
+            "model.kind: dnn learns one label, and dataset 'rows' has labels click, buy: use one of shared_bottom, "
+            "mmoe, ple, esmm, or give the dataset one label",
+        ),
+        (
+            {}, {"labels": None, "label": {"column": "click"}},
+            "model.kind: mmoe learns several labels, and dataset 'rows' has one: give the dataset labels: {NAME",
+        ),
+        (
+            {"model": {"kind": "mmoe", "tasks": {"by": {"given": "click"}}}}, {},
+            "model.tasks.by: no such label (there are click, buy): name one of them",
+        ),
+        (
+            {"model": {"kind": "ple", "tasks": {"buy": {"given": "cart"}}}}, {},
+            "model.tasks.buy.given: no label 'cart' (there are click, buy): name one of them",
+        ),
+        (
+            {"model": {"kind": "esmm", "tasks": {"buy": {"given": "click"}, "click": {"given": "buy"}}}}, {},
+            "model.tasks: given goes in a circle: buy, click: leave one of them out",
+        ),
+        (
+            {"model": {"kind": "esmm", "tasks": {"buy": {"given": "buy"}}}}, {},
+            "model.tasks: given goes in a circle: buy: leave",
+        ),
+        (
+            {"model": {"kind": "esmm", "tasks": {"count": {"given": "click"}}}},
+            {"labels": {**CLICK_AND_BUY, "count": COUNT}},
+            "model.tasks.count.given: 'count' is learned by poisson, and has no probability: use bce for both, or",
+        ),
+        (
+            {"evaluation": {"metrics": ["auc", "rmse"]}}, {"labels": {"count": COUNT, "time": {"value": "time"}}},
+            "evaluation.metrics: none of the labels count, time has auc: leave it out",
+        ),
+        (
+            {"sse": {"label": {"probability": 0.1}}}, {"labels": {"count": COUNT}},
+            "sse.label: the labels count have no classes to flip: leave it out",
+        ),
+        (
+            {"regularizers": {"label_smoothing": 0.1}}, {"labels": {"count": COUNT}},
+            "regularizers.label_smoothing: the labels count have no classes to smooth: leave it 0",
+        ),
+        (
+            {"evaluation": {"metrics": ["gauc"]}}, {"features": {"item": {}}},
+            "evaluation: users need a feature named 'user'",
+        ),
+        (
+            {}, {"features": {"user": {}}, "labels": {"click": {"column": "c", "metrics": ["frequency_buckets"]}}},
+            "frequency_buckets need a feature named 'item'",
+        ),
+        (
+            {"model": {"kind": "bpr"}}, {"labels": None, "label": {"column": "click"}, "weight": "w"},
+            "model.kind: bpr trained by bpr does not weigh rows: leave weight of the dataset out",
+        ),
+        (
+            {"model": {"kind": "two_tower", "loss": "sampled_softmax"}},
+            {"labels": None, "label": {"column": "click"}, "weight": "w"},
+            "two_tower trained by sampled_softmax does not weigh rows",
+        ),
+        (
+            {"model": {"kind": "sasrec"}}, {"labels": None, "label": {"column": "click"}, "order": "t", "weight": "w"},
+            "sasrec trained by bce does not weigh rows",
+        ),
+    ],
+)  # fmt: skip
+def test_jobs_that_do_not_fit_the_labels(changes, dataset, message):
+    with pytest.raises(ValueError) as caught:
+        job_of(**changes).against(dataset_of(**dataset))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"kind": "esmm"}}, "model.tasks: esmm multiplies probabilities, and no label is given another"),
+        (
+            {"model": {"kind": "mmoe", "loss": "mse"}},
+            "model.loss: each label of mmoe has its own: set labels.NAME.loss instead",
+        ),
+        ({"model": {"kind": "mmoe", "hidden": []}}, "model.hidden: Tuple should have at least 1 item"),
+        ({"model": {"kind": "dnn", "experts": 3}}, "model.experts: dnn has none: use mmoe, or leave it out"),
+        ({"evaluation": {"metrics": ["recall_20_full"]}}, "mmoe has no recall_20_full, it cannot rank all items"),
+        (
+            {"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0, "explicit": "identity"}}},
+            "regularizers.dropout_method.explicit: mmoe's loss is of several outputs: use loss_jacobian",
+        ),
+        ({"publish": {"collection": "items", "feature": "item"}}, "vectors of mmoe are not determined by its loss"),
+    ],
+)
+def test_jobs_that_contradict_themselves(changes, message):
+    with pytest.raises(SpecError) as caught:
+        job_of(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_label_named_twice_is_refused(tmp_path):
+    path = tmp_path / "rows.yaml"
+    path.write_text(
+        "name: rows\nuri: rows.parquet\nfeatures: {user: {}}\nlabels:\n  buy: {column: a}\n  buy: {column: b}\n"
+    )
+    with pytest.raises(SpecError, match="the key 'buy' is there twice: remove one"):
+        load_documents(path)
+
+
+def test_what_is_measured_of_each_label():
+    labels = {
+        "click": {"column": "click"},
+        "count": COUNT,
+        "rank": {"rule": "x > 1", "loss": "focal"},
+        "own": {"column": "o", "metrics": ["calibration", "ece"]},
+    }
+    tasks = label_tasks(dataset_of(labels=labels))
+    asked = [job_of(evaluation={"metrics": m}).evaluation.metrics for m in (["auc", "logloss"], ["gauc", "ece", "mae"])]
+    measured = [{task.name: task.measured(metrics) for task in tasks} for metrics in asked]
+    own = ("calibration", "ece")
+    assert measured[0] == {"click": ("auc", "logloss"), "count": ("rmse", "mae"), "rank": ("auc",), "own": own}
+    assert measured[1] == {"click": ("gauc", "ece", "mae"), "count": ("mae",), "rank": ("gauc",), "own": own}
+    assert watched_metric(job_of(), dataset_of(labels=labels)) == "auc/click"
+
+
+def test_specs_of_one_label_are_dumped_as_before():
+    dumped = dataset_of(labels=None, label={"column": "click"}).model_dump(mode="json")
+    assert not {"labels", "weight"} & dumped.keys()
+    assert "label" not in dataset_of().model_dump(mode="json")
+    assert parse_dataset(dataset_of().model_dump(mode="json")) == dataset_of()

@@ -1,0 +1,36 @@
+"""How much the losses of a sample count in the mean of its batch: weights of rows, absent labels. Torch-free.
+
+Of label t the batch's loss is sum_i w_i m_it l_it / sum_i w_i m_it over all samples i of the global batch, m_it being 1
+where the label is there. The sums follow from the data, which every rank has: no rank asks another, and the loss is the
+same however a batch is cut into ranks and micro-batches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.batches.prepared_columns import PreparedColumns
+from trainer.data.columns.hashing import Int64s
+
+
+class LossShares:
+    """The shares of training rows, where rows have weights or several labels."""
+
+    def __init__(self, data: PreparedColumns):
+        self._labels = data.labels("train").view(np.ndarray) if data.tasks else None
+        self._weights = data.row_weights("train").view(np.ndarray) if data.is_weighted else None
+
+    def of(self, rows: Int64s, batch: Int64s) -> npt.NDArray[np.float32]:
+        """Return g w_i m_it / sum_j w_j m_jt of ``rows``, j over the g rows of the global ``batch``.
+
+        The mean over g of losses times shares is the loss of the batch. Without several labels it is [rows], else
+        [rows, labels]; of a label that no row of the batch has it is 0.
+        """
+        totals = self._counted(batch).sum(axis=0)
+        scale = np.divide(len(batch), totals, out=np.zeros_like(totals), where=totals > 0)
+        return (self._counted(rows) * scale).astype(np.float32)
+
+    def _counted(self, rows: Int64s) -> npt.NDArray[np.float64]:
+        counted = np.ones(len(rows)) if self._weights is None else self._weights[rows].astype(np.float64)
+        return counted if self._labels is None else counted[:, None] * ~np.isnan(self._labels[rows])

@@ -1,0 +1,86 @@
+"""Checks of several labels and of weights of rows, with the remedy. Torch-free.
+
+A part of trainer.spec.checks.dataset and trainer.spec.checks.evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainer.spec.evaluation import DEFAULT_METRICS
+from trainer.spec.label_tasks import LabelTask, label_tasks
+from trainer.spec.losses import LABEL_LOSSES, LOSSES, loss_of
+from trainer.spec.models.registry import kinds_that
+from trainer.spec.problems import FieldProblem
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec, OneOfSeveral
+    from trainer.spec.job import JobSpec
+
+
+def label_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield what of a dataset's label or labels contradicts itself."""
+    if spec.label is not None and spec.labels:
+        yield FieldProblem("labels", "there is a label beside them", "leave one of the two out")
+    elif spec.label is None and not spec.labels:
+        yield FieldProblem("label", "Field required", "give label, or labels by name")
+    for task in label_tasks(spec):
+        yield from _one_of_several_problems(f"labels.{task.name}", spec.labels[task.name], task)
+
+
+def _one_of_several_problems(field: str, label: OneOfSeveral, task: LabelTask) -> Iterator[FieldProblem]:
+    loss = LOSSES[task.loss]
+    if label.negatives is not None:
+        yield FieldProblem(f"{field}.negatives", "drawn negatives have no other labels", "use label, not labels")
+    if task.is_value and not loss.of_values:
+        fitting = " or ".join(name for name in LABEL_LOSSES if LOSSES[name].of_values)
+        yield FieldProblem(f"{field}.loss", f"{task.loss} is of classes, and the label a value", f"use {fitting}")
+    if not task.is_value and loss.least_label is not None:
+        yield FieldProblem(f"{field}.loss", f"{task.loss} is of counts and durations", "give value: COLUMN, or use bce")
+    for name in ("focal_gamma", "focal_alpha"):
+        if getattr(label, name) != type(label).model_fields[name].default and name not in loss.settings.values():
+            yield FieldProblem(f"{field}.{name}", f"{task.loss} has none", "use loss focal, or leave it out")
+    for metric in label.metrics or ():
+        if metric not in task.available_metrics:
+            has = ", ".join(task.available_metrics)
+            yield FieldProblem(f"{field}.metrics", f"a label of {task.loss} has no {metric}", f"use {has}")
+
+
+def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield where a job does not fit the number of its dataset's labels, or the weights of its rows."""
+    tasks, kind = label_tasks(dataset), job.model.kind
+    if tasks and not job.model.reads_labels:
+        yield FieldProblem(
+            "model.kind",
+            f"{kind} learns one label, and dataset '{dataset.name}' has labels {_words(tasks)}",
+            f"use one of {', '.join(kinds_that('reads_labels'))}, or give the dataset one label",
+        )
+        return
+    if not tasks and job.model.reads_labels:
+        yield FieldProblem(
+            "model.kind",
+            f"{kind} learns several labels, and dataset '{dataset.name}' has one",
+            "give the dataset labels: {NAME: ...}, or use another model such as dnn",
+        )
+        return
+    if dataset.weight is not None and (job.model.reads_sequences or not LOSSES[loss_of(job)].of_labels):
+        yield FieldProblem(
+            "model.kind", f"{kind} trained by {loss_of(job)} does not weigh rows", "leave weight of the dataset out"
+        )
+    if not tasks:
+        return
+    for metric in job.evaluation.metrics if job.evaluation.metrics != DEFAULT_METRICS else ():
+        if not any(metric in task.available_metrics for task in tasks):
+            yield FieldProblem("evaluation.metrics", f"none of the labels {_words(tasks)} has {metric}", "leave it out")
+    if not any(task.of_classes for task in tasks):
+        if "label" in job.sse and job.sse["label"].probability:
+            yield FieldProblem("sse.label", f"the labels {_words(tasks)} have no classes to flip", "leave it out")
+        if job.regularizers.label_smoothing:
+            yield FieldProblem(
+                "regularizers.label_smoothing", f"the labels {_words(tasks)} have no classes to smooth", "leave it 0"
+            )
+
+
+def _words(tasks: tuple[LabelTask, ...]) -> str:
+    return ", ".join(task.name for task in tasks)

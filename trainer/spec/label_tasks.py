@@ -1,0 +1,107 @@
+"""A dataset's several labels as what a model learns: the loss, the weight and the metrics of each. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainer.spec.evaluation import DEFAULT_METRICS, POINTWISE, VALUE_METRICS
+from trainer.spec.losses import LOSSES, loss_of, settings_of
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.job import JobSpec
+
+
+class LabelTask(NamedTuple):
+    """One of several labels, as models and evaluation see it.
+
+    ``settings``: what its loss takes beside scores and labels. ``metrics``: those that the dataset names, if it does.
+    """
+
+    name: str
+    loss: str = "bce"
+    weight: float = 1.0
+    settings: Mapping[str, float | None] = {}
+    is_value: bool = False
+    metrics: tuple[str, ...] | None = None
+
+    @classmethod
+    def of_json(cls, document: Mapping[str, Any]) -> LabelTask:
+        """Return the task of a document that ``_asdict`` made, read from JSON."""
+        metrics = document["metrics"]
+        return cls(**{**document, "metrics": None if metrics is None else tuple(metrics)})
+
+    @property
+    def available_metrics(self) -> tuple[str, ...]:
+        """Metrics that its scores have."""
+        return VALUE_METRICS if self.is_value else LOSSES[self.loss].metrics
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether its labels are classes, which can be smoothed and swapped."""
+        return not self.is_value and LOSSES[self.loss].of_classes
+
+    def measured(self, asked: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what is measured of it where a job asks for these metrics: those that it has, else its defaults."""
+        if self.metrics is not None:
+            return tuple(dict.fromkeys(self.metrics))
+        has = [] if asked == DEFAULT_METRICS else [n for n in dict.fromkeys(asked) if n in self.available_metrics]
+        return tuple(has) or (VALUE_METRICS if self.is_value else LOSSES[self.loss].default_metrics)
+
+
+def label_tasks(dataset: DatasetSpec) -> tuple[LabelTask, ...]:
+    """Return the tasks of the dataset's ``labels`` in their order; () where each row has one ``label``."""
+    return tuple(
+        LabelTask(name, loss, label.weight, settings_of(loss, label), label.value is not None, label.metrics)
+        for name, label in dataset.labels.items()
+        for loss in (label.effective_loss,)
+    )
+
+
+def metrics_of_job(job: JobSpec, tasks: Iterable[LabelTask]) -> tuple[str, ...]:
+    """Return the metrics that a job's evaluation names, and, with several labels, those that its labels do."""
+    named = (metric for task in tasks for metric in task.metrics or ())
+    return tuple(dict.fromkeys((*job.evaluation.metrics, *named)))
+
+
+def needs_users(job: JobSpec, tasks: Iterable[LabelTask]) -> bool:
+    """Return whether evaluation needs the user of each row."""
+    of_users = (name in POINTWISE and POINTWISE[name].of_users for name in metrics_of_job(job, tasks))
+    return job.evaluation.needs_users or any(of_users)
+
+
+def least_labels(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
+    """Return the least value that a label may have, by name ("label": the one), where its loss has one."""
+    losses = {"label": loss_of(job)} if not dataset.labels else {one.name: one.loss for one in label_tasks(dataset)}
+    least = ((name, LOSSES[loss].least_label) for name, loss in losses.items())
+    return {name: value for name, value in least if value is not None}
+
+
+def of_label(metric: str, label: str) -> str:
+    """Return the name of a metric of one of several labels: ``auc/click``; of the one label ("") it is the metric's."""
+    return f"{metric}/{label}" if label else metric
+
+
+def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str:
+    """Return the metric by which the best epoch is known: the first one, with several labels that of the first."""
+    for task in label_tasks(dataset):
+        return of_label(task.measured(job.evaluation.metrics)[0], task.name)
+    return str(job.evaluation.metrics[0])
+
+
+def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (label, the one that it is given) with each label behind the one that it depends on.
+
+    Raises:
+        ValueError: they go round in a circle.
+    """
+    done = {name for name in names if name not in given}
+    left = dict(given)
+    while left:
+        ready = [name for name, parent in left.items() if parent in done]
+        if not ready:
+            raise ValueError(f"given goes in a circle: {', '.join(left)}")
+        for name in ready:
+            done.add(name)
+            yield name, left.pop(name)

@@ -1,0 +1,214 @@
+"""Models of several labels: shared bottom, MMoE, PLE, ESMM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from trainer.spec.base import Spec, later
+from trainer.spec.label_tasks import in_topological_order, label_tasks
+from trainer.spec.losses import LOSSES
+from trainer.spec.models.base import Size, TowerSpec
+from trainer.spec.models.size import ModelSize, tower_size
+from trainer.spec.problems import FieldProblem
+
+if TYPE_CHECKING:
+    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.job import JobSpec
+
+
+class Task(Spec):
+    """How a model takes one of its labels: with ``given`` its own score is of rows whose label ``given`` is 1.
+
+    Its probability is then the product of both, over all rows (Ma et al., ESMM, SIGIR 2018, equation 1).
+    """
+
+    given: str = Field(min_length=1)
+
+
+class SeveralLabelsSpec(TowerSpec):
+    """A model with a score for each of a dataset's ``labels``; ``tasks`` says which are given another, by name."""
+
+    tasks: dict[str, Task] = later({})
+
+    losses = ()
+    reads_labels = True
+    reads_numbers = True
+    has_dynamic_tables = True
+
+    def size(
+        self,
+        num_features: int,
+        *,
+        num_dense: int = 0,
+        num_lists: int = 0,
+        list_ids: float = 0.0,
+        num_labels: int = 1,
+    ) -> ModelSize:
+        """Return the dense part of the model; ``num_labels``: of the dataset."""
+        raise NotImplementedError
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        if self.loss != "bce":
+            yield FieldProblem("model.loss", f"each label of {self.kind} has its own", "set labels.NAME.loss instead")
+        yield from super().problems(job)
+
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+        yield from super().fit_problems(job, dataset)
+        labels = {task.name: task for task in label_tasks(dataset)}
+        if not labels:
+            return
+        there = f"there are {', '.join(labels)}"
+        for name, task in self.tasks.items():
+            if name not in labels:
+                yield FieldProblem(f"model.tasks.{name}", f"no such label ({there})", "name one of them")
+            elif task.given not in labels:
+                yield FieldProblem(
+                    f"model.tasks.{name}.given", f"no label '{task.given}' ({there})", "name one of them"
+                )
+            else:
+                for one in (name, task.given):
+                    if not LOSSES[labels[one].loss].is_logit:
+                        yield FieldProblem(
+                            f"model.tasks.{name}.given",
+                            f"'{one}' is learned by {labels[one].loss}, and has no probability",
+                            "use bce for both, or leave it out",
+                        )
+        try:
+            list(in_topological_order({name: task.given for name, task in self.tasks.items()}, self._roots(labels)))
+        except ValueError as error:
+            yield FieldProblem("model.tasks", str(error), "leave one of them out")
+
+    def _roots(self, labels: Iterable[str]) -> list[str]:
+        """Return all names but those of labels that are given another; one that is no label is refused elsewhere."""
+        return [*labels, *(task.given for task in self.tasks.values() if task.given not in labels)]
+
+
+class _LabelTowersSpec(SeveralLabelsSpec):
+    """A model with a tower of ``tower_hidden`` layers for each label, on what other layers give of the row."""
+
+    hidden: tuple[Size, ...] = Field(default=(128, 64), min_length=1)
+    tower_hidden: tuple[Size, ...] = later((32,), max_length=16)
+
+    @property
+    def num_hidden(self) -> int:
+        return len(self.hidden) + len(self.tower_hidden)
+
+    def expert(self, inputs: int, count: int = 1) -> ModelSize:
+        """Return the size of so many experts on ``inputs`` inputs, which they share."""
+        size = sum((self.tower(inputs, logits=False) for _ in range(count)), ModelSize())
+        return replace(size, tower=size.tower - (count - 1) * inputs)
+
+    def label_towers(self, inputs: int, count: int) -> ModelSize:
+        """Return the size of the towers of so many labels."""
+        one = tower_size(
+            [inputs, *self.tower_hidden, 1], residual=self.residual, batch_norm=self.batch_norm, logits=True
+        )
+        return sum((one for _ in range(count)), ModelSize())
+
+    def gates(self, inputs: int, *experts: int) -> ModelSize:
+        """Return the size of gates over so many experts each: their weights, and what they mix."""
+        total = sum(experts)
+        mixed = total * (1 + self.hidden[-1])
+        return ModelSize(total * inputs, 0, mixed, mixed, total * (inputs + self.hidden[-1]))
+
+
+class SharedBottomSpec(_LabelTowersSpec):
+    """Shared bottom: ``hidden`` layers that all labels share, and a tower for each (Caruana 1997)."""
+
+    kind: Literal["shared_bottom"]
+
+    def size(
+        self,
+        num_features: int,
+        *,
+        num_dense: int = 0,
+        num_lists: int = 0,
+        list_ids: float = 0.0,
+        num_labels: int = 1,
+    ) -> ModelSize:
+        bottom = self.expert(num_features * self.embedding_dim + num_dense)
+        return bottom + self.label_towers(self.hidden[-1], num_labels)
+
+
+class MMoESpec(_LabelTowersSpec):
+    """MMoE: ``experts`` of ``hidden`` layers, and for each label a gate over them and a tower (Ma et al., KDD 2018)."""
+
+    kind: Literal["mmoe"]
+    experts: int = later(4, ge=1, le=256)
+
+    def size(
+        self,
+        num_features: int,
+        *,
+        num_dense: int = 0,
+        num_lists: int = 0,
+        list_ids: float = 0.0,
+        num_labels: int = 1,
+    ) -> ModelSize:
+        width = num_features * self.embedding_dim + num_dense
+        gates = self.gates(width, *[self.experts] * num_labels)
+        return self.expert(width, self.experts) + gates + self.label_towers(self.hidden[-1], num_labels)
+
+
+class PLESpec(_LabelTowersSpec):
+    """PLE: in each of ``levels``, ``label_experts`` of each label and ``shared_experts`` (Tang et al., RecSys 2020).
+
+    All experts have ``hidden`` layers. With one level it is the paper's CGC.
+    """
+
+    kind: Literal["ple"]
+    label_experts: int = later(2, ge=1, le=256)
+    shared_experts: int = later(2, ge=1, le=256)
+    levels: int = later(2, ge=1, le=16)
+
+    def size(
+        self,
+        num_features: int,
+        *,
+        num_dense: int = 0,
+        num_lists: int = 0,
+        list_ids: float = 0.0,
+        num_labels: int = 1,
+    ) -> ModelSize:
+        size, inputs = ModelSize(), num_features * self.embedding_dim + num_dense
+        own = num_labels * self.label_experts + self.shared_experts
+        for level in range(self.levels):
+            gates = [self.label_experts + self.shared_experts] * num_labels
+            gates += [own] if level + 1 < self.levels else []
+            size += self.expert(inputs, own) + self.gates(inputs, *gates)
+            inputs = self.hidden[-1]
+        return size + self.label_towers(inputs, num_labels)
+
+
+class ESMMSpec(SeveralLabelsSpec):
+    """ESMM: a tower of ``hidden`` layers for each label over shared rows; ``tasks`` says which is given which.
+
+    Its probability is a product over all rows (Ma et al., SIGIR 2018).
+    """
+
+    kind: Literal["esmm"]
+
+    def size(
+        self,
+        num_features: int,
+        *,
+        num_dense: int = 0,
+        num_lists: int = 0,
+        list_ids: float = 0.0,
+        num_labels: int = 1,
+    ) -> ModelSize:
+        one = self.tower(num_features * self.embedding_dim + num_dense, 1)
+        return sum((one for _ in range(num_labels)), ModelSize())
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        yield from super().problems(job)
+        if not self.tasks:
+            yield FieldProblem(
+                "model.tasks",
+                "esmm multiplies probabilities, and no label is given another",
+                "name them, such as tasks: {buy: {given: click}}, or use shared_bottom",
+            )
