@@ -1,7 +1,7 @@
 # The commands of Evenkeel. `make demo` and `make test` need Python, pip and make, nothing else.
 PYTHON ?=
 EXTRA ?= cpu
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 DATA ?=
 MINUTES ?= 30
@@ -10,7 +10,7 @@ WORKERS ?= 2
 # The longer forms of tests that are marked `long`.
 LONG = HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
 	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
-	EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
+	EVENKEEL_TEST_NODES=1 EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -22,8 +22,8 @@ BENCHMARKS = $(filter-out __init__ harness serving peers baselines gpu gpu_tests
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda); does nothing when it is up to date
-	@EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
+setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda; PYTHON=, VENV=: another Python's); does nothing when it is up to date
+	@VENV=$(VENV) EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
 
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data $(DATA))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Kind = TypeVar("Kind")
 
@@ -38,6 +39,30 @@ class Registry(dict[str, Kind]):
             kind: Kind = load(entry)
             return kind
         raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class UrlScheme(Generic[Kind]):
+    """What opens the URLs of a scheme: an entry of a registry by scheme.
+
+    Args:
+        form: How its URLs are written, for messages, such as ``s3://BUCKET/PREFIX``.
+        open: Opens one.
+    """
+
+    form: str
+    open: Callable[[str], Kind]
+
+    def __call__(self, url: str) -> Kind:
+        return self.open(url)
+
+
+def usable_forms(registry: Registry[Any]) -> str:
+    """Return how URLs of a registry's schemes are written, in words; of other packages the schemes are known."""
+    forms = [entry.form for entry in registry.values()]
+    forms += [f"{entry.name}://..." for entry in entry_points(group=registry.group)]
+    *others, last = dict.fromkeys(forms)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:

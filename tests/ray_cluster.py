@@ -68,9 +68,10 @@ class Cluster:
         )  # fmt: skip
         self._head = self._starters[-1]
 
-    def start_node(self, num_cpus: int = 2) -> None:
+    def start_node(self, num_cpus: int = 2) -> subprocess.Popen[bytes]:
         """A head that has ended meanwhile is started again before."""
         self._start(f"--address=127.0.0.1:{self.port}", f"--num-cpus={num_cpus}")
+        return self._starters[-1]
 
     def _start(self, *options: str) -> None:
         """Ray gives each of its processes seconds to come up, and on a busy machine gives up: then once more."""
@@ -115,12 +116,29 @@ class Cluster:
     def kill_head(self) -> None:
         """kill -9 of all that the head's machine ran for Ray, at once; what jobs started is left to die by itself."""
         assert self._head is not None
-        head = psutil.Process(self._head.pid)
-        for process in [head, *head.children(recursive=True)]:
+        self.kill_node(self._head)
+        self._head = None
+
+    def kill_node(self, starter: subprocess.Popen[bytes]) -> None:
+        """kill -9 of all that a machine ran for Ray, at once."""
+        node = psutil.Process(starter.pid)
+        for process in [node, *node.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
-        self._head.wait(300)
-        self._head = None
+        starter.wait(300)
+
+    def drain_node(self, starter: subprocess.Popen[bytes], seconds: int) -> None:
+        """Say to Ray that a machine will be taken away, as a cloud's notice does."""
+        raylet = next(one for one in psutil.Process(starter.pid).children(recursive=True) if one.name() == "raylet")
+        node_id = next(word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--node_id="))
+        subprocess.run(
+            [
+                str(BIN / "ray"), "drain-node", f"--address=127.0.0.1:{self.port}", f"--node-id={node_id}",
+                "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=notice",
+                f"--deadline-remaining-seconds={seconds}",
+            ],
+            env=self.environment, check=True, capture_output=True, timeout=300,
+        )  # fmt: skip
 
     def processes(self) -> list[psutil.Process]:
         """All that descends from the cluster, jobs included."""

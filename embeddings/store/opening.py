@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from embeddings.outside_packages import Registry
+from embeddings.outside_packages import Registry, UrlScheme, usable_forms
 from embeddings.store.feature_store import Store
 
 
@@ -38,8 +38,7 @@ def open_store(url: str | Path) -> Store:
     try:
         backend = BACKENDS[scheme]
     except KeyError:
-        usable = "a path, file:///PATH, redis://HOST:PORT/DB or s3://BUCKET/PREFIX"
-        raise ValueError(f"store url '{text}': use {usable}") from None
+        raise ValueError(f"store url '{text}': use a path, {usable_forms(BACKENDS)}") from None
     store = backend(text)
     store.opened_from, store.open_url = text, open_store
     return store
@@ -67,7 +66,15 @@ def _s3(text: str) -> Store:
     return open_objects(text)
 
 
+_REDIS = UrlScheme("redis://HOST:PORT/DB", _redis)
 BACKENDS: Registry[Callable[[str], Store]] = Registry(
-    "evenkeel.stores", {"file": _folder, "redis": _redis, "rediss": _redis, "unix": _redis, "s3": _s3}
+    "evenkeel.stores",
+    {
+        "file": UrlScheme("file:///PATH", _folder),
+        "redis": _REDIS,
+        "rediss": _REDIS,
+        "unix": _REDIS,
+        "s3": UrlScheme("s3://BUCKET/PREFIX", _s3),
+    },
 )
-"""What opens a URL, by its scheme."""
+"""What opens a URL, by its scheme; that of another package may be any function of one."""

@@ -314,7 +314,8 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
     publication, error = job.get("publication") or {}, job.get("error") or {}
     output.print_fields(
         {field.removesuffix("_at"): job.get(field) for field in fields}
-        | {"reason": job.get("reason"), "progress": _progress(job), "publication": _publication(job)}
+        | {"workers": _workers(job), "reason": job.get("reason"), "progress": _progress(job)}
+        | {"publication": _publication(job)}
         | {"error": error.get("message"), "remedy": error.get("remedy")}
     )
     for reason in publication.get("reasons") or ():
@@ -326,6 +327,15 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         names = [name for name in dict.fromkeys(plain) if name not in ("time", "attempt")]
         typer.echo()
         output.print_table(metrics, {name: name.upper() for name in names}, "")
+
+
+def _workers(job: Mapping[str, Any]) -> str:
+    """Return how many workers the attempts had, where they were not all alike, and why one had fewer."""
+    attempts = job.get("attempts") or []
+    told = [f"{one['workers']}{' (' + one['because'] + ')' if one['because'] else ''}" for one in attempts]
+    if len(set(told)) < 2:
+        return told[0] if told else ""
+    return "; ".join(f"attempt {one['attempt']}: {text}" for one, text in zip(attempts, told, strict=True))
 
 
 def _job_row(job: Mapping[str, Any]) -> dict[str, Any]:

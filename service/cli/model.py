@@ -31,7 +31,8 @@ def predict(
     job: Job,
     rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or a directory of any dataset format.")],
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Where scores go (default: ROWS.scores.parquet beside it).")
+        str | None,
+        typer.Option("--output", "-o", help="Where scores go: a path or URI (default: ROWS.scores.parquet beside it)."),
     ] = None,
     columns: Annotated[
         str | None, typer.Option(metavar="a,b", help="Columns of the rows to keep (default: all).")
@@ -50,12 +51,15 @@ def predict(
 
 def export(
     job: Job,
-    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Must not be there yet.")],
+    directory: Annotated[
+        str | None,
+        typer.Argument(metavar="DIRECTORY", help="A path or URI, not there yet (default: in the run's storage)."),
+    ] = None,
     checkpoint: WhichCheckpoint = "last",
     as_json: JsonFlag = False,
 ) -> None:
     """Write a job's model, vocabularies and tables as files that need neither torch nor the run."""
-    given = [str(run_dir(job)), directory, "--checkpoint", checkpoint]
+    given = [str(run_dir(job)), *([directory] if directory is not None else []), "--checkpoint", checkpoint]
     _run("trainer.inference.export", [*given, *(["--json"] if as_json else [])])
 
 

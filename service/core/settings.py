@@ -68,7 +68,7 @@ class Settings:
         internal_url: Where runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without both they
             share ``home`` with the service.
         run_storage: Where files of runs lie for all hosts: a directory that the nodes of ``ray_jobs`` mount at this
-            path, or ``s3://BUCKET/PREFIX`` or ``file:///DIRECTORY``; None: in ``home``.
+            path, or a URI of :mod:`trainer.storage.opening`, such as ``s3://BUCKET/PREFIX``; None: in ``home``.
         unanswered_seconds: How long a cluster may not answer before its jobs show that.
         driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
     """

@@ -131,6 +131,7 @@ job = sa.Table(
     sa.Column("finished_at", UtcTime),
     sa.Column("not_before", UtcTime),  # backoff after an infrastructure failure
     sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.JSON),  # how many workers each had, and why (service.jobs.job_records.with_attempt)
     sa.Column("failures", sa.Integer, nullable=False),  # infrastructure failures since submission or retry
     sa.Column("home_id", sa.String(64), index=True),  # the EVENKEEL_HOME whose runner has it
     sa.Column("lease", sa.String(64)),  # of this attempt, in its run.json: without it nothing is published

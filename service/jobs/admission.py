@@ -8,7 +8,7 @@ exited. All functions are pure except :func:`host`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from service.core.settings import Settings
@@ -21,7 +21,8 @@ from trainer.spec import JobSpec
 class ResourceRequest(NamedTuple):
     """Resources that all workers of a run use together; memory includes everything beside the workers.
 
-    ``counted``: the rows of its tables were counted; otherwise memory is a lower bound.
+    ``counted``: the rows of its tables were counted; otherwise memory is a lower bound. ``fewer``: with how many
+    workers less the run may begin too, most first, each with its memory.
     """
 
     workers: int
@@ -29,13 +30,34 @@ class ResourceRequest(NamedTuple):
     memory_bytes: int
     gpus: float
     counted: bool
+    fewer: tuple[tuple[int, int], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the form in which the job stores it."""
-        return self._asdict()
+        return {name: value for name, value in self._asdict().items() if name != "fewer" or value}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> ResourceRequest:
+        """Read what :meth:`document` wrote."""
+        return cls(**{**document, "fewer": tuple((count, memory) for count, memory in document.get("fewer", ()))})
+
+    def choices(self) -> list[ResourceRequest]:
+        """Return what the run takes with each number of workers that it may begin with, most first."""
+        each = self.cores / self.workers, self.gpus / self.workers
+        return [self._replace(fewer=())] + [
+            ResourceRequest(count, count * each[0], memory, count * each[1], self.counted)
+            for count, memory in self.fewer
+        ]
+
+    def taken(self, workers: int | None) -> ResourceRequest:
+        """Return what an attempt with so many workers takes, None: with all of them."""
+        return next((one for one in self.choices() if one.workers == workers), self)
 
 
-def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> ResourceRequest:
+def needs_of(
+    spec: JobSpec, memory: RankMemory, counted: bool, fewer: Mapping[int, RankMemory] | None = None
+) -> ResourceRequest:
+    """Return what a run takes; ``memory`` is that of each rank, ``fewer`` that with fewer workers, by their number."""
     resources = spec.resources
     workers = resources.num_workers
     return ResourceRequest(
@@ -44,6 +66,7 @@ def needs_of(spec: JobSpec, memory: RankMemory, counted: bool) -> ResourceReques
         workers * memory.total + RUN_BYTES,
         workers * resources.gpus_per_worker,
         counted,
+        tuple((count, count * one.total + RUN_BYTES) for count, one in (fewer or {}).items()),
     )
 
 
@@ -133,6 +156,26 @@ def cluster_obstacle(
     free = ", ".join(f"{_figure('cores', node.cpus)} and {_size(node.memory_bytes)}" for node in nodes) or "nothing"
     needed = f"{_figure('cores', each.cpus)} and {_size(each.memory_bytes)}"
     return f"{needs.workers} workers of {needed} are needed, the cluster has places for {places}: free are {free}"
+
+
+Refuse = Callable[[ResourceRequest], str | None]
+
+
+def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | None, str | None]:
+    """Return the largest request of a run for which there is room, and why not a larger one.
+
+    Args:
+        needs: What the run would use, and what it may do with.
+        refuse: Says why there is no room for one; None if there is.
+    """
+    why = None
+    for choice in needs.choices():
+        reason = refuse(choice)
+        if reason is None:
+            return choice, why
+        why = why or reason
+    # What would be enough is what it waits for.
+    return None, reason
 
 
 BEHIND_ANOTHER_TENANT = "after another tenant's job, which is first in line"

@@ -20,6 +20,7 @@ from service.jobs.executors.registry import placement_of
 from service.jobs.job_row import JobRow
 from service.jobs.runner_context import BackgroundTasks, RunnerContext
 from service.jobs.states import backoff_seconds
+from trainer.spec.stored import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -54,45 +55,56 @@ class JobQueue:
         ours = sa.or_(job.home_id.is_(None), job.home_id == self._context.home_id)
         waiting = sa.and_(job.state == "queued", due, ours, job.released.is_(True))
         unreleased = sa.and_(job.home_id == self._context.home_id, job.released.is_(False))
-        active = sa.select(job.id, job.tenant, job.needs).where(unreleased)
+        active = sa.select(job.id, job.tenant, job.needs, job.attempts).where(unreleased)
         async with self._context.database.read() as connection:
             queue = sa.select(tables.job).where(waiting).order_by(job.id)
             head = await first_row(connection, JobRow, queue.limit(1))
             if head is None:
                 return False
             held = {
-                row.id if row.tenant == head["tenant"] else f"another tenant's run ({number})": ResourceRequest(
-                    **row.needs
-                )
+                row.id if row.tenant == head["tenant"] else f"another tenant's run ({number})": ResourceRequest.read(
+                    row.needs
+                ).taken(job_records.workers_of(row.attempts))
                 for number, row in enumerate(await connection.execute(active), 1)
                 if row.needs
             }
+        taken: ResourceRequest | None = None
         if head["needs"] is None:
             self._count(head)
             reason: str | None = "the rows of its dataset are counted, to know the memory that it needs"
         else:
-            reason = await self._obstacle(ResourceRequest(**head["needs"]), held)
-        if reason is not None:
-            await self._explain(head, reason, waiting)
+            taken, reason = await self._room_for(ResourceRequest.read(head["needs"]), held)
+        if taken is None:
+            await self._explain(head, str(reason), waiting)
             return False
         async with self._context.database.write() as connection:
             query = sa.select(tables.job).where(waiting, job.id == head["id"]).with_for_update(skip_locked=True)
             row = await first_row(connection, JobRow, query)
             if row is not None:
-                await self._take(connection, row, now)
+                await self._take(connection, row, now, taken.workers, reason)
         return row is not None
 
-    async def _obstacle(self, needs: ResourceRequest, held: dict[str, ResourceRequest]) -> str | None:
-        shortage = disk.shortage(self._context.settings)
+    async def _room_for(
+        self, needs: ResourceRequest, held: dict[str, ResourceRequest]
+    ) -> tuple[ResourceRequest | None, str | None]:
+        """Return what of the request there is room for now, None for nothing, and why for no more."""
+        shortage, max_runs = disk.shortage(self._context.settings), self._context.settings.max_runs
         if shortage is not None:
-            return shortage
+            return None, shortage
         if self._placement.uses_this_host:
-            return admission.obstacle(needs, self._host, held, self._context.settings.max_runs)
+            least = needs.choices()[-1].workers
+
+            def refuse(choice: ResourceRequest) -> str | None:
+                # The least was found to fit when it was submitted.
+                never = admission.impossible(choice, self._host) if choice.workers > least else None
+                return never[0] if never else admission.obstacle(choice, self._host, held, max_runs)
+
+            return admission.choose(needs, refuse)
         try:
             nodes = await asyncio.to_thread(self._context.executor.room)
         except ExecutorUnavailable as error:
-            return str(error)
-        return admission.cluster_obstacle(needs, nodes, held, self._context.settings.max_runs)
+            return None, str(error)
+        return admission.choose(needs, lambda choice: admission.cluster_obstacle(choice, nodes, held, max_runs))
 
     async def _explain(self, head: JobRow, reason: str, waiting: sa.ColumnElement[bool]) -> None:
         """Record why each waiting job waits, if it changed; tenants learn nothing of each other's jobs."""
@@ -120,7 +132,8 @@ class JobQueue:
         except ValueError as failure:
             await self._refuse_unreadable(row["id"], failure)
             return
-        problem = admission.impossible(needs, self._host) if self._placement.uses_this_host else None
+        least = needs.choices()[-1]
+        problem = admission.impossible(least, self._host) if self._placement.uses_this_host else None
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])
             if current["state"] != "queued":
@@ -142,7 +155,15 @@ class JobQueue:
                 await self._take(connection, current, tables.now())
                 await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
 
-    async def _take(self, connection: AsyncConnection, row: JobRow, now: datetime.datetime) -> None:
+    async def _take(
+        self,
+        connection: AsyncConnection,
+        row: JobRow,
+        now: datetime.datetime,
+        workers: int | None = None,
+        because: str | None = None,
+    ) -> None:
+        """Claim a job with so many workers, and why with fewer than it asks for; None for one that will not run."""
         attempt = row["attempt"] + 1
         # In run.json too: an attempt that was given up finds another token there and publishes nothing.
         claimed: dict[str, Any] = {
@@ -154,4 +175,9 @@ class JobQueue:
         }
         claimed |= {"started_at": row["started_at"] or now, "error": None, "publication": None}
         row["attempt"] = attempt
-        await job_records.move(connection, row, "claimed", attempt=attempt, reason=None, not_before=None, **claimed)
+        reason = None
+        if workers is not None:
+            claimed["attempts"] = job_records.with_attempt(row["attempts"], attempt, workers, because)
+            asked = StoredJob(row["spec"]).num_workers
+            reason = because and f"{workers} of {asked} workers: {because}"
+        await job_records.move(connection, row, "claimed", attempt=attempt, reason=reason, not_before=None, **claimed)

@@ -28,6 +28,8 @@ DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")
 MAX_LABELS = 64
 """Of a job: each is a row."""
+MAX_ATTEMPTS = 100
+"""Of a job, that it shows: a preempted one may have any number."""
 # Made once: SQLAlchemy takes longer to put a statement together than to send it.
 _INSERT_EVENT = tables.job_event.insert()
 _BY_ID = sa.select(tables.job).where(tables.job.c.id == sa.bindparam("job_id"))
@@ -203,6 +205,19 @@ async def change(connection: AsyncConnection, row: JobRow, **values: Any) -> Non
     cast(dict[str, Any], row).update(values)
 
 
+def with_attempt(
+    attempts: list[dict[str, Any]] | None, attempt: int, workers: int, because: str | None
+) -> list[dict[str, Any]]:
+    """Return the attempts of a job with one more, or with this one's workers set anew; the last MAX_ATTEMPTS."""
+    earlier = [one for one in attempts or [] if one["attempt"] != attempt]
+    return [*earlier, {"attempt": attempt, "workers": workers, "because": because}][-MAX_ATTEMPTS:]
+
+
+def workers_of(attempts: list[dict[str, Any]] | None) -> int | None:
+    """Return with how many workers the last attempt began, None if that is not known."""
+    return attempts[-1]["workers"] if attempts else None
+
+
 async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict[str, Any]) -> None:
     """Write an event for clients that follow the job."""
     await connection.execute(_INSERT_EVENT, {"job_id": job_id, "type": kind, "data": data})
@@ -222,6 +237,8 @@ async def move(connection: AsyncConnection, row: JobRow, happening: Trigger, **v
         values = {"finished_at": now, "reason": None, **values}
     await change(connection, row, state=state, **values)
     data = {"state": state, "attempt": row["attempt"], "time": _text(now), "reason": row["reason"]}
+    if happening == "claimed":
+        data |= {"workers": workers_of(row["attempts"])}
     if state in TERMINAL:
         data |= {"publication": row["publication"], "error": row["error"]}
         await _tell(connection, row)
@@ -361,6 +378,7 @@ _LISTED = sa.select(*(tables.job.c[name] for name in _SHOWN))
 
 def _view(row: Mapping[str, Any], metrics: list[dict[str, Any]]) -> dict[str, Any]:
     shown, spec = {name: row[name] for name in _SHOWN}, StoredJob(row["spec"])
+    shown["attempts"] = shown["attempts"] or []
     return {**shown, "dataset": spec.dataset_name, "labels": spec.labels, "metrics": metrics}
 
 

@@ -27,6 +27,7 @@ class JobRow(TypedDict):
     finished_at: datetime.datetime | None
     not_before: datetime.datetime | None
     attempt: int
+    attempts: list[dict[str, Any]] | None
     failures: int
     home_id: str | None
     lease: str | None
@@ -46,9 +47,10 @@ class JobRow(TypedDict):
 class JobView(BaseModel):
     """A training job.
 
-    ``reason``: why it is waiting. ``progress`` and ``metrics`` come from the run's own events, and so does ``lineage``:
-    fingerprint of the dataset, hash of the spec, package versions, git commit, parent version, warm start. ``needs``:
-    the resources it is predicted to use on its host, once they have been computed.
+    ``reason``: why it is waiting, or begins with fewer workers. ``attempts``: with how many ``workers`` each began, and
+    ``because`` of what with fewer than the job asks for. ``progress`` and ``metrics`` come from the run's own events,
+    and so does ``lineage``: fingerprint of the dataset, hash of the spec, package versions, git commit, parent version,
+    warm start. ``needs``: the resources it is predicted to use on its host, once they have been computed.
     """
 
     # A field named like a column of tables.job shows it; job_records has what the others show.
@@ -61,6 +63,7 @@ class JobView(BaseModel):
     started_at: AwareDatetime | None
     finished_at: AwareDatetime | None
     attempt: int
+    attempts: list[dict[str, Any]]
     progress: dict[str, Any] | None
     metrics: list[dict[str, Any]]
     publication: dict[str, Any] | None

@@ -49,10 +49,10 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
         estimated = _estimated(spec, dataset, placement.gpu_bytes(spec))
     except DataError:
         return None
-    needs = needs_of(spec, estimated.memory, estimated.exact)
+    needs = needs_of(spec, estimated.memory, estimated.exact, estimated.fewer)
     problem = too_large(spec, estimated, None)
     if problem is None and placement.uses_this_host:
-        problem = admission.impossible(needs, admission.host(settings))
+        problem = admission.impossible(needs.choices()[-1], admission.host(settings))
     if problem is not None:
         raise invalid(FieldProblem("resources", *problem))
     return needs
@@ -90,8 +90,9 @@ def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
         if not isinstance(error, (DataError, Problem)):
             log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)
         memory = rank_memory(spec, {}, ids_per_example(spec, dataset), num_labels=len(dataset.labels))
-        return needs_of(spec, memory, counted=False)
-    return needs_of(spec, estimated.memory, estimated.exact)
+        fewer = dict.fromkeys(spec.resources.worker_counts[1:], memory)
+        return needs_of(spec, memory, counted=False, fewer=fewer)
+    return needs_of(spec, estimated.memory, estimated.exact, estimated.fewer)
 
 
 def _num_bytes(uri: str) -> int:

@@ -89,6 +89,14 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
     elif kind == "lineage":
         lineage = {name: value for name, value in fields.items() if name not in ("type", "time", "attempt")}
         await job_records.change(connection, row, lineage=lineage)
+    elif kind == "workers":
+        attempts = job_records.with_attempt(
+            row["attempts"], row["attempt"], int(fields["number"]), str(fields["because"])
+        )
+        await job_records.change(connection, row, attempts=attempts)
+        await job_records.record(connection, row["id"], "workers", attempts[-1])
+    elif kind == "state" and fields.get("state") == "cancelled" and row["state"] != "cancelling":
+        await preempted(connection, row, base_seconds)
     elif kind == "state" and fields.get("state") == "failed":
         ended = read_exit(run_dir, row["attempt"]) or {}
         said = {"code": "failed", "message": "the run failed", "remedy": "see its log"}
@@ -126,11 +134,25 @@ async def fail(
         await job_records.move(connection, row, "lost" if retryable else "failed", failures=failures, error=error)
 
 
+async def preempted(connection: AsyncConnection, row: JobRow, base_seconds: float) -> None:
+    """Queue a job again whose run was told to end by its machine, and did so: that is no failure of it.
+
+    A run that nobody here asked to end has had a SIGTERM from a service manager, Kubernetes or Ray, or its node was
+    drained; it has written a checkpoint where there was a step to write.
+    """
+    due = tables.now() + datetime.timedelta(seconds=base_seconds)
+    reason = f"preempted: its machine asked it to end; it goes on from its checkpoint in {base_seconds:g} s"
+    await job_records.move(connection, row, "interrupted", not_before=due, reason=reason, error=None, launched_at=None)
+
+
 async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_seconds: float) -> None:
     """End an attempt whose run is gone without reporting its end: killed, out of memory, or the machine restarted."""
     ended = read_exit(run_dir, row["attempt"])
     if ended is not None and ended.get("state") in TERMINAL_STATES and ended["state"] != "failed":
         # Its last event was lost (a full disk), its exit file was not.
+        if ended["state"] == "cancelled" and row["state"] != "cancelling":
+            await preempted(connection, row, base_seconds)
+            return
         await job_records.move(connection, row, ended["state"])
         return
     error = {

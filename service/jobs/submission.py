@@ -249,7 +249,14 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         report=_report(settings, row),
         traceparent=row["traceparent"],
         storage=f"{settings.stored_runs}/{row['id']}" if settings.stored_runs else None,
+        workers=_workers(row),
     )
+
+
+def _workers(row: JobRow) -> rundir.Workers | None:
+    """Return with how many workers the attempt begins; None for all that the job asks for."""
+    last = (row["attempts"] or [{"because": None}])[-1]
+    return None if last["because"] is None else rundir.Workers(last["workers"], last["because"])
 
 
 def _report(settings: Settings, row: JobRow) -> rundir.Report | None:

@@ -328,7 +328,7 @@ def check_spec(path: Path) -> Iterator[Check]:
     if job is None:
         yield Check("spec", "ok", f"{path}: a dataset, no job")
         return
-    cpus = job.resources.num_workers * job.resources.cpus_per_worker
+    cpus = job.resources.least_workers * job.resources.cpus_per_worker
     have = os.cpu_count() or 1
     placement = _placement()
     if cpus > have and placement.uses_this_host:
@@ -352,7 +352,7 @@ def _has_gpus(job: JobSpec, placement: Placement) -> Iterator[Check]:
         yield Check("gpus", "fail", *problem)
     elif job.resources.gpus_per_worker:
         seen = "one for each worker" if placement.gpus_are_visible else "asked for when a run starts in the cluster"
-        yield Check("gpus", "ok", f"{job.resources.num_workers} GPUs, {seen}")
+        yield Check("gpus", "ok", f"{job.resources.least_workers} GPUs, {seen}")
 
 
 def _fits_memory(job: JobSpec, dataset: DatasetSpec, placement: Placement) -> Iterator[Check]:

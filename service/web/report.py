@@ -40,7 +40,8 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
         else:
             finding = f"validation {word} {last[name]:.4f}, at best {best[name]:.4f}: no overfitting seen"
     names = (
-        "id", "name", "state", "dataset", "created_at", "started_at", "finished_at", "attempt", "publication", "error",
+        "id", "name", "state", "dataset", "created_at", "started_at", "finished_at", "attempt", "attempts",
+        "publication", "error",
     )  # fmt: skip
     fields = {name: job[name] for name in names}
     conclusions = {"finding": finding, "best": best, "last": last, "drift": (job.get("lineage") or {}).get("drift")}

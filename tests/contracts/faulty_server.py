@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+_ANSWERS = {"errors": 503, "refused": 401, "missing": 404}
+GOOGLE_TOKEN = "the-token-of-a-machine"
+
 
 class Faults:
     """What becomes of the next requests: ``errors`` answer 503; ``lost`` are done and their answers are cut off;
@@ -33,9 +36,17 @@ class Faults:
 
 
 @contextmanager
-def faulty_server(behind: str) -> Iterator[Faults]:
-    """A server that hands on to ``behind`` (HOST:PORT)."""
+def faulty_server(behind: str, as_google: bool = False) -> Iterator[Faults]:
+    """A server that hands on to ``behind`` (HOST:PORT). ``as_google``: behind is an S3 server, and whoever asks speaks
+    the XML interface of Google Cloud Storage, which has the same paths and answers but headers of its own."""
     faults = Faults()
+
+    def is_there(path: str, headers: dict[str, str]) -> bool:
+        upstream = http.client.HTTPConnection(behind, timeout=60)
+        upstream.request("HEAD", path, headers=headers)
+        status = upstream.getresponse().status
+        upstream.close()
+        return status == 200
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -43,13 +54,22 @@ def faulty_server(behind: str) -> Iterator[Faults]:
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             kind = faults.next(self.requestline)
-            if kind == "errors":
-                self.send_response(503)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            if as_google:
+                if headers.get("authorization") != f"Bearer {GOOGLE_TOKEN}":
+                    kind = "refused"
+                headers["authorization"] = "AWS test:unchecked"
+                if not kind and self.command == "DELETE" and not is_there(self.path, headers):
+                    kind = "missing"
+                if headers.pop("x-goog-if-generation-match", None) == "0":
+                    headers["if-none-match"] = "*"
+            if kind in _ANSWERS:
+                self.send_response(_ANSWERS[kind])
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
             upstream = http.client.HTTPConnection(behind, timeout=60)
-            upstream.request(self.command, self.path, body, dict(self.headers.items()))
+            upstream.request(self.command, self.path, body, headers)
             answer = upstream.getresponse()
             data = answer.read()
             upstream.close()
@@ -76,7 +96,7 @@ def faulty_server(behind: str) -> Iterator[Faults]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     faults.address = f"127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield faults

@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.contracts.faulty_server import Faults, faulty_server
+from tests.contracts.faulty_server import GOOGLE_TOKEN, Faults, faulty_server
+from tests.outside_package import install
 from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile
 from trainer.storage.cache import HostCache
 from trainer.storage.content import content_of
 from trainer.storage.folders import Folders, StoredFolder, new_token
 from trainer.storage.objects import PART_BYTES, ObjectStorage
 from trainer.storage.opening import open_storage
+from trainer.storage.places import fetch, written
+from trainer.storage.places import put as put_results
 
 pytestmark = pytest.mark.process  # the object store is one
 
 
-@pytest.fixture(params=["directory", "s3"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStorage:
+SERVERS = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
+
+
+@pytest.fixture(params=["directory", "s3", "gs"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunStorage]:
     if request.param == "directory":
-        return open_storage((tmp_path / "shared place").as_uri())
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{request.getfixturevalue('s3_address')}")
-    return open_storage(f"s3://vectors/runs/{uuid.uuid4().hex}")
+        yield open_storage((tmp_path / "shared place").as_uri())
+        return
+    address = request.getfixturevalue("s3_address")
+    with contextlib.ExitStack() as opened:
+        if request.param == "gs":
+            address = opened.enter_context(faulty_server(address, as_google=True)).address
+            monkeypatch.setenv("GOOGLE_BEARER_TOKEN", GOOGLE_TOKEN)
+        monkeypatch.setenv(SERVERS[request.param], f"http://{address}")
+        yield open_storage(f"{request.param}://vectors/runs/{uuid.uuid4().hex}")
 
 
-@pytest.fixture
-def faults(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Faults, RunStorage]]:
-    with faulty_server(s3_address) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
-        yield server, ObjectStorage(f"s3://vectors/faults/{uuid.uuid4().hex}", retries=1)
+@pytest.fixture(params=["s3", "gs"])
+def faults(
+    request: pytest.FixtureRequest, s3_address: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Faults, RunStorage]]:
+    with faulty_server(s3_address, as_google=request.param == "gs") as server:
+        monkeypatch.setenv(SERVERS[request.param], f"http://{server.address}")
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", GOOGLE_TOKEN)
+        yield server, ObjectStorage(f"{request.param}://vectors/faults/{uuid.uuid4().hex}", retries=1)
 
 
-def written(path: Path, content: bytes) -> Path:
+def written_bytes(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
 
 
 def test_a_file_is_put_replaced_listed_fetched_and_deleted(storage: RunStorage, tmp_path: Path) -> None:
     assert storage.list("") == []
-    storage.put_file("a/one", written(tmp_path / "first", b"first"))
-    storage.put_file("a/one", written(tmp_path / "second", b"the second"))
-    storage.put_file("a/b/two", written(tmp_path / "two", b""))
-    storage.put_file("ab", written(tmp_path / "beside", b"beside"))
+    storage.put_file("a/one", written_bytes(tmp_path / "first", b"first"))
+    storage.put_file("a/one", written_bytes(tmp_path / "second", b"the second"))
+    storage.put_file("a/b/two", written_bytes(tmp_path / "two", b""))
+    storage.put_file("ab", written_bytes(tmp_path / "beside", b"beside"))
     assert storage.read("a/one") == b"the second"
     assert storage.list("a/") == [StoredFile("a/b/two", 0), StoredFile("a/one", 10)]
     assert [one.name for one in storage.list("")] == ["a/b/two", "a/one", "ab"]
@@ -61,7 +76,7 @@ def test_a_file_is_put_replaced_listed_fetched_and_deleted(storage: RunStorage, 
 
 def test_a_file_of_several_parts_comes_back(storage: RunStorage, tmp_path: Path) -> None:
     content = os.urandom(PART_BYTES + 4321)
-    storage.put_file("large", written(tmp_path / "large", content))
+    storage.put_file("large", written_bytes(tmp_path / "large", content))
     storage.fetch("large", tmp_path / "fetched")
     assert (tmp_path / "fetched").read_bytes() == content
 
@@ -91,10 +106,69 @@ def test_a_file_that_is_not_there_is_named(storage: RunStorage, tmp_path: Path) 
         storage.put_file("a", tmp_path / "not here")
 
 
-@pytest.mark.parametrize("uri", ["/runs", "ftp://host/runs", "s3:///runs", "file://host/runs", "s3://key@bucket/runs"])
+@pytest.mark.parametrize(
+    "uri", ["/runs", "ftp://host/runs", "s3:///runs", "gs:///runs", "file://host/runs", "s3://key@bucket/runs"]
+)
 def test_what_is_no_storage_is_refused_with_the_remedy(uri: str) -> None:
-    with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX or file:///DIRECTORY"):
+    with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY"):
         open_storage(uri)
+
+
+def test_a_storage_of_another_package_is_opened_and_named_in_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from pathlib import Path\nfrom trainer.storage.shared_directory import SharedDirectory\n"
+    code += "def open_mine(uri):\n    return SharedDirectory(Path(uri.removeprefix('mine://')))\n"
+    install(tmp_path, "my_storage", code, {"evenkeel.run_storages": {"mine": "my_storage:open_mine"}})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert open_storage(f"mine://{tmp_path}/runs").put_if_absent("name", b"first")
+    assert (tmp_path / "runs" / "name").read_bytes() == b"first"
+    with pytest.raises(ValueError, match=r"file:///DIRECTORY or mine://\.\.\., and keys"):
+        open_storage("other://place")
+
+
+def test_results_are_put_whole_under_their_own_names_and_nothing_over_them(storage: RunStorage, tmp_path: Path) -> None:
+    with written(f"{storage.uri}/scores.parquet") as path:
+        path.write_bytes(b"scores")
+    assert storage.read("scores.parquet") == b"scores"
+    with pytest.raises(FileExistsError, match=r"scores\.parquet is there already: remove it"):
+        with written(f"{storage.uri}/scores.parquet"):
+            raise AssertionError("not reached")
+
+    model = f"{storage.uri}/models/one"
+    for _ in range(2):  # the second writing finds what the first one tore
+        with pytest.raises(RuntimeError, match="no room"), written(model, "manifest"):
+            raise RuntimeError("no room")
+        storage.put_file("models/one/a", written_bytes(tmp_path / "torn", b"torn"))
+    with written(model, "manifest") as path:
+        (path / "inside").mkdir(parents=True)
+        (path / "a").write_bytes(b"a")
+        (path / "inside" / "b").write_bytes(b"b")
+        (path / "manifest").write_bytes(b"whole")
+    fetch(model, tmp_path / "here")
+    found = {one.relative_to(tmp_path / "here").as_posix(): one.read_bytes() for one in (tmp_path / "here").rglob("?*")
+             if one.is_file()}  # fmt: skip
+    assert found == {"a": b"a", "inside/b": b"b", "manifest": b"whole"}
+    with pytest.raises(FileExistsError), written(model, "manifest"):
+        raise AssertionError("not reached")
+    (tmp_path / "other").mkdir()
+    written_bytes(tmp_path / "other" / "manifest", b"another")
+    with pytest.raises(StorageError, match="another has put it meanwhile"):
+        put_results(storage, "models/one", tmp_path / "other", "manifest")
+    fetch(f"{storage.uri}/models/none", tmp_path / "none")
+    assert list((tmp_path / "none").iterdir()) == []
+
+
+def test_a_place_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="names no file or folder in a storage"), written("s3://bucket"):
+        raise AssertionError("not reached")
+
+
+def test_who_has_no_token_reads_what_to_do(storage: RunStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    if storage.uri.startswith("gs://"):
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "another")
+        with pytest.raises(StorageError, match="keys in the environment may use the bucket"):
+            open_storage(storage.uri).put_if_absent("name", b"first")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -104,7 +178,7 @@ def put(folders: Folders, name: str, folder: Path, **files: bytes) -> StoredFold
     """Everything but the record."""
     token, found = new_token(), {}
     for path, content in files.items():
-        source = written(folder / f"{token}-{path}", content)
+        source = written_bytes(folder / f"{token}-{path}", content)
         folders.put(token, path, source)
         found[path] = content_of(source)
     return StoredFolder(name, token, found)
@@ -166,7 +240,7 @@ def test_a_damaged_record_is_no_folder(storage: RunStorage, tmp_path: Path, reco
 def test_one_error_of_the_server_is_tried_again(faults: tuple[Faults, RunStorage], tmp_path: Path) -> None:
     server, storage = faults
     server.errors = 1
-    storage.put_file("a", written(tmp_path / "a", b"aaa"))
+    storage.put_file("a", written_bytes(tmp_path / "a", b"aaa"))
     server.errors = 1
     assert storage.read("a") == b"aaa"
 
@@ -175,7 +249,7 @@ def test_a_server_that_only_fails_is_named_with_the_remedy(faults: tuple[Faults,
     server, storage = faults
     server.every = "/vectors"
     for act in (
-        lambda: storage.put_file("a", written(tmp_path / "a", b"aaa")),
+        lambda: storage.put_file("a", written_bytes(tmp_path / "a", b"aaa")),
         lambda: storage.put_if_absent("a", b"aaa"),
         lambda: storage.read("a"),
         lambda: storage.fetch("a", tmp_path / "to"),
@@ -198,7 +272,7 @@ def test_a_multipart_upload_that_is_torn_leaves_no_file(faults: tuple[Faults, Ru
     server, storage = faults
     server.every = "partNumber=2"
     with pytest.raises(StorageError):
-        storage.put_file("large", written(tmp_path / "large", bytes(2 * PART_BYTES)))
+        storage.put_file("large", written_bytes(tmp_path / "large", bytes(2 * PART_BYTES)))
     assert storage.list("") == []
     with pytest.raises(MissingFileError):
         storage.read("large")
@@ -207,7 +281,7 @@ def test_a_multipart_upload_that_is_torn_leaves_no_file(faults: tuple[Faults, Ru
 def test_a_fetch_that_is_cut_is_never_taken_for_the_file(faults: tuple[Faults, RunStorage], tmp_path: Path) -> None:
     server, storage = faults
     content = os.urandom(1 << 20)
-    source = written(tmp_path / "a", content)
+    source = written_bytes(tmp_path / "a", content)
     storage.put_file("a", source)
     cache = HostCache(tmp_path / "cache")
     server.cut = 9
@@ -219,7 +293,7 @@ def test_a_fetch_that_is_cut_is_never_taken_for_the_file(faults: tuple[Faults, R
     assert (tmp_path / "to").read_bytes() == content
 
 
-@contextmanager
+@contextlib.contextmanager
 def full_disk(num_bytes: int) -> Iterator[None]:
     """A disk on which no file can become longer."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -231,7 +305,7 @@ def full_disk(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_leaves_nothing_half_fetched(storage: RunStorage, tmp_path: Path) -> None:
-    source = written(tmp_path / "a", os.urandom(1 << 20))
+    source = written_bytes(tmp_path / "a", os.urandom(1 << 20))
     storage.put_file("a", source)
     cache = HostCache(tmp_path / "cache")
     with full_disk(1 << 19), pytest.raises((StorageError, OSError)):

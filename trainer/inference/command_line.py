@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.format import CheckpointError
 from trainer.runs.log_filters import quiet
+from trainer.storage.base import StorageError
 
 Report = dict[str, Any]
 
@@ -19,7 +20,7 @@ def report(make: Callable[[], Report], in_words: Callable[[Report], str], *, as_
     quiet()
     try:
         made = make()
-    except (ValueError, OSError, CheckpointError) as error:
+    except (ValueError, OSError, CheckpointError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(json.dumps(made) if as_json else in_words(made))

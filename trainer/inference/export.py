@@ -1,7 +1,7 @@
 """``evenkeel export``: a job's model as a folder that needs neither torch nor this run.
 
-``python -m trainer.inference.export RUN_DIR DIRECTORY [--checkpoint best|last|STEP]``. The folder holds
-(docs/using_models.md):
+``python -m trainer.inference.export RUN_DIR [PLACE] [--checkpoint best|last|STEP]``. PLACE is a directory, or a URI of
+a run storage; left out, ``exports/step-STEP`` in that of the run. The folder holds (docs/using_models.md):
 
     manifest.json         spec, versions, inputs, and every file's sha256
     table-NAME.arrow      raw ids and rows as they are read, in the order of the table's rows
@@ -33,42 +33,64 @@ from trainer.data.errors import DataError
 from trainer.data.sources.source import Source, beside
 from trainer.inference import command_line
 from trainer.inference.exported_model import FORMAT, FORMAT_VERSION, ONNX_FILE
-from trainer.inference.manifest import seal
+from trainer.inference.manifest import MANIFEST, seal
 from trainer.inference.onnx_export import DensePart, onnx_bytes, onnx_difference, write_program
 from trainer.inference.predict import Predictor
+from trainer.storage.places import is_stored, written
 
 PROGRAM_FILE, WEIGHTS_FILE = "dense.pt2", "dense.safetensors"
+EXPORTS = "exports"
+"""Of a run's storage, where its exports are."""
 TOLERANCE = 1e-5
 """An ONNX file that differs by more from the model is not written."""
 
 
-def export(run_dir: Path | str, directory: Path | str, *, checkpoint: str = LAST) -> dict[str, Any]:
+def export(run_dir: Path | str, directory: Path | str | None = None, *, checkpoint: str = LAST) -> dict[str, Any]:
     """Write the folder, whole or not at all; return what the command prints as JSON.
+
+    Args:
+        run_dir: the run directory of a job.
+        directory: a directory, or a URI of a run storage; None: in the run's own storage.
+        checkpoint: ``best``, ``last`` or a step.
 
     Raises:
         SpecError: the directory is not that of a run.
         CheckpointError: there is no such checkpoint, or it is damaged.
-        DataError: the folder is there already, or a joined file is missing.
+        DataError: the folder is there already, a joined file is missing, or no place is named and the run has no
+            storage.
+        FileExistsError: it is in the storage already.
+        StorageError: the storage is away.
     """
-    directory = Path(directory)
-    if directory.exists():
+    if directory is not None and not is_stored(directory) and Path(directory).exists():
         raise DataError("is there already", where=str(directory), remedy="remove it, or name another directory")
     predictor = Predictor(run_dir, checkpoint)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(directory) as work:
-        work.mkdir()
-        body = _write(predictor, work)
-        sha256 = seal(work, body, [path.name for path in work.iterdir()])
+    place = directory if directory is not None else _place_in_storage(predictor)
+    with written(place, MANIFEST) as path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with appearing(path) as work:
+            work.mkdir()
+            body = _write(predictor, work)
+            sha256 = seal(work, body, [path.name for path in work.iterdir()])
+        num_bytes = sum(one.stat().st_size for one in path.iterdir())
     return {
-        "directory": str(directory),
+        "directory": str(place),
         "sha256": sha256,
         "job": predictor.run.run_id,
         "model": predictor.job.model.kind,
         "step": predictor.checkpoint.step,
         "onnx": body["onnx"],
-        "bytes": sum(path.stat().st_size for path in directory.iterdir()),
+        "bytes": num_bytes,
         "notes": predictor.notes,
     }
+
+
+def _place_in_storage(predictor: Predictor) -> str:
+    run = predictor.run
+    if run.storage is None:
+        raise DataError(
+            "it is kept in a directory, not in a run storage", where=str(run.directory), remedy="name a directory"
+        )
+    return f"{run.storage}/{EXPORTS}/{predictor.checkpoint.path.name}"
 
 
 def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
@@ -165,7 +187,8 @@ def _write_onnx(part: DensePart, path: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="evenkeel export", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="the run directory of a job")
-    parser.add_argument("directory", type=Path, help="where the export goes: it must not be there yet")
+    place = "where the export goes, a directory or a URI: it must not be there yet (default: in the run's storage)"
+    parser.add_argument("directory", nargs="?", help=place)
     parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     options = parser.parse_args(arguments)

@@ -6,6 +6,9 @@ scores = model.predict(table)        # logit and probability for each row
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
 from trainer.spec import parse_dataset, parse_job
 from trainer.spec.label_tasks import label_tasks
+from trainer.storage.places import fetch, is_stored
 
 FORMAT, FORMAT_VERSION = "evenkeel-export", 1
 ONNX_FILE = "dense.onnx"
@@ -35,13 +39,14 @@ class Exported(RowScorer):
     Histories are read from a column of the feature's name: an export has no rows to look them up in.
 
     Args:
-        directory: the folder of the export.
+        directory: the folder of the export, or its URI in a run storage, from which it is fetched.
         sha256: that of the manifest, as ``evenkeel export`` printed it; left out, only that the files are those of the
             manifest beside them.
         k: items for each user, for a sequence model.
 
     Raises:
         SealError: a file is missing or not as it was written, or the folder is of another version.
+        StorageError: the run storage is away.
         ImportError: onnxruntime is not installed.
 
     Example:
@@ -53,6 +58,10 @@ class Exported(RowScorer):
 
     def __init__(self, directory: Path | str, *, sha256: str | None = None, k: int = 10):
         folder = Path(directory)
+        if is_stored(directory):
+            folder = Path(tempfile.mkdtemp(prefix="evenkeel-export-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            fetch(str(directory), folder)
         manifest = unseal(folder, sha256)
         if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
             raise SealError(

@@ -47,6 +47,7 @@ from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.spec import SpecError
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.problems import FieldProblem
+from trainer.storage.places import written
 
 NUM_ITEMS = 10
 _TRIES = 3
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="the run directory of a job")
     parser.add_argument("rows", help="a file or a directory of any dataset format")
     parser.add_argument(
-        "--output", type=Path, help="where scores go (default: ROWS.scores.parquet, of a directory ROWS.scores)"
+        "--output", help="where scores go, a path or a URI (default: ROWS.scores.parquet, of a directory ROWS.scores)"
     )
     parser.add_argument("--columns", help="columns of the rows to keep, separated by commas (default: all)")
     parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
@@ -256,7 +257,7 @@ def predict(
         hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
         raise ValueError(f"--k is how many items a model of sequences finds for each user, at least 1{hint}")
     source = Source(str(rows))
-    output = Path(output) if output is not None else default_output(source)
+    output = output if output is not None else default_output(source)
     predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)
     dataset = predictor.run.dataset
     with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
@@ -268,13 +269,14 @@ def predict(
         else:
             scored = str(rows)
         with tqdm(unit=" rows", unit_scale=True, desc="predict", leave=False, disable=not bar) as shown:
-            summary = score_files(predictor, scored, output, keep=columns, told=shown.update)
+            with written(output) as path:
+                summary = score_files(predictor, scored, path, keep=columns, told=shown.update)
     return {
         "job": predictor.run.run_id,
         "model": predictor.job.model.kind,
         "checkpoint": str(predictor.checkpoint.path),
         "step": predictor.checkpoint.step,
-        "output": summary.output,
+        "output": str(output),
         "rows": summary.rows,
         "files": summary.files,
         "columns": list(predictor.outputs),

@@ -58,9 +58,18 @@ class Attempt:
         reporter: takes the events.
         saver: writes checkpoints in the background; None: training waits for them.
         device: where the model is put.
+        notice: says why once a machine of the run is about to go.
     """
 
-    def __init__(self, run: Run, reporter: Reporter, saver: BackgroundSaver | None, device: torch.device):
+    def __init__(
+        self,
+        run: Run,
+        reporter: Reporter,
+        saver: BackgroundSaver | None,
+        device: torch.device,
+        notice: Callable[[], str | None] = lambda: None,
+    ):
+        self.notice = notice
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
         fetch_prepared(run.folders(run.data), run.data)
         self.data = PreparedData.open(run.data)
@@ -92,7 +101,7 @@ class Attempt:
             return "a checkpoint could not be written"
         with contextlib.suppress(FileNotFoundError):
             return self.run.cancel_file.read_text("utf-8")
-        return None
+        return self.notice()
 
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint. Collective."""
@@ -180,7 +189,7 @@ class Attempt:
         self.reporter.emit("state", state="running")
         self.reporter.emit(
             "info",
-            message=_opening(self.start, position, self.alpha) + _unread(self.job, self.data),
+            message=_opening(self.start, position, self.alpha) + _workers(self.run) + _unread(self.job, self.data),
             alpha=self.alpha,
             resumed_from_step=position.step if self.start.own is not None else None,
             sharding=self.sharded.plan(),
@@ -236,6 +245,11 @@ def _opening(start: Start, position: Position, alpha: float | None) -> str:
     elif start.parent is not None:
         what = f"warm start from {start.parent.path}"
     return what + (f"; alpha {alpha:.3g}" if alpha is not None else "")
+
+
+def _workers(run: Run) -> str:
+    number, asked = run.job.resources.num_workers, run.submitted.resources.num_workers
+    return f"; {number} of {asked} workers" if run.has_fewer_workers else ""
 
 
 def _unread(job: JobSpec, data: PreparedData) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from embeddings.durable_files import write_file, write_json
+from embeddings.durable_files import write_json
 from trainer.runs import openlineage, tracing
 from trainer.runs.directory import LOCK_FILE, Run
 from trainer.runs.events import EventWriter, phase, utc_now
@@ -81,6 +81,32 @@ def check_free(directory: Path) -> None:
         pass
 
 
+def fewer_workers(run: Run) -> str:
+    """Return with how many workers an attempt goes on, and why with fewer than were asked for."""
+    number, asked = run.job.resources.num_workers, run.submitted.resources.num_workers
+    return f"{number} of {asked} workers: {run.fewer_because or 'there is no room for more'}"
+
+
+def check_memory(run: Run) -> None:
+    """Check, now that the rows are counted and before anything is built, that the run fits in memory.
+
+    Raises:
+        MemoryError: it does not.
+    """
+    from trainer.data.batches.prepared import PreparedData
+    from trainer.sizing.estimate import ids_per_example
+    from trainer.sizing.memory import machine_memory_bytes
+    from trainer.sizing.memory_limit import refuse_what_cannot_fit
+
+    data = PreparedData.open(run.data)
+    rows = {name: table.num_rows for name, table in data.tables.items()}
+    machine = None if run.ray_address else machine_memory_bytes()
+    graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
+    gpu_bytes = known_gpu_bytes(run.job, run.ray_address)
+    ids, num_labels = ids_per_example(run.job, run.dataset), len(data.tasks)
+    refuse_what_cannot_fit(run.job, rows, ids, machine, graphs, gpu_bytes, num_labels=num_labels)
+
+
 def give_up(directory: Path, failure: Failure, attempt: int = 1) -> int:
     """End an attempt that could not even start: write the error event, the final state and exit.json."""
     if directory.is_dir():
@@ -115,6 +141,8 @@ class _Attempt:
             (run.directory / EXIT_FILE).unlink(missing_ok=True)
             with self._signals(), self._time_limit():
                 self.events.write("state", state="starting")
+                if run.has_fewer_workers:
+                    print(fewer_workers(run), flush=True)
                 check_gpus(run.job, run.cluster)
                 with self._phase("prepare"):
                     self._prepare_data()
@@ -153,6 +181,8 @@ class _Attempt:
         fetch_prepared(run.folders(run.data), run.data)
         if PreparedData.fingerprint_of(run.data) is not None and newest_of(run, run.checkpoints) is not None:
             # A run goes on with the rows it began with, whatever has become of the files.
+            if run.has_fewer_workers:
+                check_memory(run)
             return
         parent = parent_checkpoint(run)
         if parent is None and run.job.init_from is not None:
@@ -164,30 +194,12 @@ class _Attempt:
             run.dataset, run.job, run.data,
             base_vocabulary=base, base_numeric=numeric, base_profile=profile, log=self._info, fence=run.fence,
         )  # fmt: skip
-        self._check_memory()
+        check_memory(run)
         if run.job.publish is not None and run.job.publish.anchor is not None:
             from trainer.publishing.anchor import write_targets
 
             self._info(write_targets(run, PreparedData.open(run.data), parent))
         put_prepared(run.folders(run.data), run.data)
-
-    def _check_memory(self) -> None:
-        """Check, now that the rows are counted and before anything is built, that the run fits in memory.
-
-        Raises:
-            MemoryError: it does not.
-        """
-        from trainer.data.batches.prepared import PreparedData
-        from trainer.sizing.estimate import graph_sizes, ids_per_example
-        from trainer.sizing.memory import machine_memory_bytes
-        from trainer.sizing.memory_limit import refuse_what_cannot_fit
-
-        run = self.run
-        rows = {name: table.num_rows for name, table in PreparedData.open(run.data).tables.items()}
-        machine = None if run.ray_address else machine_memory_bytes()
-        graphs, gpu_bytes = graph_sizes(run.job, run.dataset), known_gpu_bytes(run.job, run.ray_address)
-        ids, num_labels = ids_per_example(run.job, run.dataset), len(run.dataset.labels)
-        refuse_what_cannot_fit(run.job, rows, ids, machine, graphs, gpu_bytes, num_labels=num_labels)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
         self.interruptible = False
@@ -219,16 +231,12 @@ class _Attempt:
         with contextlib.suppress(FileNotFoundError):
             raise Cancelled(self.run.cancel_file.read_text("utf-8"))
 
-    def ask_to_stop(self, reason: str) -> None:
-        """Write the file that ranks look for at every step."""
-        write_file(self.run.cancel_file, reason.encode(), durable=False)
-
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Let SIGTERM and SIGINT ask the ranks to write a checkpoint and stop; where none runs they stop the driver."""
 
         def handle(number: int, frame: object) -> None:
-            self.ask_to_stop(signal.Signals(number).name)
+            self.run.ask_to_stop(signal.Signals(number).name)
             if self.interruptible:
                 raise Cancelled(signal.Signals(number).name)
 
@@ -243,7 +251,7 @@ class _Attempt:
     @contextlib.contextmanager
     def _time_limit(self) -> Iterator[None]:
         limit = self.run.job.resources.timeout_seconds
-        timer = threading.Timer(limit or 0, self.ask_to_stop, ["timeout"])
+        timer = threading.Timer(limit or 0, self.run.ask_to_stop, ["timeout"])
         timer.daemon = True
         if limit is not None:
             timer.start()
@@ -305,7 +313,7 @@ def _heartbeat(attempt: _Attempt) -> Iterator[None]:
         while not done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(OSError):  # a full disk must not end the thread: space may come back
                 if not attempt.run.still_current():
-                    attempt.ask_to_stop("given up")
+                    attempt.run.ask_to_stop("given up")
                     return
                 attempt.events.write("heartbeat")
 

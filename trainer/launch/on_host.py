@@ -20,7 +20,7 @@ import torch.multiprocessing as multiprocessing
 
 from trainer.launch.driver import RanksFailed, StartRanks
 from trainer.launch.worker import train_rank
-from trainer.runs.directory import Run, choose_backend
+from trainer.runs.directory import Run, choose_backend, read_run
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -77,7 +77,8 @@ def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[Star
     def go(_: Run) -> None:
         begin.set()
         with _told_as_failed():
-            while not ranks.join():
+            # Nobody waits for the others where one has failed: they take SIGTERM for a notice.
+            while not ranks.join(grace_period=0):
                 pass
 
     try:
@@ -122,6 +123,8 @@ def _rank(
     if parent is not None and parent.pid != os.getppid():
         leave(1)  # it died before this process said that it would follow it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A service manager sends SIGTERM to every process of a group: a checkpoint comes first, as where the driver has it.
+    signal.signal(signal.SIGTERM, lambda number, frame: read_run(directory).ask_to_stop("SIGTERM"))
     if niceness is not None:
         _give_way(niceness)
     begin.wait()

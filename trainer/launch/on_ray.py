@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.launch.driver import RanksFailed
+from trainer.launch.driver import RanksFailed, check_memory, fewer_workers
 from trainer.launch.rank_link import linked_rank, log_of, start_driver_end
 from trainer.runs.directory import RUN_FILE, THIS_CLUSTER, Run, choose_backend
 from trainer.runs.events import EventWriter, phase
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_ranks(run: Run) -> None:
-    """Train on ``resources.num_workers`` Ray Train workers.
+    """Train on ``resources.num_workers`` Ray Train workers, or on fewer where the cluster has no room for all.
 
     Raises:
         RanksFailed: a rank ended with an error.
@@ -48,7 +48,7 @@ def start_ranks(run: Run) -> None:
             _connect(run)
         for number, handler in handlers.items():
             signal.signal(number, handler)  # ray.init takes SIGTERM for itself
-        _check_resources(run)
+        run = _fitted(run)
         # Kept: the actor ends with what refers to it.
         link = None if run.storage is None else start_driver_end(run)
         document = None if link is None else json.loads((run.directory / RUN_FILE).read_text("utf-8"))
@@ -65,7 +65,7 @@ def start_ranks(run: Run) -> None:
             run_config=RunConfig(
                 name=f"attempt-{run.attempt}",
                 storage_path=str(run.directory / "ray"),
-                failure_config=FailureConfig(max_failures=0),
+                failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
             ),
         )
         try:
@@ -87,12 +87,24 @@ def _rank(config: dict[str, Any]) -> None:
     gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
     if config["document"] is None:
         _speak_into(Path(config["directory"]) / LOG_FILE)
-        train_rank(config["directory"], gpus)
+        train_rank(config["directory"], gpus, _notice)
         return
     rank = get_context().get_world_rank()
     with linked_rank(config["document"], rank) as directory:
         _speak_into(log_of(directory, rank))
-        train_rank(str(directory), gpus)
+        train_rank(str(directory), gpus, _notice)
+
+
+def _notice() -> str | None:
+    """Return why the ranks are to stop once Ray drains a node of theirs: its machine is about to go.
+
+    What this rank was told of it. ``ray.train.get_preemption_info`` waits at each call for all ranks, which agree on
+    stopping within their step anyway, and not all of which ask: one that was asked to stop knows enough.
+    """
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    info = get_train_context().preemption_context.preemption_info
+    return None if info is None else f"Ray drains {', '.join(info.preempted_node_ids)}"
 
 
 def _speak_into(path: Path) -> None:
@@ -127,18 +139,34 @@ def _connect(run: Run) -> None:
         raise ResourceError(f"Ray {run.ray_address}: {reason}") from error
 
 
-def _check_resources(run: Run) -> None:
-    """Refuse a cluster that is too small, which would keep the run waiting without a message."""
+def _fitted(run: Run) -> Run:
+    """Return the run with as many workers as the cluster has room for.
+
+    Raises:
+        ResourceError: it has too little for ``resources.min_workers``, which would keep the run waiting without a
+            message.
+    """
     import ray
 
     resources, needed = run.job.resources, worker_resources(run.job)
     room = room_for([node["Resources"] for node in ray.nodes() if node["Alive"]], needed)
-    if room < resources.num_workers:
-        words = " and ".join(f"{number:g} {name}s" for name, number in needed.items())
-        raise ResourceError(
-            f"{resources.num_workers} workers of {words} were asked for, the cluster at "
-            f"{run.ray_address} has room for {room}: ask for fewer, or add nodes"
-        )
+    if room >= resources.num_workers:
+        return run
+    words = " and ".join(f"{number:g} {name}s" for name, number in needed.items())
+    short = f"the cluster at {run.cluster} has room for {room} workers of {words}"
+    number = next((count for count in resources.worker_counts if count <= room), None)
+    if number is None:
+        raise ResourceError(f"{resources.least_workers} workers were asked for, {short}: ask for fewer, or add nodes")
+    run = run.with_workers(number, short)
+    try:
+        check_memory(run)
+    except MemoryError as error:
+        # With all of its nodes it fits.
+        raise ResourceError(f"{short}: {error}") from error
+    with contextlib.closing(EventWriter(run.directory, run.attempt)) as events:
+        events.write("workers", number=number, because=short)
+    print(fewer_workers(run), flush=True)
+    return run
 
 
 def worker_resources(job: JobSpec) -> dict[str, float]:

@@ -57,6 +57,11 @@ class DriverEnd:
             stop = self._run.cancel_file.read_text("utf-8")
         return Answer(taken, stop, self._run.still_current())
 
+    def stopped(self, reason: str) -> None:
+        """Note why a rank stopped, which may have been its own machine's notice."""
+        if not self._run.cancel_file.exists():
+            self._run.ask_to_stop(reason)
+
     def failed(self, name: str, record: bytes) -> None:
         """Record why a rank failed, as it has recorded it."""
         self._run.failures.mkdir(parents=True, exist_ok=True)
@@ -137,9 +142,11 @@ class _RankEnd:
         self._thread.start()
 
     def close(self) -> None:
-        """Hand on what is left, and why the rank failed if it did."""
+        """Hand on what is left, and why the rank stopped or failed if it did."""
         self._done.set()
         self._thread.join()
+        if self._run.cancel_file.exists():
+            self._ask("stopped", self._run.cancel_file.read_text("utf-8"))
         record = self._run.failures / f"rank-{self._rank:05d}.json"
         if record.exists():
             self._ask("failed", record.name, record.read_bytes())
@@ -167,7 +174,7 @@ class _RankEnd:
             self._at[name] = answer.taken
             more = more or bool(batch)
             if answer.stop is not None and not self._run.cancel_file.exists():
-                write_file(self._run.cancel_file, answer.stop.encode(), durable=False)
+                self._run.ask_to_stop(answer.stop)
             if not answer.current:
                 self._run.given_up_file.touch()
         return more

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -27,28 +27,32 @@ LARGEST_KEPT_BYTES = 64 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
+def train_rank(directory: str, gpus: Sequence[str] = (), notice: Callable[[], str | None] = lambda: None) -> None:
     """Train this rank's part of the run at ``directory``.
 
     The process group is the caller's, and so is LOCAL_RANK in the environment. ``gpus``: the names of those that Ray
-    gave to this rank.
+    gave to this rank. ``notice``: says why once the machine of this rank, or of another, is about to go.
 
-    A rank that was asked to stop has written a checkpoint when this returns. Any other end than the last epoch is an
-    exception, recorded in the run directory for the driver.
+    A rank that was asked to stop has written a checkpoint when this returns, and the run's cancel file says why. Any
+    other end than the last epoch is an exception, recorded in the run directory for the driver.
     """
     quiet()
-    run = read_run(directory)
+    run = read_run(directory).with_workers(dist.get_world_size())
     use_threads(int(run.job.resources.cpus_per_worker))
     rank = dist.get_rank()
     reporter = Reporter(run, rank)
     # Modules are no garbage: steady_memory would search half a million objects, as long as a short training takes.
     gc.freeze()
     try:
-        with contextlib.suppress(Cancelled), _saver(run.job) as saver:
+        with _saver(run.job) as saver:
             with phase(reporter.emit, "build"):
-                trainer = Attempt(run, reporter, saver, use_device(run.job, gpus)).trainer()
+                trainer = Attempt(run, reporter, saver, use_device(run.job, gpus), notice).trainer()
             with steady_memory():
                 trainer.train()
+    except Cancelled as stop:
+        # Where a rank had the notice, the driver does not know of it yet.
+        if not run.cancel_file.exists():
+            run.ask_to_stop(stop.reason)
     except BaseException as error:
         record(run.failures, rank, error)
         raise

@@ -18,6 +18,8 @@ from trainer.recipes.trials.trial import Recipe
 from trainer.runs.directory import read_run
 from trainer.runs.failures import ResourceError
 from trainer.spec import DatasetSpec, JobSpec
+from trainer.storage.base import StorageError
+from trainer.storage.opening import open_storage
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "adamar": adamar.recipe,
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(["evenkeel", "recipe", *arguments])
     try:
         return _run(options, command)
-    except (ValueError, OSError, DataError, ResourceError) as error:
+    except (ValueError, OSError, DataError, ResourceError, StorageError) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -70,6 +72,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", type=Path, metavar="DIR", help="write each trial as a spec; run nothing")
     parser.add_argument("--report", action="store_true", help="report what has ended so far; run nothing")
     return parser
+
+
+def _put_report(of: str | None, name: str, out: Path) -> str | None:
+    """Put the files of a report on a run into the run's storage, over those of an earlier one; return where they are.
+
+    None where the report is of no run, or the run has no storage.
+
+    Raises:
+        StorageError: it is away.
+    """
+    if of is None or not Path(of).is_dir() or (storage := read_run(Path(of)).storage) is None:
+        return None
+    files = open_storage(storage)
+    for path in sorted(out.iterdir()):
+        if path.is_file():
+            files.put_file(f"reports/{name}/{path.name}", path)
+    return f"{storage}/reports/{name}"
 
 
 def _current_name(name: str) -> str:
@@ -141,6 +160,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
     report = write_report(recipe, trials, records, out)
     print(report.markdown)
     print(f"\nreport: {report.page}")
+    stored = _put_report(options.of, options.name, out)
+    if stored is not None:
+        print(f"in the run's storage: {stored}")
     return 0 if report.good else 1
 
 

@@ -13,11 +13,11 @@ import contextlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embeddings.durable_files import write_json
+from embeddings.durable_files import write_file, write_json
 from trainer.runs.failures import LeaseLostError
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
@@ -49,6 +49,13 @@ class Report(NamedTuple):
     offset: int
 
 
+class Workers(NamedTuple):
+    """With how many workers an attempt begins, and why with fewer than the job asks for."""
+
+    number: int
+    because: str | None = None
+
+
 @dataclass(frozen=True)
 class Run:
     """One attempt at one job, and where it keeps its files. All paths are absolute."""
@@ -57,6 +64,8 @@ class Run:
     run_id: str
     attempt: int
     job: JobSpec
+    """With as many workers as this attempt has: ``submitted`` is the job as it was asked for."""
+    submitted: JobSpec
     dataset: DatasetSpec
     store_url: str
     parent_version: str | None = None
@@ -68,6 +77,17 @@ class Run:
     storage: str | None = None
     """Where the run's checkpoints and prepared data lie for all hosts, ``s3://BUCKET/PREFIX/RUN``; None: ``directory``
     is one that all of them see."""
+
+    fewer_because: str | None = None
+    """Why the attempt has fewer workers than the job asks for."""
+
+    def with_workers(self, number: int, because: str | None = None) -> Run:
+        """Return this attempt with so many workers, and why they are fewer than were asked for."""
+        return replace(self, job=self.submitted.with_workers(number), fewer_because=because or self.fewer_because)
+
+    @property
+    def has_fewer_workers(self) -> bool:
+        return self.job.resources.num_workers < self.submitted.resources.num_workers
 
     @property
     def cluster(self) -> str | None:
@@ -105,6 +125,10 @@ class Run:
     def cancel_file(self) -> Path:
         """Its presence asks the ranks to write a checkpoint and stop; it holds the reason."""
         return self.directory / f"{CANCEL_FILE}-{self.attempt}"
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Write the file that ranks look for at every step."""
+        write_file(self.cancel_file, reason.encode(), durable=False)
 
     @property
     def given_up_file(self) -> Path:
@@ -183,11 +207,14 @@ def read_run(directory: Path | str) -> Run:
         job.against(dataset)
     except InvalidFieldsError as error:
         raise SpecError(where, error.problems) from None
+    workers = document.get("workers") or {"number": job.resources.num_workers, "because": None}
     return Run(
         directory=folder,
         run_id=str(document["run_id"]),
         attempt=int(document.get("attempt", 1)),
-        job=job,
+        job=job.with_workers(int(workers["number"])),
+        submitted=job,
+        fewer_because=workers["because"],
         dataset=dataset,
         store_url=str(document["store_url"]),
         parent_version=document.get("parent_version"),
@@ -231,6 +258,7 @@ def write_run(
     report: Report | None = None,
     traceparent: str | None = None,
     storage: str | None = None,
+    workers: Workers | None = None,
 ) -> Path:
     """Make the directory and its ``run.json``; return the directory, absolute. A keyword for each entry of the file."""
     folder = Path(directory).resolve()
@@ -250,6 +278,7 @@ def write_run(
             "report": None if report is None else report._asdict(),
             "traceparent": traceparent,
             "storage": storage,
-        },
+        }
+        | ({} if workers is None else {"workers": workers._asdict()}),
     )
     return folder

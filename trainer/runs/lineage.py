@@ -39,7 +39,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
     return {
         "dataset_fingerprint": data.dataset_fingerprint,
         "drift": None if data.drift is None else [one for one in data.drift if one["moved"]],
-        "spec_sha256": spec_sha256(run.job),
+        "spec_sha256": spec_sha256(run.submitted),
         "packages": installed_packages(),
         "git_commit": git_commit(ROOT),
         "parent_version": run.parent_version,

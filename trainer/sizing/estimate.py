@@ -70,10 +70,12 @@ def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]
 class Estimate(dict[str, Any]):
     """The estimate, as it goes over REST.
 
-    ``memory`` is the prediction behind its bytes, ``exact`` whether rows were counted, not bounded.
+    ``memory`` is the prediction behind its bytes, ``fewer`` that with fewer workers, by their number, most first;
+    ``exact`` says whether rows were counted, not bounded.
     """
 
     memory: RankMemory
+    fewer: dict[int, RankMemory]
     exact: bool
 
 
@@ -95,7 +97,8 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     workers = job.resources.num_workers
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
-    memory = rank_memory(job, rows_of, ids, graph_sizes(job, dataset), gpu_bytes, num_labels=len(dataset.labels))
+    graphs = graph_sizes(job, dataset)
+    memory = rank_memory(job, rows_of, ids, graphs, gpu_bytes, num_labels=len(dataset.labels))
     split = job.evaluation.split
     negatives = dataset.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
@@ -137,6 +140,10 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         ],
     )
     estimated.memory, estimated.exact = memory, exact
+    estimated.fewer = {
+        count: rank_memory(job.with_workers(count), rows_of, ids, graphs, gpu_bytes, num_labels=len(dataset.labels))
+        for count in job.resources.worker_counts[1:]
+    }
     return estimated
 
 
@@ -146,7 +153,16 @@ def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> t
     A bound on rows is no reason to refuse: the run counts them, and refuses then what does not fit. The arguments are
     those of :func:`trainer.sizing.memory_limit.memory_problem`.
     """
-    return memory_problem(job, estimated.memory, machine_bytes) if estimated.exact else None
+    if not estimated.exact:
+        return None
+    least = job.resources.least_workers
+    if least not in estimated.fewer:
+        return memory_problem(job, estimated.memory, machine_bytes)
+    problem = memory_problem(job, estimated.memory, None)
+    if problem is not None:
+        return problem
+    problem = memory_problem(job.with_workers(least), estimated.fewer[least], machine_bytes)
+    return problem and (f"with resources.min_workers {least}: {problem[0]}", f"raise it, or: {problem[1]}")
 
 
 def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], num_labels: int) -> float:

@@ -166,7 +166,7 @@ def gpu_problem(job: JobSpec, ray_address: str | None = None) -> tuple[str, str]
 
     A job without GPUs asks for nothing.
     """
-    num_workers = job.resources.num_workers
+    num_workers = job.resources.least_workers
     if not job.resources.gpus_per_worker:
         return None
     if ray_address:

@@ -144,17 +144,43 @@ class Table(Spec):
         return IdMapSettings(self.capacity, self.admission_threshold, self.ttl_steps, self.eviction_policy)
 
 
+MAX_COUNTS = 64
+"""Of workers between the fewest and all, how many are tried: for each what it needs is worked out beforehand."""
+
+
 class Resources(Spec):
     """Workers of a job and their limits.
 
-    ``memory_bytes_per_worker``: a job whose ranks are predicted to use more memory is refused (trainer.sizing.memory).
+    ``min_workers``: an attempt begins with fewer workers than ``num_workers`` where there is no room for all, but with
+    no fewer than these; left out: with all or not at all. ``memory_bytes_per_worker``: a job whose ranks are predicted
+    to use more memory is refused (trainer.sizing.memory).
     """
 
     num_workers: int = Field(default=1, ge=1, le=1024)
+    min_workers: int | None = later(None, ge=1, le=1024)
     cpus_per_worker: float = Field(default=1, gt=0, le=1024)
     gpus_per_worker: float = Field(default=0, ge=0, le=16)
     memory_bytes_per_worker: int | None = Field(default=None, gt=0)
     timeout_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Resources:
+        if self.least_workers > self.num_workers:
+            raise ValueError(
+                f"min_workers {self.min_workers} is more than num_workers {self.num_workers}: lower it, or leave it out"
+            )
+        return self
+
+    @property
+    def least_workers(self) -> int:
+        """The fewest workers that an attempt begins with."""
+        return self.num_workers if self.min_workers is None else self.min_workers
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """How many workers an attempt may have, most first: every number, or some of them where there are many."""
+        step = -(-(self.num_workers - self.least_workers) // MAX_COUNTS) or 1
+        return tuple(dict.fromkeys([*range(self.num_workers, self.least_workers, -step), self.least_workers]))
 
 
 class Checkpoint(Spec):
@@ -211,6 +237,10 @@ class JobSpec(Spec):
             return self
         dataset = self.dataset.model_copy(update={"window": window.model_copy(update={"start": date})})
         return self.model_copy(update={"dataset": dataset})
+
+    def with_workers(self, number: int) -> JobSpec:
+        """Return this job as an attempt with so many workers runs it."""
+        return self.model_copy(update={"resources": self.resources.model_copy(update={"num_workers": number})})
 
     def against(self, dataset: DatasetSpec) -> JobSpec:
         """Return this job, checked against the dataset it names.

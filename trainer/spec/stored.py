@@ -39,6 +39,10 @@ class StoredJob:
         return int(self._read("retries"))
 
     @property
+    def num_workers(self) -> int:
+        return int(read(self._read("resources"), Resources, "num_workers"))
+
+    @property
     def timeout_seconds(self) -> float | None:
         return read(self._read("resources"), Resources, "timeout_seconds")  # type: ignore[no-any-return]
 

@@ -1,7 +1,8 @@
-"""S3, and servers that speak its protocol and heed ``If-None-Match``, as a run storage.
+"""Object storage as a run storage: S3, servers that speak its protocol and heed ``If-None-Match``, and Google's.
 
 Keys come from the environment or the machine's role, as obstore finds them (it reads no ``~/.aws``): AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
+AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS (files),
+GOOGLE_BEARER_TOKEN, GOOGLE_BASE_URL.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import S3Store
+from obstore.store import GCSStore, S3Store
 
 from trainer.storage.base import MissingFileError, StorageError, StoredFile
 
@@ -29,17 +30,28 @@ REQUEST_SECONDS = 120.0
 CONNECT_SECONDS = 5.0
 
 
+_KINDS: dict[str, tuple[type[S3Store] | type[GCSStore], str]] = {
+    "s3": (S3Store, "AWS_ENDPOINT_URL"),
+    "gs": (GCSStore, "GOOGLE_BASE_URL"),
+}
+"""Of each scheme its store, and the variable of a server that is not the provider's."""
+
+
 class ObjectStorage:
-    """The objects under ``s3://BUCKET/PREFIX``. A large file is put in parts, and is there with the last of them."""
+    """The objects under ``s3://BUCKET/PREFIX`` or ``gs://BUCKET/PREFIX``.
+
+    A large file is put in parts, and is there with the last of them.
+    """
 
     def __init__(self, uri: str, *, retries: int = RETRIES):
         url = urlsplit(uri)
         self.uri = uri.rstrip("/")
-        self._store = S3Store(
+        kind, server = _KINDS[url.scheme]
+        self._store = kind(
             url.netloc,
             prefix=url.path.strip("/") or None,
             client_options={
-                "allow_http": os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"),
+                "allow_http": os.environ.get(server, "").startswith("http://"),
                 "timeout": datetime.timedelta(seconds=REQUEST_SECONDS),
                 "connect_timeout": datetime.timedelta(seconds=CONNECT_SECONDS),
             },
@@ -86,7 +98,13 @@ class ObjectStorage:
         doomed = list(names)
         with self._reaching(doomed[0] if doomed else ""):
             for start in range(0, len(doomed), DELETED_AT_ONCE):
-                obstore.delete(self._store, doomed[start : start + DELETED_AT_ONCE])
+                try:
+                    obstore.delete(self._store, doomed[start : start + DELETED_AT_ONCE])
+                except FileNotFoundError:
+                    # Google's says so of each that is not there, and what comes after it may be left.
+                    for name in doomed[start : start + DELETED_AT_ONCE]:
+                        with contextlib.suppress(FileNotFoundError):
+                            obstore.delete(self._store, name)
 
     @contextlib.contextmanager
     def _reaching(self, name: str) -> Iterator[None]:

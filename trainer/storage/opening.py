@@ -1,30 +1,59 @@
-"""The storage that a URI names."""
+"""Run storages by the scheme of their URI; other packages enter theirs as ``evenkeel.run_storages``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from embeddings.outside_packages import Registry, UrlScheme, usable_forms
 from trainer.storage.base import RunStorage
 
 
 def open_storage(uri: str) -> RunStorage:
-    """Return the storage at ``s3://BUCKET/PREFIX`` or ``file:///DIRECTORY``; nothing is asked of it yet.
+    """Return the storage at a URI, such as ``s3://BUCKET/PREFIX`` or ``file:///DIRECTORY``; nothing is asked of it yet.
 
     Raises:
-        ValueError: another scheme, no bucket, or a path that is not absolute.
+        ValueError: another scheme, no bucket, a path that is not absolute, or the scheme's package cannot be imported.
     """
     url = urlsplit(uri)
-    remedy = "write s3://BUCKET/PREFIX or file:///DIRECTORY, and keys into the environment"
     if url.query or url.fragment or "@" in url.netloc:
-        raise ValueError(f"run storage '{url.scheme}://...': it has more than a place: {remedy}")
-    if url.scheme == "s3" and url.netloc:
-        # Where there is no object storage its library is not imported.
-        from trainer.storage.objects import ObjectStorage
+        raise ValueError(f"run storage '{url.scheme}://...': it has more than a place: {_remedy()}")
+    try:
+        storage = RUN_STORAGES[url.scheme]
+    except KeyError:
+        raise ValueError(f"run storage '{uri}': {_remedy()}") from None
+    return storage(uri)
 
-        return ObjectStorage(uri)
-    if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
-        from trainer.storage.shared_directory import SharedDirectory
 
-        return SharedDirectory(Path(unquote(url.path)))
-    raise ValueError(f"run storage '{uri}': {remedy}")
+def _remedy() -> str:
+    return f"write {usable_forms(RUN_STORAGES)}, and keys into the environment"
+
+
+def _objects(uri: str) -> RunStorage:
+    if not urlsplit(uri).netloc:
+        raise ValueError(f"run storage '{uri}' names no bucket: {_remedy()}")
+    # Where there is no object storage its library is not imported.
+    from trainer.storage.objects import ObjectStorage
+
+    return ObjectStorage(uri)
+
+
+def _directory(uri: str) -> RunStorage:
+    url = urlsplit(uri)
+    if url.netloc or not url.path.startswith("/"):
+        raise ValueError(f"run storage '{uri}' is not a path of this machine: {_remedy()}")
+    from trainer.storage.shared_directory import SharedDirectory
+
+    return SharedDirectory(Path(unquote(url.path)))
+
+
+RUN_STORAGES: Registry[Callable[[str], RunStorage]] = Registry(
+    "evenkeel.run_storages",
+    {
+        "s3": UrlScheme("s3://BUCKET/PREFIX", _objects),
+        "gs": UrlScheme("gs://BUCKET/PREFIX", _objects),
+        "file": UrlScheme("file:///DIRECTORY", _directory),
+    },
+)
+"""What opens a URI, by its scheme."""

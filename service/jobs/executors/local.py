@@ -7,12 +7,14 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from embeddings.outside_packages import usable_forms
 from service.core.check import Check
 from service.core.settings import Settings
 from service.jobs.executors.base import Executor
 from service.jobs.executors.placement import Placement
 from trainer.runs import run_process
 from trainer.runs.standby import Standby
+from trainer.storage.opening import RUN_STORAGES
 
 
 class LocalRuns(Executor):
@@ -46,7 +48,7 @@ class LocalRuns(Executor):
         if settings.shared_runs is not None:
             raise ValueError(
                 f"EVENKEEL_RUN_STORAGE is '{settings.run_storage}': a directory needs EVENKEEL_EXECUTOR=ray_jobs or "
-                "kuberay; here it is s3://BUCKET/PREFIX or file:///DIRECTORY"
+                f"kuberay; here it is {usable_forms(RUN_STORAGES)}"
             )
 
     @classmethod

@@ -19,6 +19,7 @@ from trainer.runs.protocol import (
     REPORT_URL_VARIABLE,
     RUN_DIR_VARIABLE,
     RUN_ID_VARIABLE,
+    STOP_SECONDS_VARIABLE,
 )
 
 RUN_LABEL, ATTEMPT_LABEL, FENCE_LABEL, ROLE_LABEL = (
@@ -28,6 +29,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
 MAX_NAME = 47
 """KubeRay derives the names of the cluster and its services from that of a RayJob."""
+NOTICE = ("python", "-m", "trainer.runs.notice")
+"""What a pod of a run does before it is ended: the ranks write a checkpoint."""
 ENTRYPOINT = ("python", "-m", "trainer.launch.entrypoint")
 OVERHEAD_BYTES = 2**30
 """Of a worker's pod beside its rank: Ray's own processes and object store."""
@@ -75,8 +78,8 @@ class ClusterTemplate:
         except (OSError, UnicodeError, yaml.YAMLError) as error:
             raise ValueError(f"EVENKEEL_KUBERAY_TEMPLATE: {error}; take the one of the Helm chart") from None
 
-    def cluster(self, resources: Mapping[str, Any]) -> Document:
-        """Return the spec of a cluster with the workers that a JobSpec's ``resources`` ask for.
+    def cluster(self, resources: Mapping[str, Any], workers: int | None = None) -> Document:
+        """Return the spec of a cluster for a JobSpec's ``resources``, with fewer ``workers`` than they say if given.
 
         Raises:
             ValueError: It has no worker group for them.
@@ -87,8 +90,9 @@ class ClusterTemplate:
             remedy = "add one, or ask for no GPUs" if gpus else "add one"
             raise ValueError(f"{self._source} has no worker group '{name}', which the job needs: {remedy}")
         spec, group = copy.deepcopy((self._document, self._groups[name]))
-        workers = resources.get("num_workers", 1)
-        group |= {"replicas": workers, "minReplicas": workers, "maxReplicas": workers}
+        asked = resources.get("num_workers", 1)
+        workers, least = workers or asked, resources.get("min_workers") or asked
+        group |= {"replicas": workers, "minReplicas": min(least, workers), "maxReplicas": workers}
         amounts = {"cpu": f"{resources.get('cpus_per_worker', 1):g}"}
         if memory := resources.get("memory_bytes_per_worker"):
             amounts["memory"] = str(memory + OVERHEAD_BYTES)
@@ -166,12 +170,13 @@ def ray_job(
     if shlex.quote(str(directory)) != str(directory):
         raise ValueError(f"{directory}: a run directory with characters that a shell reads; rename it")
     name = object_name(run["run_id"], attempt)
-    cluster = template.cluster((run.get("job") or {}).get("resources") or {})
+    workers = (run.get("workers") or {}).get("number")
+    cluster = template.cluster((run.get("job") or {}).get("resources") or {}, workers)
     variables = {
         RUN_ID_VARIABLE: str(run["run_id"]),
         RUN_DIR_VARIABLE: str(directory),
         ATTEMPT_VARIABLE: str(attempt),
-        "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(stop_seconds)),
+        STOP_SECONDS_VARIABLE: str(math.ceil(stop_seconds)),
     }
     environment: list[Document] = [{"name": variable, "value": value} for variable, value in variables.items()]
     if report := run.get("report"):
@@ -185,6 +190,8 @@ def ray_job(
     _own(head, labels, "head", environment)
     for group in cluster["workerGroupSpecs"]:
         _own(group["template"], labels, "worker", environment)
+    for template_of_pod in (head, *(group["template"] for group in cluster["workerGroupSpecs"])):
+        _warn_before_the_end(template_of_pod, math.ceil(stop_seconds))
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -212,6 +219,14 @@ def _own(template: Document, labels: Mapping[str, str], role: str, environment: 
         ours = {variable["name"] for variable in environment}
         container = template["spec"]["containers"][0]
         container["env"] = [one for one in container.get("env") or [] if one["name"] not in ours] + environment
+
+
+def _warn_before_the_end(template: Document, seconds: int) -> None:
+    """Let a pod whose node is drained, or that is evicted, have its run stop first; what the template says stays."""
+    spec = template["spec"]
+    spec["containers"][0].setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": list(NOTICE)}})
+    # Kubernetes' own is 30 seconds.
+    spec.setdefault("terminationGracePeriodSeconds", max(30, seconds + 10))
 
 
 def _submitter(head: Mapping[str, Any]) -> Document:

@@ -31,6 +31,7 @@ from trainer.runs.protocol import (
     REPORT_URL_VARIABLE,
     RUN_DIR_VARIABLE,
     RUN_ID_VARIABLE,
+    STOP_SECONDS_VARIABLE,
 )
 
 log = logging.getLogger("evenkeel.runner")
@@ -198,7 +199,7 @@ class RayJobs(Executor):
             RUN_ID_VARIABLE: str(run["run_id"]),
             **({} if stored else {RUN_DIR_VARIABLE: str(directory)}),
             ATTEMPT_VARIABLE: str(run.get("attempt", 1)),
-            "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(self._stop_seconds)),
+            STOP_SECONDS_VARIABLE: str(math.ceil(self._stop_seconds)),
         }
         if run.get("report"):
             variables |= {REPORT_URL_VARIABLE: run["report"]["url"], REPORT_TOKEN_VARIABLE: run["report"]["token"]}

@@ -137,6 +137,15 @@ def test_tables_within_a_metric_are_left_to_the_report(capsys: pytest.CaptureFix
     assert "prediction" not in said
 
 
+def test_how_many_workers_attempts_had_is_shown_and_why(capsys: pytest.CaptureFixture[str]):
+    job = {"id": "job_1", "name": "n", "state": "running", "attempts": [{"attempt": 1, "workers": 2, "because": None}]}
+    cli_main._print_job(job, False)
+    assert "attempt 1" not in capsys.readouterr().out
+    job["attempts"].append({"attempt": 2, "workers": 1, "because": "no room"})
+    cli_main._print_job(job, False)
+    assert "attempt 1: 2; attempt 2: 1 (no room)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_unknown_job(run: Run):
     done = run("job", "job_nothing")
     assert done.code == 1

@@ -42,6 +42,11 @@ def test_a_file_that_must_name_a_version_of_python_names_one_that_is_admitted(fi
     assert all(ADMITTED.contains(version) for version in named), f"{file}: {named}, requires-python is {ADMITTED}"
 
 
+def test_the_readme_names_each_python_that_is_admitted() -> None:
+    (named,) = re.findall(r"(?m)^Python (3\.\d+(?:(?:, | or )3\.\d+)*)", (ROOT / "README.md").read_text("utf-8"))
+    assert re.split(", | or ", named) == list(ADMITTED.filter(f"3.{minor}" for minor in range(30)))
+
+
 def test_scripts_and_settings_name_none() -> None:
     paths = [ROOT / "Makefile", ROOT / ".pre-commit-config.yaml", *ROOT.glob(".ci/*"), *ROOT.glob("deploy/*.sh")]
     for path in paths:

@@ -20,7 +20,8 @@ def test_each_byte_is_taken_once_and_the_answer_says_what_lies_there(make_run) -
     assert driver.take(1, "log.txt", 0, b"said\n") == (5, None, True)
     assert (run.directory / "events.jsonl").read_bytes() == b"one\ntwo\n"
     assert (run.directory / "log.txt").read_bytes() == b"said\n"
-    run.cancel_file.write_text("SIGTERM")
+    driver.stopped("SIGTERM")
+    driver.stopped("another rank was asked to stop")
     assert driver.take(1, "log.txt", 5, b"") == (5, "SIGTERM", True)
     revoke(run.directory)
     assert driver.take(1, "log.txt", 5, b"") == (5, "SIGTERM", False)

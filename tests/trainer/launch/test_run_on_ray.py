@@ -25,6 +25,7 @@ from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.runs import run_process
+from trainer.runs.lineage import spec_sha256
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE, PROCESS_FILE, RUN_DIR_VARIABLE
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -169,12 +170,20 @@ def test_a_cluster_that_does_not_know_us_lets_nobody_in(make_run, small, head):
     assert small.events(run.directory, "metric") == []
 
 
-def test_sigterm_is_ours_while_ray_runs(make_run, small, head):
+def test_sigterm_is_ours_while_ray_runs_a_run_with_fewer_workers_than_it_asks_for(make_run, small, head):
     """ray.init takes SIGTERM for itself and would exit in the middle of a step: the handler has to be ours again."""
-    run = make_run(epochs=1000, checkpoint={"every_steps": 100_000}, ray_address=head["address"])
+    elastic = {"num_workers": 5, "min_workers": 2}
+    run = make_run(epochs=1000, checkpoint={"every_steps": 100_000}, ray_address=head["address"], resources=elastic)
     start_joined(run, head)
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
+    # The cluster has room for two: the run goes on with as many.
+    (told,) = small.events(run.directory, "workers")
+    assert told["number"] == 2
+    assert "has room for 2 workers of 1 CPUs" in told["because"]
+    (opening,) = [event for event in small.events(run.directory, "info") if "alpha" in event]
+    assert all(len(counts) == 2 for counts in opening["rows_per_rank"].values())
+    assert small.events(run.directory, "lineage")[0]["spec_sha256"] == spec_sha256(run.submitted)
     os.kill(json.loads((run.directory / PROCESS_FILE).read_text())["pid"], signal.SIGTERM)
     ended = wait_for_end(run.directory)
     assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled")
@@ -182,4 +191,5 @@ def test_sigterm_is_ours_while_ray_runs(make_run, small, head):
     wait_for_no_process(run.directory)
     log = (run.directory / LOG_FILE).read_text()
     assert "epoch 1 test" in log
+    assert "2 of 5 workers: the cluster at" in log
     assert "PlacementGroupCleaner" not in log

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -19,8 +20,12 @@ from tests.trainer.launch.detached_runs import everything
 from trainer.checkpoint.select import newest_of, pick
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.stored import fetch_prepared
+from trainer.inference.export import export
+from trainer.inference.exported_model import Exported
+from trainer.inference.predict import predict
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
+from trainer.recipes.command import main as recipe
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
 
@@ -78,6 +83,23 @@ def test_a_run_whose_host_is_lost_goes_on_on_another_with_the_same_bits(
     assert [event["status"] for event in small.events(second.directory, "publication")] == ["published"]
 
     os.rename(tmp_path / "moved.parquet", uri)
+    exported = export(second.directory)
+    assert exported["directory"] == f"{storage}/exports/{pick(second)[0].path.name}"
+    examples = pq.read_table(uri).slice(0, 20)
+    assert (
+        Exported(exported["directory"])
+        .predict(examples)
+        .equals(Exported(export(second.directory, tmp_path / "exported")["directory"]).predict(examples))
+    )
+    with pytest.raises(FileExistsError, match="is there already"):
+        export(second.directory)
+    pq.write_table(examples, tmp_path / "examples.parquet")
+    predict(second.directory, tmp_path / "examples.parquet", f"{storage}/predictions/examples.parquet")
+    report = ["generalization", "--of", str(second.directory), "--report", "--out", str(tmp_path / "report")]
+    assert recipe(report) == 0
+    left = {one.name for one in open_storage(storage).list("")}
+    assert {"predictions/examples.parquet", "reports/generalization/report.html"} <= left
+
     whole = make_run("whole", epochs=epochs, **settings | {"publish": None})
     assert execute(whole, start_ranks) == 0
     ended, expected = everything(pick(second)[0]), everything(pick(whole)[0])

@@ -12,11 +12,11 @@ from trainer.spec.stored import StoredJob, read
 
 JOB: dict[str, Any] = {
     "name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr"}, "init_from": {"job": "job_1"}, "retries": 5,
-    "optimizer": {"kind": "sgd"}, "labels": {"team": "ads"}, "resources": {"timeout_seconds": 60},
+    "optimizer": {"kind": "sgd"}, "labels": {"team": "ads"}, "resources": {"timeout_seconds": 60, "num_workers": 3},
 }  # fmt: skip
 EXPECTED = {
     "dataset_name": "log", "labels": {"team": "ads"}, "optimizer_kind": "sgd", "parent_job": "job_1", "retries": 5,
-    "timeout_seconds": 60,
+    "timeout_seconds": 60, "num_workers": 3,
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def test_what_was_left_out_has_its_default() -> None:
     job = parse_job(least)
     assert values(least) == {
         "dataset_name": "log", "labels": {}, "optimizer_kind": job.optimizer.kind, "parent_job": None,
-        "retries": job.retries, "timeout_seconds": None,
+        "retries": job.retries, "timeout_seconds": None, "num_workers": 1,
     }  # fmt: skip
     with pytest.raises(KeyError, match="the stored JobSpec has no dataset"):
         _ = StoredJob({}).dataset_name

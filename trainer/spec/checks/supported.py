@@ -82,7 +82,16 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
 
 
 def sharding_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``sharding`` the row optimizer cannot work with, where there are ranks to split columns over."""
+    """Yield what of ``sharding`` fewer workers, or the row optimizer where columns are split, cannot work with."""
+    resources = spec.resources
+    for table, sharding in spec.sharding.items():
+        if SHARDINGS[sharding].needs_equal_hosts and resources.least_workers < resources.num_workers:
+            yield FieldProblem(
+                f"sharding.{table}",
+                f"{sharding} needs hosts with equally many ranks, and with resources.min_workers "
+                f"{resources.min_workers} an attempt may have any number up to {resources.num_workers}",
+                "use row_wise, column_wise or table_wise, or leave it to the planner; or leave min_workers out",
+            )
     if spec.optimizer.clip_row_norm is None or spec.resources.num_workers == 1:
         return
     for table, sharding in spec.sharding.items():

@@ -98,6 +98,20 @@ def test_objects_carry_their_owner_and_the_token_is_in_a_secret_of_its_own(clust
     assert cluster.api.objects == {}, "nothing is left"
 
 
+def test_a_pod_tells_its_run_before_it_ends_and_fewer_workers_are_fewer_pods() -> None:
+    resources = {"num_workers": 4, "min_workers": 2}
+    run = {"run_id": "job", "job": {"resources": resources}, "workers": {"number": 3, "because": "no room"}}
+    template = cluster_template()
+    template["headGroupSpec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5
+    spec = ray_job(run, Path("/runs/job"), ClusterTemplate(template), 60.0)["spec"]["rayClusterSpec"]
+    (group,) = spec["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 2, 3)
+    for pod, seconds in ((spec["headGroupSpec"]["template"]["spec"], 5), (group["template"]["spec"], 70)):
+        assert pod["terminationGracePeriodSeconds"] == seconds
+        told = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert told == ["python", "-m", "trainer.runs.notice"]
+
+
 def test_the_driver_has_the_token_from_its_secret(cluster: KubeCluster, run_dir: Path) -> None:
     report = {"url": "http://api:8080/internal/runs/x", "token": "the-token-of-this-attempt"}
     prepare(run_dir, "end", report=report)

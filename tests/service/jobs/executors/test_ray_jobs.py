@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,6 +104,20 @@ class Service:
 
     def job(self, job_id: str) -> dict[str, Any]:
         return dict(self.client.get(f"/v1/jobs/{job_id}").json())
+
+    def events(self, job_id: str, kind: str) -> list[dict[str, Any]]:
+        """What the job's stream has told so far."""
+        found: list[dict[str, Any]] = []
+        with self.client.stream("GET", f"/v1/jobs/{job_id}/events") as answer:
+            name = ""
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                    if name == "log":  # after all events that there are
+                        return found
+                elif line.startswith("data: ") and name == kind:
+                    found.append(json.loads(line.removeprefix("data: ")))
+        return found
 
     def log(self, job_id: str) -> str:
         return self.client.get(f"/v1/jobs/{job_id}/logs").text
@@ -207,6 +223,47 @@ def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(start
         assert run_events.read_exit(here, 2) == run_events.read_exit(there / job_id, 2)
     finally:
         cluster.stop()
+
+
+# Minutes: `make test-long` has it.
+if os.environ.get("EVENKEEL_TEST_NODES"):
+
+    @pytest.mark.long
+    def test_a_job_goes_on_with_the_nodes_that_are_left_and_grows_again(started: Any) -> None:
+        """One of two nodes is drained, as by a cloud's notice; the other one is killed when there are two new ones."""
+        cluster = Cluster()
+        try:
+            cluster.start_head()
+            killed, drained = cluster.start_node(num_cpus=1), cluster.start_node(num_cpus=1)
+            service = started(cluster)
+            long = {"epochs": 1000, "checkpoint": {"every_steps": 20}, "retries": 1}
+            job_id = service.submit(**long, resources={"num_workers": 2, "min_workers": 1})
+            before = service.wait(job_id, lambda job: job["metrics"])
+            assert before["attempts"] == [{"attempt": 1, "workers": 2, "because": None}]
+
+            cluster.drain_node(drained, seconds=300)
+            begun = service.wait(job_id, lambda job: job["attempt"] == 2 and job["state"] == "running")
+            reasons = [one.get("reason") for one in service.events(job_id, "state") if one["state"] == "queued"]
+            assert "preempted" in str(reasons[1])
+            assert begun["attempts"][1]["workers"] == 1
+            assert "place" in begun["attempts"][1]["because"] or "room" in begun["attempts"][1]["because"]
+            epochs = len(begun["metrics"])
+            service.wait(job_id, lambda job: len(job["metrics"]) > epochs)
+            cluster.kill_node(drained)
+            cluster.start_node(num_cpus=1)
+            cluster.start_node(num_cpus=1)
+            cluster.kill_node(killed)
+            # A preemption was no failure: this is the first of one.
+            grown = service.wait(job_id, lambda job: job["attempt"] == 3 and job["state"] == "running")
+            assert grown["attempts"][2] == {"attempt": 3, "workers": 2, "because": None}
+            assert "retry 1 of 1" in service.events(job_id, "state")[-3]["reason"]
+            epochs = len(grown["metrics"])
+            service.wait(job_id, lambda job: len(job["metrics"]) > epochs)
+            assert service.client.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
+            assert service.ended(job_id)["state"] == "cancelled"
+            assert "1 of 2 workers" in service.log(job_id)
+        finally:
+            cluster.stop()
 
 
 def test_runs_of_a_cluster_keep_their_files_in_s3(

@@ -1,0 +1,59 @@
+"""``python -m trainer.runs.notice``: tell the run of this pod that its machine goes, and wait until it has ended.
+
+Kubernetes runs it before it ends a pod of a run (preStop), within the pod's grace: the ranks write a checkpoint and the
+run goes on as the next attempt. Which run that is, and how long it has, says the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from trainer.runs.directory import Run, read_run
+from trainer.runs.events import EVENTS_FILE
+from trainer.runs.protocol import ATTEMPT_VARIABLE, EXIT_FILE, RUN_DIR_VARIABLE, STOP_SECONDS_VARIABLE
+
+_POLL_SECONDS = 0.2
+_DEFAULT_SECONDS = 60.0
+_SILENT_SECONDS = 30.0
+"""Without an event, of which heartbeats come every 5 s: the run has died."""
+
+
+def main() -> int:
+    """Return 0 once the attempt is not at work, or another one is the run's; 1 if it still is after its time."""
+    try:
+        run = read_run(Path(os.environ[RUN_DIR_VARIABLE]))
+    except (KeyError, ValueError) as error:
+        # The pod ends in any case: there is nobody to tell.
+        print(f"no run is told that its machine goes: {error}", file=sys.stderr)
+        return 0
+    deadline = time.monotonic() + float(os.environ.get(STOP_SECONDS_VARIABLE, _DEFAULT_SECONDS))
+    if str(run.attempt) != os.environ.get(ATTEMPT_VARIABLE, str(run.attempt)):
+        return 0
+    if _is_at_work(run):
+        run.ask_to_stop("its machine goes")
+    while _is_at_work(run):
+        if time.monotonic() > deadline:
+            return 1
+        time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _is_at_work(run: Run) -> bool:
+    """Tell whether the attempt has begun, lives (its driver's heartbeats), and has not ended."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if json.loads((run.directory / EXIT_FILE).read_text("utf-8"))["attempt"] == run.attempt:
+            return False
+    try:
+        silent_seconds = time.time() - (run.directory / EVENTS_FILE).stat().st_mtime
+    except OSError:
+        return False
+    return silent_seconds < _SILENT_SECONDS and run.still_current()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

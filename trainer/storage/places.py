@@ -1,0 +1,89 @@
+"""Where commands leave results: a path, or a URI of a run storage, under which files have the names that they have.
+
+What lies there is read by any program; a folder with a file that is put last is whole once that is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.storage.base import RunStorage, StorageError
+from trainer.storage.opening import open_storage
+
+
+def is_stored(place: Path | str) -> bool:
+    return "://" in str(place)
+
+
+@contextlib.contextmanager
+def written(place: Path | str, last: str | None = None) -> Iterator[Path]:
+    """Yield the path at which to write a file or a folder; what was written for a URI is put there afterwards.
+
+    Args:
+        place: A path, which the caller makes, or a URI.
+        last: Of a folder, the file that is put last, and only where there is none.
+
+    Raises:
+        FileExistsError: Something is there already.
+        StorageError: The storage is away.
+        ValueError: The URI names no place in a run storage.
+    """
+    if not is_stored(place):
+        yield Path(place)
+        return
+    storage, name = _parted(str(place))
+    if any(one.name == name or one.name.startswith(f"{name}/") for one in storage.list("")) and not _torn(
+        storage, name, last
+    ):
+        raise FileExistsError(f"{place} is there already: remove it, or name another place")
+    with tempfile.TemporaryDirectory(prefix="evenkeel-") as folder:
+        path = Path(folder) / name
+        yield path
+        put(storage, name, path, last)
+
+
+def put(storage: RunStorage, name: str, path: Path, last: str | None = None) -> None:
+    """Put a file, or every file of a folder, at ``name``.
+
+    Raises:
+        StorageError: The storage is away, or another has put the file ``last`` meanwhile.
+    """
+    if path.is_file():
+        storage.put_file(name, path)
+        return
+    files = sorted(one.relative_to(path).as_posix() for one in path.rglob("*") if one.is_file())
+    for file in files:
+        if file != last:
+            storage.put_file(f"{name}/{file}", path / file)
+    if last is not None and not storage.put_if_absent(f"{name}/{last}", (path / last).read_bytes()):
+        raise StorageError(f"{storage.uri}/{name}: another has put it meanwhile: remove it, or name another place")
+
+
+def fetch(place: str, to: Path) -> None:
+    """Make the folder ``to`` what lies at a URI; it has no file where nothing does.
+
+    Raises:
+        StorageError: The storage is away.
+        ValueError: The URI names no place in a run storage.
+    """
+    storage, name = _parted(place)
+    to.mkdir(parents=True, exist_ok=True)
+    for one in storage.list(f"{name}/"):
+        path = to / one.name.removeprefix(f"{name}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.fetch(one.name, path)
+
+
+def _parted(place: str) -> tuple[RunStorage, str]:
+    parent, _, name = place.rstrip("/").rpartition("/")
+    if not name or parent.endswith("/"):
+        raise ValueError(f"'{place}' names no file or folder in a storage: write s3://BUCKET/NAME, for example")
+    return open_storage(parent), name
+
+
+def _torn(storage: RunStorage, name: str, last: str | None) -> bool:
+    """Tell whether the folder ``name`` lacks the file that is put last: of a writing that did not come to its end."""
+    return last is not None and all(one.name != f"{name}/{last}" for one in storage.list(f"{name}/"))
