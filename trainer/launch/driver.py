@@ -103,7 +103,7 @@ def check_memory(run: Run) -> None:
     machine = None if run.ray_address else machine_memory_bytes()
     graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
     gpu_bytes = known_gpu_bytes(run.job, run.ray_address)
-    ids, num_labels = ids_per_example(run.job, run.dataset), len(data.tasks)
+    ids, num_labels = ids_per_example(run.job, run.dataset), len(run.dataset.labels)
     refuse_what_cannot_fit(run.job, rows, ids, machine, graphs, gpu_bytes, num_labels=num_labels)
 
 
