@@ -128,10 +128,9 @@ async def test_a_job_begins_with_what_is_free_and_grows_when_it_goes_on(
             waiting = await submit("succeed")
 
             async def told() -> Any:
-                reason = (await client.get(f"/v1/jobs/{waiting}")).json()["reason"]
-                return reason and f"{elastic} (1 core" in reason
+                return (await client.get(f"/v1/jobs/{waiting}")).json()["reason"]
 
-            await until(told)
+            assert f"{elastic} (1 core" in await until(told)
             await client.post(f"/v1/jobs/{first}/cancel")
             await wait_for(client, waiting, "succeeded")
 
@@ -141,6 +140,7 @@ async def test_a_job_begins_with_what_is_free_and_grows_when_it_goes_on(
 
             async def second() -> Any:
                 job = (await client.get(f"/v1/jobs/{elastic}")).json()
+                assert job["state"] != "cancelled"
                 return job if job["attempt"] == 2 and job["state"] == "running" else None
 
             grown = await until(second)
