@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Result(NamedTuple):
-    """One seed of one method: test AUC by label at the best epoch, that epoch, and what its trainings took."""
+    """One seed of one method: test AUC by label at the best epoch, that epoch (of the last training), its seconds."""
 
     method: str
     seed: int

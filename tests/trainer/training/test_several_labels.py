@@ -160,6 +160,12 @@ def test_a_label_that_says_nothing_is_refused(tmp_path, values, message):
         prepare(written(tmp_path / "rows.parquet", rows), job_of(), tmp_path / "data")
 
 
+def test_rows_that_all_weigh_nothing_are_refused(tmp_path):
+    dataset = written(tmp_path / "rows.parquet", rows_of() | {"w": np.zeros(NUM_ROWS)}, weight="w")
+    with pytest.raises(DataError, match=r"training split: every row weighs 0 .check weight of the dataset"):
+        prepare(dataset, job_of(), tmp_path / "data")
+
+
 # --- the loss of a batch ---------------------------------------------------------------------------------------------
 
 
@@ -348,3 +354,47 @@ def test_a_warm_start_has_the_same_labels_in_the_same_order(run, folder, tmp_pat
         assert execute(read_run(directory), start_ranks) == ends_with
     said = capsys.readouterr().out
     assert "labels: the parent learned click, buy, visits, in this order, the dataset has visits, buy, click" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"evaluation": {"training": True}},
+        {"tables": {"item": {"capacity": 40}}},
+        {"regularizers": {"sam": {"rho": 0.05}, "l2": 1e-4}},
+        {"regularizers": {"dropout": 0.2, "dropout_method": {"masks": 0, "explicit": "loss_jacobian"}}},
+        {"regularizers": {"meda": True, "dropout": 0.1, "dropout_layers": "both"}},
+        {"model": {"kind": "ple", "embedding_dim": 4, "residual": True, "batch_norm": True}, "micro_batches": 3},
+    ],
+)
+def test_what_other_jobs_can_do_goes_with_several_labels(prepared, changes):
+    trainer = trainer_of(job_of(**changes), prepared)
+    trainer.train()
+    measured = [one for one in trainer.history if one["split"] == "validation"]
+    assert len(measured) == 2
+    assert all(np.isfinite(one[name]) for one in measured for name in ("auc/click", "logloss/buy", "rmse/visits"))
+    (_, trained) = [one for one in trainer.history if one["split"] == "train"]
+    assert ("auc/buy" in trained) == (changes.get("evaluation") is not None)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "exponential"])
+def test_one_label_of_counts_or_durations(tmp_path, small, loss):
+    rows = rows_of()
+    mean = 1.0 + 2.0 * (rows["item"] % 3)
+    rng = np.random.default_rng(1)
+    rows["amount"] = rng.poisson(mean) if loss == "poisson" else rng.exponential(mean)
+    dataset = written(tmp_path / "rows.parquet", rows, labels=None, label={"value": "amount"})
+    job = job_of("dnn", sse={}, epochs=6, model={"kind": "dnn", "embedding_dim": 4, "hidden": [8], "loss": loss})
+    directory = write_run(tmp_path / "run", run_id=loss, job=job, dataset=dataset, store_url=str(tmp_path / "store"))
+    assert execute(read_run(directory), start_ranks) == 0
+    constant = float(np.std(rows["amount"]))
+    assert small.metrics(directory, "test")[-1]["rmse"] < 0.95 * constant
+    found = Predictor(directory).predict(pa.table({"user": rows["user"], "item": rows["item"]}))
+    assert found.column_names == ["prediction"]
+    predictions = found["prediction"].to_numpy()
+    by_kind = [predictions[rows["item"] % 3 == kind].mean() for kind in range(3)]
+    assert np.abs(np.log(by_kind / np.array([1.0, 3.0, 5.0]))).max() < 0.4
+    rows["amount"] = rows["amount"].astype(np.float64)
+    rows["amount"][7] = -1.0
+    with pytest.raises(DataError, match=r"row 7: the label is -1.0, and its loss is of counts and durations of at"):
+        prepare(written(tmp_path / "bad.parquet", rows, labels=None, label={"value": "amount"}), job, tmp_path / "data")

@@ -56,6 +56,8 @@ class SplitWriter:
         self.directory = directory
         self.num_examples = 0
         self.label_figures = tuple(LabelFigures(task.name) for task in plan.tasks) or (LabelFigures(),)
+        self.weight = 0.0
+        """Of all its rows, where rows have weights."""
         self._labels = Appender(directory / LABELS, label_dtype(plan.dataset))
         self._row_weights = Appender(directory / ROW_WEIGHTS, VALUE) if plan.dataset.weight is not None else None
         self._users = Appender(directory / USER_CODES, CODE) if plan.keeps_users else None
@@ -82,7 +84,9 @@ class SplitWriter:
         self._labels.append(labels.reshape(-1))
         if self._row_weights is not None:
             assert encoded.row_weights is not None
-            self._row_weights.append(encoded.row_weights[examples.rows[chosen]])
+            weights = encoded.row_weights[examples.rows[chosen]]
+            self.weight += float(weights.sum(dtype=np.float64))
+            self._row_weights.append(weights)
         if self._users is not None:
             users = examples.features["user"]
             assert not isinstance(users, Jagged)
@@ -147,6 +151,8 @@ def write_splits(
         kind = "BPR" if plan.is_bpr else plan.job.model.kind
         what = f"has no positive row, and {kind} trains on positives" if plan.positives_only else "has no rows"
         raise DataError(what, where=where, remedy="check the label, lower evaluation.split's shares, or add data")
+    if plan.dataset.weight is not None and not train.weight:
+        raise DataError("every row weighs 0", where=where, remedy="check weight of the dataset, or leave it out")
     for figures in () if plan.positives_only else train.label_figures:
         figures.check(where)
     return writers, seen, sequences
