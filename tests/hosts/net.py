@@ -89,7 +89,7 @@ class Host:
             raise RuntimeError(f"{name} does not start: {self._holder.stderr.read()}")
         (self.pid,) = (child.pid for child in psutil.Process(self._holder.pid).children())
         self.environment: dict[str, str] = {}
-        self._started: list[subprocess.Popen[bytes]] = []
+        self.started: list[subprocess.Popen[bytes]] = []
 
     @property
     def alive(self) -> bool:
@@ -114,13 +114,17 @@ class Host:
         return done
 
     def start(self, *command: str, log: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Starts a command that goes on, which says what it says in ``/srv/log``."""
-        with open(self.path(f"/srv/{log}"), "ab") as said:
+        """Starts a command that goes on, which writes what it says to ``/srv/LOG.log``."""
+        with open(self.path(f"/srv/{log}.log"), "ab") as said:
             process = subprocess.Popen(
                 self.command(*command, **environment), stdin=subprocess.DEVNULL, stdout=said, stderr=said
             )
-        self._started.append(process)
+        self.started.append(process)
         return process
+
+    def said(self) -> dict[str, str]:
+        """The ends of the logs of what was started, for who looks why something did not come."""
+        return {log.name: log.read_text("utf-8", "replace")[-3000:] for log in self.path("/srv").glob("*.log")}
 
     def path(self, own: str) -> Path:
         """Where a file below one of PRIVATE is found from outside, while the host runs and afterwards."""
@@ -140,7 +144,7 @@ class Host:
     def _entered(self) -> list[psutil.Process]:
         """Those that were entered by ``nsenter`` are not children of the host's first process."""
         found: list[psutil.Process] = []
-        for process in self._started:
+        for process in self.started:
             with contextlib.suppress(psutil.Error):
                 found += psutil.Process(process.pid).children(recursive=True)
         return found
@@ -150,7 +154,7 @@ class Host:
         if self.alive:
             psutil.Process(self.pid).kill()
         self._holder.wait(60)
-        for process in self._started:
+        for process in self.started:
             process.wait(60)
         for pipe in (self._holder.stdin, self._holder.stdout, self._holder.stderr):
             assert pipe is not None
