@@ -8,18 +8,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.hosts.net import until
-from tests.hosts.stack import HEAD, NODES, ONLY_ASKED, Stack, stack
+from tests.hosts.stack import HEAD, NODES, ONLY_ASKED, PYTHON, Stack, stack
 
 pytestmark = [ONLY_ASKED, pytest.mark.hosts, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 TWO = {"resources": {"num_workers": 2, "cpus_per_worker": 1}, "sharding": {"item": "row_wise", "user": "row_wise"}}
-LONG = {**TWO, "epochs": 60}
+LONG = {**TWO, "epochs": 12}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,6 @@ def checkpoints(seen: Stack, job: str) -> set[int]:
         "import sys; from trainer.storage.folders import Folders; from trainer.storage.opening import open_storage;"
         "print(*Folders(open_storage(sys.argv[1]), 'checkpoints').names())"
     )
-    from tests.hosts.stack import PYTHON
-
     names = seen.net["s3"].run(PYTHON, "-c", listing, f"s3://bucket/runs/{job}").stdout.split()
     return {int(re.sub(r"\D", "", name)) for name in names}
 
@@ -71,9 +68,10 @@ def resumed_after(seen: Stack, job: str) -> list[int]:
 
 
 def test_the_driver_s_host_vanishes_while_it_prepares(seen: Stack) -> None:
-    seen.submit(**TWO, epochs=1)  # the dataset is known now
-    seen.net.cut("s3")
     job = seen.submit(**TWO)
+    # The service reads the rows' sizes, submits, and then it takes the driver seconds to begin.
+    until(seen.service.path(f"/srv/evenkeel/runs/{job}/ray_job.json").exists, seconds=60)
+    seen.net.cut("s3")
     node = driver_of(seen, job)
     until(lambda: '"prepare"' in seen.events(job), lambda: seen.events(job))
     seen.net.vanish(node)
@@ -87,7 +85,7 @@ def test_the_host_of_a_rank_vanishes_in_a_step(seen: Stack) -> None:
     driver = driver_of(seen, job)
     of_ranks = [name for name in seen.holders(job, "ranks") if name not in (HEAD, driver)]
     seen.net.vanish(of_ranks[0] if of_ranks else driver)
-    assert_published_once(seen, job, 60)
+    assert_published_once(seen, job, 12)
     assert max(resumed_after(seen, job)) > 0
 
 
@@ -100,7 +98,7 @@ def test_a_host_vanishes_while_a_checkpoint_is_written(seen: Stack) -> None:
     seen.net.vanish(node)
     seen.net.heal("s3")
     before: Any = max(checkpoints(seen, job))
-    assert_published_once(seen, job, 60)
+    assert_published_once(seen, job, 12)
     assert resumed_after(seen, job) == [before]
 
 
@@ -122,4 +120,4 @@ def test_a_host_is_cut_off_and_comes_back(seen: Stack, seconds: float) -> None:
     seen.net.cut(node)
     time.sleep(seconds)
     seen.net.heal(node)
-    assert_published_once(seen, job, 60, attempt=1 if seconds < 10 else 2)
+    assert_published_once(seen, job, 12, attempt=1 if seconds < 10 else 2)
