@@ -73,7 +73,7 @@ def test_the_driver_s_host_vanishes_while_it_prepares(seen: Stack) -> None:
     until(seen.service.path(f"/srv/evenkeel/runs/{job}/ray_job.json").exists, seconds=60)
     seen.net.cut("s3")
     node = driver_of(seen, job)
-    until(lambda: '"prepare"' in seen.events(job), lambda: seen.events(job))
+    until(lambda: '"starting"' in seen.events(job), lambda: seen.events(job))  # and waits for the bucket
     seen.net.vanish(node)
     seen.net.heal("s3")
     assert_published_once(seen, job, 3)
