@@ -62,6 +62,10 @@ class Stack:
     def service(self) -> Host:
         return self.net["service"]
 
+    @property
+    def nodes(self) -> list[str]:
+        return [name for name in NODES if name in self.net.hosts]
+
     # --- starting: each returns at once, ``await_`` and what follows wait for it ----------------------------------
 
     def start_s3(self) -> None:
@@ -142,7 +146,7 @@ class Stack:
 
     def mend(self, cpus: int = 1) -> None:
         """Another host for each node that has vanished, or on which Ray has ended; none is cut off."""
-        for name in [name for name in NODES if name in self.net.hosts]:
+        for name in self.nodes:
             host = self.net[name]
             if host.alive and all(process.poll() is None for process in host.started):
                 continue
@@ -195,12 +199,12 @@ class Stack:
     def holders(self, job_id: str, part: str) -> list[str]:
         """The nodes that have a directory for ``part`` of a run, ``driver`` or ``ranks``."""
         inside = f"/var/tmp/evenkeel-cache/runs/{job_id}/{part}"
-        return [name for name in NODES if self.net[name].path(inside).is_dir()]
+        return [name for name in self.nodes if self.net[name].path(inside).is_dir()]
 
     def events(self, job_id: str) -> str:
         """What the run's driver, or the last of them, has written, as it lies on its node."""
         inside = f"/var/tmp/evenkeel-cache/runs/{job_id}/driver/events.jsonl"
-        files = [self.net[name].path(inside) for name in NODES]
+        files = [self.net[name].path(inside) for name in self.nodes]
         return "".join(file.read_text() for file in files if file.is_file())
 
     def ended(self, job_id: str, seconds: float = 300.0) -> dict[str, Any]:

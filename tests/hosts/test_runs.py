@@ -18,7 +18,7 @@ name: daily
 dataset: {name: clicks}
 init_from: {collection: items, version: current}
 model: {kind: two_tower, embedding_dim: 4, hidden: [8]}
-optimizer: {kind: adam_ar, learning_rate: 0.01, alpha: 0.003}
+optimizer: {kind: adam_ar, learning_rate: 0.1, alpha: 0.003}
 batch_size: 96
 epochs: 6
 checkpoint: {every_steps: 25}
