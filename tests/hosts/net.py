@@ -190,6 +190,8 @@ class Net:
         number = sum(1 for folder in self._folder.iterdir() if folder.name.startswith(f"{name}."))
         host = Host(name, self._addresses[name], self._folder / f"{name}.{number}", self._hosts_file)
         self.hosts[name] = host
+        if number:
+            self._unplug(name)
         self._ip("link", "add", "name", name, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
         self._ip("link", "set", "dev", name, "up", "master", "bridge")
         host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
@@ -217,6 +219,10 @@ class Net:
     def stop(self) -> None:
         for host in (*self.hosts.values(), self.switch):
             host.stop()
+
+    def _unplug(self, name: str) -> None:
+        """The kernel takes a host's link away some time after its end: not to be waited for."""
+        self.switch.run("ip", "link", "delete", "dev", name, check=False)
 
     def _ip(self, *arguments: str) -> None:
         """On the switch, but with this machine's numbers of processes."""
