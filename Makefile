@@ -8,7 +8,7 @@ MINUTES ?= 30
 KILLS ?= 100
 WORKERS ?= 2
 # The longer forms of tests that are marked `long`.
-LONG = HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
+LONG = EVENKEEL_TEST_HOSTS=1 HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
 	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
 	EVENKEEL_TEST_NODES=1 EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = $(filter-out __init__ harness serving peers baselines gpu gpu_tests gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long check format serve bench soak gpu-check images lock clean
+.PHONY: help setup demo test test-fast test-long test-hosts check format serve bench soak gpu-check images lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,8 +35,11 @@ test-fast: setup  ## no process, no PostgreSQL, no interpreted Triton, nothing s
 	@$(PYTEST) -m "not process and not slow and not twin" $(OPTIONS)
 
 test-long: setup  ## hours: 10,000 examples of each property, 200 requests of each route, many more kills, outages, the soak
-	@$(LONG) $(PYTEST) -m "long or hypothesis" --timeout=0 -o faulthandler_timeout=0 $(OPTIONS)
+	@$(LONG) $(PYTEST) -m "long or hypothesis or hosts" --timeout=0 -o faulthandler_timeout=0 $(OPTIONS)
 	@$(MAKE) soak
+
+test-hosts: setup  ## minutes, as root: runs on hosts of namespaces, which vanish and are cut off
+	@EVENKEEL_TEST_HOSTS=1 $(BIN)/python -m pytest -m hosts $(OPTIONS)
 
 check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, known vulnerabilities
 	@$(BIN)/ruff check .

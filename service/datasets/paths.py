@@ -131,7 +131,7 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
         for file in Source(uri).files:
             parquet_limits.check(file.path, field)
     except DataError as error:
-        raise invalid(FieldProblem(field, f"{error.where}: {error.what}", error.remedy)) from None
+        raise invalid(FieldProblem(field, f"{error.where}: {error.what}", error.remedy)) from error
     return uri.rstrip("/")
 
 

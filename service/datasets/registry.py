@@ -102,7 +102,7 @@ def _columns(path: str, field: str) -> list[str]:
     try:
         return _named.get(path, paths.data_files(Path(path)), lambda: infer.column_names(path))
     except DataError as error:
-        raise data_problem(error, field) from None
+        raise data_problem(error, field) from error
 
 
 def data_problem(error: DataError, field: str) -> Problem:

@@ -12,6 +12,7 @@ from service.core.errors import Problem
 from service.jobs import job_records, run_events, submission
 from service.jobs.job_row import JobRow
 from service.jobs.runner_context import RunnerContext
+from trainer.data.errors import DataAwayError
 from trainer.runs.directory import RUN_FILE
 
 log = logging.getLogger("evenkeel.runner")
@@ -41,6 +42,7 @@ class Launcher:
             values["parent_version"] = json.loads((directory / RUN_FILE).read_text("utf-8"))["parent_version"]
         except Problem as problem:
             error = submission.problem_error(problem)
+            retryable = isinstance(problem.__cause__, DataAwayError)
         except (OSError, RuntimeError, ValueError) as failure:
             log.exception("job %s could not be launched", row["id"])
             remedy = "see the service's log; 'evenkeel doctor' checks disk and memory"

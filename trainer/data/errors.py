@@ -20,8 +20,14 @@ class DataError(ValueError):
         super().__init__(f"{where}: {what} ({remedy})")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.what, self.where, self.remedy)
+        return _rebuild, (type(self), self.what, self.where, self.remedy)
 
 
-def _rebuild(what: str, where: str, remedy: str) -> DataError:
-    return DataError(what, where=where, remedy=remedy)
+class DataAwayError(DataError):
+    """The storage of the rows does not answer; nothing is known of the rows, and a later attempt may find them."""
+
+    code = "data_away"
+
+
+def _rebuild(kind: type[DataError], what: str, where: str, remedy: str) -> DataError:
+    return kind(what, where=where, remedy=remedy)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.durable_files import write_json
-from trainer.data.errors import DataError
+from trainer.data.errors import DataAwayError, DataError
 from trainer.spec import SpecError
 from trainer.storage.base import StorageError
 
@@ -80,7 +80,7 @@ def classify(error: BaseException) -> Failure:
     if full is not None:
         return Failure("disk_full", message, "free space where the run directory and the store are, then retry", True)
     if isinstance(error, DataError):
-        return Failure("bad_data", message, error.remedy)
+        return Failure(error.code, message, error.remedy, retryable=isinstance(error, DataAwayError))
     if isinstance(error, SpecError):
         return Failure("bad_spec", message, "correct the field that is named and submit again")
     if isinstance(error, ResourceError):

@@ -39,7 +39,7 @@ def all_to_all(
     sizes, flat = [math.prod(shape) for shape in shapes], [joined(part).reshape(-1) for part in parts]
     received = own.new_empty(sum(sizes))
     dist.all_to_all_single(received, torch.cat(flat), sizes, [len(part) for part in flat], group=group)
-    return [part.view(*shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
+    return [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
 
 
 def all_gather(what: str, local: Tensor, shapes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> list[Tensor]:

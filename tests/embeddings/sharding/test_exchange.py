@@ -88,18 +88,20 @@ def collectives(by_network):
         gathered = torch.cat(gathered)
         whole_numbers = all_reduce("sum", torch.arange(1001.0) * (rank + 1))
         reals = all_reduce("reals", torch.randn(3, 997, generator=values))
-        return sent, side_by_side, gathered, whole_numbers, reals
+        scalar = all_reduce("scalar", torch.tensor(rank + 1.0))
+        return sent, side_by_side, gathered, whole_numbers, scalar, reals
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_shared_memory_and_network_give_the_same(ranks, world_size):
     shared = ranks(world_size).run(collectives, world_size == 1)
     for rank, (mine, theirs) in enumerate(zip(shared, ranks(world_size).run(collectives, True), strict=True)):
-        sent, side_by_side, gathered, total, _ = mine
+        sent, side_by_side, gathered, total, scalar, _ = mine
         assert torch.equal(sent, side_by_side)
         assert len(sent) == sum(3 * of + rank for of in range(world_size))
         assert len(gathered) == sum(3 * of for of in range(world_size))
         assert torch.equal(total, torch.arange(1001.0) * sum(range(1, world_size + 1)))
+        assert scalar.item() == sum(range(1, world_size + 1))
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
         assert torch.equal(mine[-1], shared[0][-1])
 

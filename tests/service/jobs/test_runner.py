@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow.fs
 import pytest
 
 from embeddings.durable_files import write_json
@@ -22,6 +24,7 @@ from service.core.settings import Settings
 from service.jobs import job_records, output, run_events
 from service.jobs.executors.base import ExecutorUnavailable
 from service.jobs.runner import Runner
+from tests.contracts import store_servers
 from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
 from tests.service.small_run import SmallRuns
@@ -206,6 +209,35 @@ async def test_a_dataset_that_vanishes_while_queued_fails_the_job(service: httpx
     assert done["error"]["code"] == "invalid-request"
     assert "no such file" in done["error"]["message"]
     assert done["error"]["remedy"] == "check the path"
+
+
+@pytest.mark.slow
+async def test_rows_whose_storage_is_away_when_a_job_starts_are_worth_another_try(
+    settings: Settings, runs: SmallRuns, data_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in store_servers.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    settings = dataclasses.replace(settings, role="all", object_roots=("s3://rows",))
+    with contextlib.ExitStack() as server:
+        address = server.enter_context(store_servers.s3_server("rows"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+        bucket = pyarrow.fs.S3FileSystem(endpoint_override=address, scheme="http")
+        with bucket.open_output_stream("rows/ratings.parquet") as file:
+            file.write(data_file.read_bytes())
+        async with running(settings, executor=runs) as app:
+            async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
+                features = {"user": {"type": "id"}, "item": {"type": "id"}}
+                body = {"uri": "s3://rows/ratings.parquet", "features": features, "label": {"column": "rating"}}
+                answer = await client.post("/v1/datasets", json={"name": "ratings", **body})
+                assert answer.status_code == 201, answer.text
+                first = await submit(client, "hang")
+                await wait_for(client, first["id"], "running")
+                second = await submit(client, "succeed", retries=1)
+                server.close()
+                await client.post(f"/v1/jobs/{first['id']}/cancel")
+                done = await wait_for(client, second["id"], "failed")
+                assert (done["attempt"], done["error"]["code"]) == (2, "invalid-request")
+                assert "did not give it" in done["error"]["message"]
 
 
 async def test_init_from(service: httpx.AsyncClient, settings: Settings) -> None:

@@ -25,6 +25,7 @@ from tests import small_disk
 from tests.trained_runs import lead
 from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
 from trainer.checkpoint.warm_start import id_maps
+from trainer.data.errors import DataAwayError, DataError
 from trainer.launch import driver
 from trainer.launch.driver import execute
 from trainer.launch.entrypoint import main
@@ -555,6 +556,8 @@ def test_the_cause_is_found_among_its_consequences(tmp_path):
     [
         (SpecError("spec.yaml", [("epochs", "is wrong")]), "bad_spec", False),
         (ResourceError("no Ray"), "no_resources", True),
+        (DataError("no such column", where="rows.csv", remedy="correct it"), "bad_data", False),
+        (DataAwayError("no answer", where="s3://rows", remedy="see that it is up"), "data_away", True),
         (OSError(28, "No space left on device"), "disk_full", True),
         (MemoryError(), "out_of_memory", False),
         (StoreBusy("store/LOCK: another process has kept the writer lock"), "store_busy", True),
@@ -571,10 +574,18 @@ def test_every_failure_has_a_code_and_a_remedy(error, code, retryable):
     assert failure.remedy or code == "peer_lost"  # never shown: the cause is another rank's
 
 
-@pytest.mark.parametrize("error", [NonFiniteError(3, ("loss", "table item")), Cancelled("SIGTERM")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NonFiniteError(3, ("loss", "table item")),
+        Cancelled("SIGTERM"),
+        DataAwayError("no answer", where="s3://rows", remedy="see that it is up"),
+    ],
+)
 def test_errors_survive_pickling(error):
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
+    assert type(again) is type(error)
     assert again.__dict__ == error.__dict__
 
 

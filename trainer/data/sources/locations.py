@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from trainer.data.errors import DataError
+from trainer.data.errors import DataAwayError, DataError
 from trainer.spec.uri_schemes import is_object, split
 
 _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 30.0, 3
@@ -121,13 +121,14 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turn what Arrow raises about a server that is away, or that refuses, into DataError."""
+    """Turn what Arrow raises about a server that refuses into DataError, about one that is away into DataAwayError."""
     try:
         yield
     except FileNotFoundError:
         raise _nothing(where) from None
     except (OSError, pa.ArrowException) as error:
-        raise DataError(
+        away = isinstance(error, OSError) and "ACCESS_DENIED" not in str(error)
+        raise (DataAwayError if away else DataError)(
             f"the object storage did not give it: {str(error).splitlines()[0]}",
             where=where,
             remedy="see that the bucket is there and that the credentials in the environment may read it; a server "
