@@ -46,7 +46,10 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({**RAY, "EVENKEEL_RUN_STORAGE": "runs", "EVENKEEL_INTERNAL_URL": "http://api"}, "a directory is absolute"),
         ({"EVENKEEL_RUN_STORAGE": "/runs"}, "needs EVENKEEL_EXECUTOR=ray_jobs"),
         ({"EVENKEEL_INTERNAL_URL": "http://api"}, "needs EVENKEEL_EXECUTOR=ray_jobs"),
-        ({"EVENKEEL_RUN_STORAGE": "ftp://host/runs"}, "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY"),
+        (
+            {"EVENKEEL_RUN_STORAGE": "ftp://host/runs"},
+            "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY",
+        ),
         ({"EVENKEEL_CLUSTER_RUNS": "/runs"}, "EVENKEEL_CLUSTER_RUNS is EVENKEEL_RUN_STORAGE now: give that the same"),
         ({**RAY, "EVENKEEL_DRIVER_RESOURCES": "driver"}, "write NAME=NUMBER"),
         (
