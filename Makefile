@@ -15,7 +15,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-r
 # Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-BENCHMARKS = $(filter-out __init__ harness serving peers baselines gpu gpu_tests gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS = $(filter-out __init__ harness hosts serving peers baselines gpu gpu_tests gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help setup demo test test-fast test-long test-hosts check format serve bench soak gpu-check images lock clean
 
