@@ -18,10 +18,10 @@ from trainer.data.prepare.coding import CodedColumn
 from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.preparation import BAD_ROWS, prepare
 from trainer.data.sources.source import Source
+from trainer.runs.directory import DATA_PARTS
 from trainer.spec import DatasetSpec, JobSpec
 
 CASE = Case(bad_rows=True, split="time", num_rows=240)
-PARTS = ".data.parts"
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def finished(case: Case, folder: Path, directory: Path) -> tuple[dict[str, bytes
     dataset, job = specs(case, folder)
     said: list[str] = []
     prepare(dataset, job, directory, threads=2, log=said.append)
-    assert not (directory.parent / PARTS).exists()
+    assert not (directory.parent / DATA_PARTS).exists()
     found = contents(directory)
     if (directory.parent / BAD_ROWS).exists():
         found[BAD_ROWS] = (directory.parent / BAD_ROWS).read_bytes()
@@ -135,7 +135,7 @@ def test_parts_that_are_not_what_was_saved_are_read_again(name, rows):
     expected = prepared_bytes(CASE, rows, 1)
     directory = rows / "killed" / "data"
     kill(CASE, rows, directory, (KeptParts, "save", 2))
-    os.truncate(directory.parent / PARTS / name, 100)
+    os.truncate(directory.parent / DATA_PARTS / name, 100)
     found, said = finished(CASE, rows, directory)
     assert found == expected
     assert not any("goes on after" in one for one in said)
@@ -152,7 +152,7 @@ def test_an_error_leaves_what_was_saved_and_only_that(rows, monkeypatch):
         patch.setattr(CodedColumn, "finish", full)
         with pytest.raises(DataError, match="No space left on device"):
             prepare(dataset, job, directory)
-        assert [path.name for path in directory.parent.iterdir() if path.is_dir()] == [PARTS]
+        assert [path.name for path in directory.parent.iterdir() if path.is_dir()] == [DATA_PARTS]
         patch.setattr(encode, "PART_ROWS", 1000)
         with pytest.raises(DataError, match="No space left on device"):
             prepare(dataset, job, rows / "other" / "data")
@@ -170,7 +170,7 @@ def test_parts_that_another_process_is_at_are_left_alone(rows):
         prepare(dataset, job, directory)
         assert appender.path.exists()
     assert contents(directory)
-    assert not (directory.parent / PARTS).exists()
+    assert not (directory.parent / DATA_PARTS).exists()
 
 
 def test_progress_says_parts_and_rates(rows, monkeypatch):
