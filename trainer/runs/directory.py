@@ -29,6 +29,8 @@ CANCEL_FILE = "cancel"
 LOCK_FILE = "run.lock"
 CHECKPOINTS = "checkpoints"
 BEST = "best"
+DATA_PARTS = ".data.parts"
+"""What a preparation that did not end has read (trainer.data.prepare.kept_parts)."""
 REVOKED = {"revoked": True}
 THIS_CLUSTER = "auto"
 """As Ray address: the cluster that has started this run as one of its jobs."""

@@ -26,6 +26,7 @@ from service.ops import retention
 from service.ops.retention import Swept
 from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, waits_for
+from trainer.runs.directory import DATA_PARTS
 from trainer.spec import JobSpec
 from trainer.storage.objects import ObjectStorage
 from trainer.storage.opening import open_storage
@@ -89,6 +90,15 @@ async def test_what_an_ended_job_left_goes_by_age(app: FastAPI, client: httpx.As
     assert events == {"progress": 1, "state": 4 * 2}, "how jobs went stays with them"
     assert await sweep(app) == Swept()
     assert not list(app.state.settings.runs.glob(".deleted*"))
+
+
+async def test_what_a_preparation_that_failed_has_read_goes_with_the_data(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    job_id = await ended(app, client, 21)
+    (app.state.settings.run_dir(job_id) / DATA_PARTS).mkdir()
+    await sweep(app)
+    assert left(app, job_id) == {"log.txt"}
 
 
 async def test_what_lies_in_a_run_storage_goes_too(

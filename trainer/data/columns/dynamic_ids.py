@@ -120,7 +120,8 @@ def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: in
     rows[new] = np.arange(len(new)) + NUM_SPECIAL_ROWS + len(stayed)
 
     added = codes.ids.take(pa.array(new))
-    ids = pa.concat_arrays([base.ids.take(pa.array(stayed)) if len(stayed) < len(base.ids) else base.ids, added])
+    stay = base.ids.take(pa.array(stayed)) if len(stayed) < len(base.ids) else base.ids
+    ids = pa.concat_arrays([stay, added]) if len(stay) else added
     retired, retired_in = _tombstones(base, np.flatnonzero(~stays), added, run, retire_after_runs)
     return GrownTable(
         IdMap(ids, np.concatenate([last_seen[stayed], np.full(len(new), run, np.int32)]), run, retired, retired_in),

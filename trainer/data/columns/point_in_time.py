@@ -21,13 +21,19 @@ class PointInTime:
 
     The latter are the ``timestamp`` of a feature, a column of the rows, or of a join, a column of the joined file.
     Splits by ``time`` and ``per_user_last`` alone say what was before what; for others nothing is compared.
+
+    Args:
+        plan: what is read.
+        state: :meth:`state` of a comparison of the rows before these; None: there are none.
     """
 
-    def __init__(self, plan: DataPlan):
+    def __init__(self, plan: DataPlan, state: dict[str, Any] | None = None):
         self._plan = plan
         self._times = plan.feature_times
         self._num_late = dict.fromkeys([*self._times, *plan.join_times], 0)
         self._examples: list[str] = []
+        if state is not None:
+            self._num_late, self._examples = state["num_late"], state["examples"]
         self._joined: dict[str, pa.Array] = {}
         for feature in plan.join_times:
             self._joined[feature] = plan.joins[feature].times()
@@ -58,6 +64,10 @@ class PointInTime:
             taken = pa.RecordBatch.from_arrays([times.take(pa.array(positions[there]))], names=[column])
             part = Chunk(join.source.files[0], positions[there], taken)
             self._compare(feature, chunk, rows, values.as_numbers(part, column, f"time of feature '{feature}'"), there)
+
+    def state(self) -> dict[str, Any]:
+        """Return what was found so far, as JSON."""
+        return {"num_late": self._num_late, "examples": self._examples}
 
     def check(self) -> None:
         """Check all that was compared.

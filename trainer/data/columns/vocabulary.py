@@ -18,6 +18,11 @@ _LEAST_MERGE = 1 << 18
 Int32s = npt.NDArray[np.int32]
 
 
+def id_type(kind: Kind) -> pa.DataType:
+    """Return the type of a table's raw ids."""
+    return pa.int64() if kind == "int" else pa.large_string()
+
+
 def encoded(ids: pa.Array) -> tuple[pa.Array, Int32s]:
     """Return (distinct ids in order of first appearance, int32 place of each id among them, -1 for null)."""
     dictionary_encoded = ids.dictionary_encode()
@@ -34,14 +39,25 @@ class DistinctIds:
         kind: integers or strings.
         take_places: gets, in pieces, for every id that was added its place among the distinct ids in order of first
             appearance.
+        distinct: those of an earlier stream that this one goes on from, in order of first appearance; None: of none.
     """
 
-    def __init__(self, kind: Kind, take_places: Callable[[Int32s], object] = lambda places: None):
+    def __init__(
+        self,
+        kind: Kind,
+        take_places: Callable[[Int32s], object] = lambda places: None,
+        distinct: pa.Array | None = None,
+    ):
         self.kind = kind
         self._take_places = take_places
-        self._distinct = pa.array([], pa.int64() if kind == "int" else pa.large_string())
+        self._distinct = pa.array([], id_type(kind)) if distinct is None else distinct
         self._parts: list[pa.Array] = []
         self._pending = self._num_appended = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the ids that are held."""
+        return int(self._distinct.nbytes + sum(part.nbytes for part in self._parts))
 
     def add(self, ids: pa.Array) -> None:
         """Add ids as :func:`trainer.data.columns.values.as_ids` gives them; nulls are passed over."""
@@ -55,7 +71,7 @@ class DistinctIds:
         self._pending += len(ids)
         # Merge once the new parts outgrow what is merged: each id is merged a logarithmic number of times.
         if self._pending > max(len(self._distinct), _LEAST_MERGE):
-            self._merge()
+            self.settled()
         return start
 
     def sorted(self) -> pa.Array:
@@ -64,18 +80,22 @@ class DistinctIds:
 
     def ranked(self) -> tuple[pa.Array, Int32s]:
         """Return (:meth:`sorted`, the position in it of each id in order of first appearance)."""
-        self._merge()
+        self.settled()
         order = pc.array_sort_indices(self._distinct)
         ranks = np.empty(len(order), dtype=np.int32)
         ranks[order.to_numpy(zero_copy_only=False)] = np.arange(len(order), dtype=np.int32)
         return self._distinct.take(order), ranks
 
-    def _merge(self) -> None:
+    def settled(self) -> pa.Array:
+        """Hand on the places of all ids that were added; return the distinct ids in order of first appearance."""
+        if not self._parts:
+            return self._distinct
         # What is merged comes first, and so its places stay.
         before = len(self._distinct)
         self._distinct, places = encoded(pa.concat_arrays([self._distinct, *self._parts]))
         self._take_places(places[before:])
         self._parts, self._pending = [], 0
+        return self._distinct
 
 
 class Codes:

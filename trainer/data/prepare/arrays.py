@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,43 +31,58 @@ def weight_file(directory: Path, feature: str) -> Path:
 
 
 class Appender:
-    """A one-dimensional array that grows on disk: ``<path>`` holds nothing but the values of ``dtype``."""
+    """A one-dimensional array that grows on disk: ``<path>`` holds nothing but the values of ``dtype``.
 
-    def __init__(self, path: Path, dtype: npt.DTypeLike):
+    With ``length`` it goes on with that many values of the file that is there, and what follows them goes.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, length: int = 0):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.dtype = np.dtype(dtype)
-        self.length = 0
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
+        self.length = length
+        self._file = open(path, "r+b" if length else "wb")  # noqa: SIM115 - closed by close()
+        self._file.truncate(length * self.dtype.itemsize)
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, values: npt.NDArray[Any]) -> None:
         self._file.write(np.ascontiguousarray(values, dtype=self.dtype).data)
         self.length += len(values)
 
+    def flush(self) -> None:
+        """Hand what was appended to the operating system: :meth:`mapped` has it."""
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until what was appended is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 
     def mapped(self) -> npt.NDArray[Any]:
-        """Return what was written, memory-mapped; after :meth:`close`."""
+        """Return what was written, memory-mapped; after :meth:`close` or :meth:`flush`."""
         return map_array(self.path, self.dtype)
 
 
 class JaggedAppender:
     """Lists that grow on disk: ``<stem>.values.bin`` and ``<stem>.offsets.bin`` (the leading 0 included)."""
 
-    def __init__(self, stem: Path, dtype: npt.DTypeLike):
+    def __init__(self, stem: Path, dtype: npt.DTypeLike, lengths: tuple[int, int] = (0, 0)):
         self._stem = stem
-        self.values = Appender(stem.with_name(stem.name + ".values.bin"), dtype)
-        self._offsets = Appender(stem.with_name(stem.name + ".offsets.bin"), OFFSET)
-        self._offsets.append(np.zeros(1, dtype=np.int64))
+        self.values = Appender(stem.with_name(stem.name + ".values.bin"), dtype, lengths[0])
+        self.offsets = Appender(stem.with_name(stem.name + ".offsets.bin"), OFFSET, lengths[1])
+        if self.offsets.length == 0:
+            self.offsets.append(np.zeros(1, dtype=np.int64))
 
     def append(self, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-        self._offsets.append(self.values.length + np.cumsum(lengths))
+        self.offsets.append(self.values.length + np.cumsum(lengths))
         self.values.append(values)
 
     def close(self) -> None:
         self.values.close()
-        self._offsets.close()
+        self.offsets.close()
 
     def mapped(self) -> Jagged:
         """Return what was written, memory-mapped; after :meth:`close`."""

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from embeddings.durable_files import fsync_path
 from trainer.data.columns import values
 from trainer.data.columns.labels import is_there, mask_of
 from trainer.data.columns.numeric import as_floats, problems_of
@@ -46,13 +47,19 @@ Mask = npt.NDArray[np.bool_]
 
 
 class BadRows:
-    """The bad rows of a plan; written to ``path`` if there are any. To be closed."""
+    """The bad rows of a plan; written to ``path`` if there are any. To be closed.
 
-    def __init__(self, plan: DataPlan, path: Path):
-        self._plan, self.path = plan, path
+    Until then they are in files of ``folder``, a new one after each :meth:`state`: a process that is killed leaves what
+    another can go on from.
+    """
+
+    def __init__(self, plan: DataPlan, path: Path, folder: Path):
+        self._plan, self.path, self._folder = plan, path, folder
         self.num_rows, self.by_reason = 0, Counter[str]()
         self._examples: dict[str, list[str]] = {}
-        self._writer: pq.ParquetWriter | None = None
+        self._num_files = 0
+        self._writer: pa.RecordBatchStreamWriter | None = None
+        self._is_written = False
 
     @property
     def num_bad(self) -> int:
@@ -94,9 +101,42 @@ class BadRows:
         share = self.num_bad / max(self.num_rows, 1)
         return f"{self.num_bad:,} of {self.num_rows:,} rows ({share:.2%}) are bad" + (f": {counts}" if counts else "")
 
+    def state(self) -> dict[str, Any]:
+        """Return what was found so far, as JSON, once the rows are on disk."""
+        self._close_file()
+        return {
+            "num_rows": self.num_rows,
+            "by_reason": dict(self.by_reason),
+            "examples": self._examples,
+            "num_files": self._num_files,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state`."""
+        self.num_rows, self.by_reason = state["num_rows"], Counter(state["by_reason"])
+        self._examples, self._num_files = state["examples"], state["num_files"]
+
     def close(self) -> None:
+        """Write ``path``."""
+        self._close_file()
+        if self._is_written or not self.num_bad:
+            return
+        with pq.ParquetWriter(self.path, _SCHEMA) as writer:
+            for number in range(self._num_files):
+                with pa.OSFile(str(self._file(number))) as file, pa.ipc.open_stream(file) as batches:
+                    for batch in batches:
+                        writer.write_batch(batch)
+        self._is_written = True
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"bad-rows-{number}"
+
+    def _close_file(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            self._writer = None
+            fsync_path(self._file(self._num_files))
+            self._num_files += 1
 
     # --- what is bad
 
@@ -146,7 +186,7 @@ class BadRows:
             where = f"{chunk.file.path.name}, row {chunk.rows[position]}"
             shown.append(f"{where}: {column} = {chunk.column(column)[int(position)].as_py()!r}")
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.path, _SCHEMA)
+            self._writer = pa.ipc.new_stream(str(self._file(self._num_files)), _SCHEMA)
         said = [str(value.as_py()) for value in chunk.column(column).take(pa.array(positions))]
         count = len(positions)
         arrays: list[Any] = [

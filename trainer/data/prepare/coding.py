@@ -6,16 +6,19 @@ Arrow hashes every id once, and then only the distinct ids of chunks. Torch-free
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from embeddings.durable_files import appearing
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import DistinctIds, Int32s
-from trainer.data.prepare.arrays import CODE, VALUE, Appender, JaggedAppender, map_array
+from trainer.data.prepare.arrays import CODE, VALUE, Appender, map_array
+from trainer.data.prepare.id_runs import IdFile, IdRun, merge_runs
+from trainer.data.prepare.kept_parts import CODED, KeptParts
 from trainer.data.prepare.plan import ColumnUse
 
 
@@ -28,48 +31,116 @@ class CodedPart(NamedTuple):
 
 
 class TableIds:
-    """The ids of one table: distinct ones in memory; of every chunk's, on disk, the place among these."""
+    """The distinct ids of one table, in memory or in runs on disk; of every chunk's, on disk, the place among these.
 
-    def __init__(self, kind: Kind, path: Path):
-        self.places = Appender(path, CODE)
-        self.distinct = DistinctIds(kind, self.places.append)
+    Args:
+        kind: integers or strings.
+        name: how its files begin.
+        parts: where they lie.
+        runs: number of runs that an earlier process has written.
+    """
 
-    def close(self) -> None:
-        self.places.close()
+    def __init__(self, kind: Kind, name: str, parts: KeptParts, runs: int = 0):
+        self._kind, self._name, self._parts = kind, name, parts
+        self.places = parts.appender(f"{name}.places", CODE)
+        self._runs = [self._run(number) for number in range(runs)]
+        self._begin()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the ids in memory."""
+        return self.distinct.num_bytes
+
+    @property
+    def num_runs(self) -> int:
+        return len(self._runs)
+
+    def append(self, ids: pa.Array) -> tuple[int, int]:
+        """Add the distinct ids of a chunk; return their run and where their places begin."""
+        return len(self._runs), self._first_place + self.distinct.append(ids)
+
+    def settle(self) -> None:
+        """Write the ids in memory that are not on disk yet, and all places."""
+        self._saved.append(self.distinct.settled().slice(len(self._saved)))
+
+    def spill(self) -> None:
+        """Write the ids in memory as a run, ascending; those that come are of the next."""
+        run = self._run(len(self._runs))
+        ids, ranks = self.distinct.ranked()
+        run.ids.append(ids)
+        run.ranks.append(ranks)
+        self._runs.append(run)
+        self._begin()
+
+    def finish(self, piece_bytes: int) -> pa.Array:
+        """Return all ids, ascending; then :meth:`codes`."""
+        if not self._runs:
+            ids, self._ranks = self.distinct.ranked()
+            return ids
+        self.spill()
+        merged = IdFile(self._kind, f"{self._name}.merged", self._parts)
+        merge_runs(self._runs, merged, piece_bytes)
+        return merged.read()
+
+    def codes(self, run: int, start: int, stop: int) -> Int32s:
+        """Return the positions among all ids of those whose places are ``start`` to ``stop``."""
+        places = self.places.mapped()[start:stop]
+        return self._runs[run].codes_of(places) if self._runs else self._ranks[places]
+
+    def _run(self, number: int) -> IdRun:
+        return IdRun(self._kind, f"{self._name}.run-{number}", self._parts)
+
+    def _begin(self) -> None:
+        self._saved = IdFile(self._kind, f"{self._name}.ids-{len(self._runs)}", self._parts)
+        self._first_place = self.places.length
+        self.distinct = DistinctIds(self._kind, self.places.append, self._saved.read() if len(self._saved) else None)
 
 
 class CodedColumn:
-    """Files of one column of ids, and of its weights where it has them."""
+    """Files of one column of ids, and of its weights where it has them.
 
-    def __init__(self, use: ColumnUse, stem: Path, table: TableIds):
-        self.weights = Appender(stem.with_name(f"{stem.name}.weights"), VALUE) if use.weights else None
+    Args:
+        use: the column.
+        name: how its files begin.
+        parts: where they lie.
+        table: the ids that it is coded by.
+        chunks: :attr:`chunks` of an earlier process.
+    """
+
+    def __init__(
+        self, use: ColumnUse, name: str, parts: KeptParts, table: TableIds, chunks: list[list[int]] | None = None
+    ):
+        self.weights = parts.appender(f"{name}.weights", VALUE) if use.weights else None
+        self.chunks = chunks or []
+        """Of each chunk: the run of its ids, where their places begin, how many ids, how many rows or values."""
         self._table = table
-        self._lists = JaggedAppender(stem, CODE) if use.is_list else None
-        self._codes = self._lists.values if self._lists is not None else Appender(stem, CODE)
-        self._parts: list[tuple[int, int, int]] = []  # where the places of its ids begin, how many ids, how many rows
+        self._lists = parts.jagged(name, CODE) if use.is_list else None
+        self._codes: Appender = self._lists.values if self._lists is not None else parts.appender(name, CODE)
+        self._coded = Path(f"{self._codes.path}{CODED}")
 
     def append(self, part: CodedPart) -> None:
-        self._parts.append((self._table.distinct.append(part.ids), len(part.ids), len(part.places)))
+        run, start = self._table.append(part.ids)
+        self.chunks.append([run, start, len(part.ids), len(part.places)])
         if self._lists is None:
             self._codes.append(part.places)
         else:
             assert part.lengths is not None
             self._lists.append(part.places, part.lengths)
 
-    def close(self) -> None:
-        (self._lists or self._codes).close()
-        if self.weights is not None:
-            self.weights.close()
-
-    def finish(self, ranks: Int32s) -> None:
-        """Rewrite the codes, in place: ``ranks`` are the positions of the table's ids in their ascending order."""
-        places, codes = self._table.places.mapped(), map_array(self._codes.path, CODE, mode="r+")
-        done = 0
-        for start, num_ids, count in self._parts:
-            code_of = np.append(ranks[places[start : start + num_ids]], CODE.type(-1))
-            codes[done : done + count] = code_of[codes[done : done + count]]
-            done += count
+    def finish(self, durable: bool) -> None:
+        """Rewrite the codes as positions of the ids of the finished table; where a process before this did not."""
+        if self._coded.exists():
+            return
+        codes = map_array(self._codes.path, CODE)
+        with appearing(self._coded, durable=durable) as path, open(path, "wb") as file:
+            done = 0
+            for run, start, num_ids, count in self.chunks:
+                code_of = np.append(self._table.codes(run, start, start + num_ids), CODE.type(-1))
+                file.write(code_of[codes[done : done + count]].astype(CODE, copy=False).data)
+                done += count
+        self._codes.path.unlink()
 
     def mapped(self) -> npt.NDArray[np.int32] | Jagged:
         """Return the codes, memory-mapped; after :meth:`finish`."""
-        return self._codes.mapped() if self._lists is None else self._lists.mapped()
+        codes: npt.NDArray[Any] = map_array(self._coded, CODE)
+        return codes if self._lists is None else Jagged(codes, self._lists.offsets.mapped())

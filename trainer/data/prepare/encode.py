@@ -1,7 +1,7 @@
 """Encoding in one streaming pass over the source, the columns of a chunk side by side. Torch-free.
 
-Codes are of each chunk's own distinct ids first (trainer.data.prepare.coding). Memory follows the number of distinct
-ids and the chunk size, never the number of rows.
+Codes are of each chunk's own distinct ids first (trainer.data.prepare.coding). Memory follows the chunk size and the
+number of distinct ids up to a limit, never the number of rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,12 +28,19 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.coding import CodedColumn, CodedPart, TableIds
+from trainer.data.prepare.kept_parts import KeptParts
 from trainer.data.prepare.plan import ColumnUse, DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.split_column import sides_of
 from trainer.data.prepare.workers import Workers
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Chunk, no_rows_in_window
+
+PART_ROWS = 1 << 21
+"""Rows after which what was read is saved: work of 5 to 10 s, which is what a killed preparation loses."""
+IDS_BYTES = 1 << 29
+"""Distinct ids that are held in memory, those of all tables together; beyond that the largest are written to disk."""
+_NEW: dict[str, Any] = {"orders": {}}
 
 
 @dataclass(frozen=True)
@@ -60,24 +66,28 @@ class Encoded:
 
 def encode(
     plan: DataPlan,
-    scratch: Path,
+    parts: KeptParts,
     workers: Workers,
     bad_rows: BadRows | None = None,
     log: Callable[[str], Any] = lambda message: None,
 ) -> Encoded:
-    """Read the source once and leave the coded columns under ``scratch``.
+    """Read the source once and leave the coded columns in ``parts``, going on after what was saved there.
 
+    What was read is saved after each :data:`PART_ROWS` rows that others follow, and then at the end.
     With ``bad_rows``, the rows that are bad are left out and recorded.
 
     Raises:
         DataError: the rows cannot be trained on; of the first chunk of rows in which some cannot.
     """
-    progress = Progress(plan.source, log)
-    with contextlib.closing(_EncodedWriter(plan, scratch, workers)) as writer:
-        for chunk in plan.source.stream(plan.columns()):
-            progress.add(len(chunk))
-            writer.append(chunk if bad_rows is None else bad_rows.good(chunk))
-        progress.end()
+    with contextlib.closing(_EncodedWriter(plan, parts, workers, bad_rows)) as writer:
+        progress = Progress(plan.source, log, PART_ROWS, writer.num_read)
+        if not writer.is_complete:
+            for chunk in plan.source.stream(plan.columns(), start=writer.position):
+                if writer.num_unsaved >= PART_ROWS:
+                    writer.save()
+                progress.add(len(chunk))
+                writer.append(chunk)
+            progress.end()
         if bad_rows is not None:
             bad_rows.close()
             bad_rows.check()
@@ -86,6 +96,8 @@ def encode(
                 raise no_rows_in_window(plan.source.uri, plan.source.window)
             raise DataError("has no rows", where=plan.source.uri, remedy="point uri at data with rows")
         writer.times.check()
+        if parts.state is not None and not writer.is_complete:
+            writer.save(is_complete=True)
         return writer.encoded()
 
 
@@ -103,40 +115,76 @@ class _Step(NamedTuple):
 class _EncodedWriter:
     """Files of coded columns under ``scratch``, to which chunks are appended."""
 
-    def __init__(self, plan: DataPlan, scratch: Path, workers: Workers):
-        self.num_rows = 0
-        self.times = PointInTime(plan)
-        self._plan, self._scratch, self._workers = plan, scratch, workers
+    def __init__(self, plan: DataPlan, parts: KeptParts, workers: Workers, bad_rows: BadRows | None):
+        saved = parts.state
+        self.num_rows: int = saved["num_rows"] if saved else 0
+        self.num_read: int = saved["num_read"] if saved else 0
+        self.position: tuple[int, int] = (saved["position"][0], saved["position"][1]) if saved else (0, 0)
+        """The number of the next file, and of its next row."""
+        self.is_complete = bool(saved and saved["is_complete"])
+        self.num_unsaved = 0
+        self.times = PointInTime(plan, saved["times"] if saved else None)
+        self._plan, self._parts, self._workers, self._bad_rows = plan, parts, workers, bad_rows
+        if saved and bad_rows is not None:
+            bad_rows.restore(saved["bad_rows"])
+        runs = saved["runs"] if saved else [0] * len(plan.kinds)
         self._tables = {
-            domain: TableIds(kind, scratch / f"places-{number}")
+            domain: TableIds(kind, f"table-{number}", parts, runs[number])
             for number, (domain, kind) in enumerate(plan.kinds.items())
         }
         for feature in plan.features:
-            if feature.join is not None:
+            if feature.join is not None and not saved:
                 plan.joins[feature.name].add_to(self._tables[feature.table].distinct)
-        stems = {use: scratch / f"column-{number}" for number, use in enumerate(plan.uses)}
-        self._uses = {use: CodedColumn(use, stem, self._tables[use.domain]) for use, stem in stems.items()}
-        self._joined = {name: Appender(scratch / f"join-{name}", CODE) for name in plan.joins}
-        self._numeric = [Appender(scratch / f"numeric-{number}", np.float64) for number in range(len(plan.numeric))]
+        chunks = saved["chunks"] if saved else [None] * len(plan.uses)
+        self._uses = {
+            use: CodedColumn(use, f"column-{number}", parts, self._tables[use.domain], chunks[number])
+            for number, use in enumerate(plan.uses)
+        }
+        self._joined = {name: parts.appender(f"join-{name}", CODE) for name in plan.joins}
+        self._numeric = [parts.appender(f"numeric-{number}", np.float64) for number in range(len(plan.numeric))]
         dataset = plan.dataset
-        self._labels = None if dataset.negatives else Appender(scratch / "labels", label_dtype(dataset))
-        self._row_weights = Appender(scratch / "row-weights", VALUE) if dataset.weight is not None else None
-        self._sides = Appender(scratch / "sides", LABEL) if plan.job.evaluation.split.column is not None else None
-        self._orders: dict[str, Appender] = {}
+        self._labels = None if dataset.negatives else parts.appender("labels", label_dtype(dataset))
+        self._row_weights = parts.appender("row-weights", VALUE) if dataset.weight is not None else None
+        self._sides = parts.appender("sides", LABEL) if plan.job.evaluation.split.column is not None else None
+        self._orders = {column: self._order_file(column, dtype) for column, dtype in (saved or _NEW)["orders"].items()}
         self._steps = list(self._make_steps())
 
+    def save(self, is_complete: bool = False) -> None:
+        """Keep what was appended."""
+        tables = list(self._tables.values())
+        self._workers.map(lambda table: table.settle(), tables)
+        self.is_complete, self.num_unsaved = is_complete, 0
+        state = {
+            "num_rows": self.num_rows,
+            "num_read": self.num_read,
+            "position": self.position,
+            "is_complete": is_complete,
+            "times": self.times.state(),
+            "bad_rows": None if self._bad_rows is None else self._bad_rows.state(),
+            "runs": [table.num_runs for table in tables],
+            "chunks": [column.chunks for column in self._uses.values()],
+            "orders": {column: appender.dtype.str for column, appender in self._orders.items()},
+        }
+        self._parts.save(state, self._workers)
+
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk.
+        """Append a chunk, but for its bad rows.
 
         Raises:
             DataError: a value cannot be used; of the first of the steps that fail, for any number of threads.
         """
+        self.position = self._plan.source.files.index(chunk.file, self.position[0]), chunk.end
+        self.num_read += len(chunk)
+        self.num_unsaved += len(chunk)
+        chunk = chunk if self._bad_rows is None else self._bad_rows.good(chunk)
         found = self._workers.map(lambda step: step.read(chunk), self._steps)
         groups: dict[str, list[Callable[[], object]]] = {}
         for step, value in zip(self._steps, found, strict=True):
             groups.setdefault(step.group, []).append(functools.partial(step.append, value))
         self._workers.map(lambda appends: [append() for append in appends], groups.values())
         self.num_rows += len(chunk)
+        while sum(table.num_bytes for table in self._tables.values()) > IDS_BYTES:
+            max(self._tables.values(), key=lambda table: table.num_bytes).spill()
 
     def _make_steps(self) -> Iterator[_Step]:
         plan = self._plan
@@ -164,8 +212,8 @@ class _EncodedWriter:
         if self._sides is not None:
             column = str(plan.job.evaluation.split.column)
             yield _Step("sides", functools.partial(sides_of, column=column), self._sides.append)
-        for number, column in enumerate(plan.order_columns):
-            yield _Step(f"order {column}", functools.partial(self._order, column=column, number=number), _append_to)
+        for column in plan.order_columns:
+            yield _Step(f"order {column}", functools.partial(self._order, column=column), _append_to)
 
     def _labels_of(self, chunk: Chunk) -> npt.NDArray[Any]:
         """Return the label of each row, or all of its labels, row by row."""
@@ -174,10 +222,10 @@ class _EncodedWriter:
             return labels_of(chunk, dataset.label, least.get("label"))
         return several_labels_of(chunk, dataset.labels, least).reshape(-1)
 
-    def _order(self, chunk: Chunk, column: str, number: int) -> tuple[Appender, npt.NDArray[Any]]:
+    def _order(self, chunk: Chunk, column: str) -> tuple[Appender, npt.NDArray[Any]]:
         numbers = values.as_numbers(chunk, column, "order of rows")
         if column not in self._orders:
-            self._orders[column] = Appender(self._scratch / f"order-{number}", numbers.dtype)
+            self._orders[column] = self._order_file(column, numbers.dtype)
         order = self._orders[column]
         if order.dtype != numbers.dtype:
             raise DataError(
@@ -193,19 +241,11 @@ class _EncodedWriter:
         labels, tasks = self._labels.mapped(), self._plan.tasks
         return labels.reshape(-1, len(tasks)) if tasks else labels
 
+    def _order_file(self, column: str, dtype: npt.DTypeLike) -> Appender:
+        return self._parts.appender(f"order-{self._plan.order_columns.index(column)}", dtype)
+
     def close(self) -> None:
-        opened: list[Any] = [
-            *self._numeric,
-            self._labels,
-            self._row_weights,
-            self._sides,
-            *self._tables.values(),
-            *self._uses.values(),
-        ]
-        opened += [*self._joined.values(), *self._orders.values()]
-        for appender in opened:
-            if appender is not None:
-                appender.close()
+        self._parts.close()
 
     def encoded(self) -> Encoded:
         """Close the files, and return what was appended, memory-mapped, with codes in the order of ids.
@@ -213,11 +253,9 @@ class _EncodedWriter:
         Raises:
             DataError: a table has too many ids.
         """
-        domains = list(self._tables)
-        ranked = dict(
-            zip(domains, self._workers.map(lambda name: self._tables[name].distinct.ranked(), domains), strict=True)
-        )
-        for domain, (ids, _) in ranked.items():
+        found = self._workers.map(lambda table: table.finish(IDS_BYTES // 16), self._tables.values())
+        ids_of_tables = dict(zip(self._tables, found, strict=True))
+        for domain, ids in ids_of_tables.items():
             if len(ids) > np.iinfo(CODE).max - 2:
                 raise DataError(
                     f"{len(ids)} distinct ids are more than a table can hold (2^31 - 3)",
@@ -225,10 +263,11 @@ class _EncodedWriter:
                     remedy="hash the ids into fewer, or split the table",
                 )
         self.close()
-        self._workers.map(lambda use: self._uses[use].finish(ranked[use.domain][1]), self._uses)
+        durable = self._parts.state is not None
+        self._workers.map(lambda column: column.finish(durable), self._uses.values())
         return Encoded(
             self.num_rows,
-            {domain: Codes(ids) for domain, (ids, _) in ranked.items()},
+            {domain: Codes(ids) for domain, ids in ids_of_tables.items()},
             {use: writer.mapped() for use, writer in self._uses.items()},
             {name: appender.mapped() for name, appender in self._joined.items()},
             self._mapped_labels(),

@@ -31,6 +31,7 @@ from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import encode
 from trainer.data.prepare.graphs import write_graphs
+from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.sequences import Sequences
 from trainer.data.prepare.workers import Workers, num_threads
@@ -71,7 +72,8 @@ def prepare(
     """Read the dataset, split it, and write coded columns under ``directory``, which ranks then open.
 
     A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
-    reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written. Rows that
+    reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written, and what
+    was read until then is taken up again (:mod:`trainer.data.prepare.kept_parts`). Rows that
     ``max_bad_rows`` leaves out are written to ``bad_rows.parquet`` beside it, also where they are too many.
 
     Args:
@@ -102,19 +104,17 @@ def prepare(
         return PreparedData.open(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(directory)
-    work = directory.parent / f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.preparing"
+    name = f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+    work, private = directory.parent / f"{name}.preparing", directory.parent / f"{name}.parts.preparing"
     try:
-        with Workers(num_threads(job) if threads is None else threads) as workers:
-            _write(plan, work, fingerprint, base, workers, log, _quarantine(plan, directory, work, fence))
-        # A machine that goes down must not leave a manifest beside columns that are short or full of zeros.
-        fsync_tree(work)
-        fence()
-        # Into ``work``, and not removed: where somebody took that away since, nothing here is touched.
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(directory, work / _REPLACED)
-        os.rename(work, directory)
-        fsync_path(directory.parent)
-        shutil.rmtree(directory / _REPLACED, ignore_errors=True)
+        work.mkdir()
+        with (
+            kept_parts(directory, fingerprint, private) as parts,
+            Workers(num_threads(job) if threads is None else threads) as workers,
+        ):
+            left_out = _quarantine(plan, directory, work, parts, fence)
+            _write(plan, work, fingerprint, base, workers, log, parts, left_out)
+            _replace(directory, work, fence)
     except OSError as error:
         raise DataError(
             f"cannot be written: {error.strerror or error}",
@@ -126,6 +126,19 @@ def prepare(
     return PreparedData.open(directory)
 
 
+def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
+    """Make ``work`` the directory, on disk and by one rename."""
+    # A machine that goes down must not leave a manifest beside columns that are short or full of zeros.
+    fsync_tree(work)
+    fence()
+    # Into ``work``, and not removed: where somebody took that away since, nothing here is touched.
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(directory, work / _REPLACED)
+    os.rename(work, directory)
+    fsync_path(directory.parent)
+    shutil.rmtree(directory / _REPLACED, ignore_errors=True)
+
+
 def _write(
     plan: DataPlan,
     work: Path,
@@ -133,12 +146,11 @@ def _write(
     base: WarmStart,
     workers: Workers,
     log: Callable[[str], Any],
+    parts: KeptParts,
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
-    scratch = work / "scratch"
-    scratch.mkdir(parents=True)
     with left_out as bad_rows:
-        encoded = encode(plan, scratch, workers, bad_rows, log)
+        encoded = encode(plan, parts, workers, bad_rows, log)
     if bad_rows is not None:
         log(bad_rows.in_words() + (f"; they are in {work.parent / BAD_ROWS}" if bad_rows.num_bad else ""))
     writers, seen, sequences = write_splits(plan, encoded, work, workers)
@@ -179,7 +191,6 @@ def _write(
         "seed": plan.job.seed,
         "batch_size": plan.job.batch_size,
     }
-    shutil.rmtree(scratch)
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
 
@@ -219,7 +230,9 @@ def _write_tables(
 
 
 @contextlib.contextmanager
-def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[], None]) -> Iterator[BadRows | None]:
+def _quarantine(
+    plan: DataPlan, directory: Path, work: Path, parts: KeptParts, fence: Callable[[], None]
+) -> Iterator[BadRows | None]:
     """Yield what takes bad rows, where some may be.
 
     Its file appears beside ``directory``, also where the bad rows are too many.
@@ -227,7 +240,7 @@ def _quarantine(plan: DataPlan, directory: Path, work: Path, fence: Callable[[],
     if plan.dataset.max_bad_rows is None:
         yield None
         return
-    bad_rows = BadRows(plan, work / BAD_ROWS)
+    bad_rows = BadRows(plan, work / BAD_ROWS, parts.folder)
     final = directory.parent / BAD_ROWS
     try:
         yield bad_rows

@@ -12,23 +12,39 @@ _SECONDS = 10.0
 
 
 class Progress:
-    """Rows that were read, told every ten seconds and at the end."""
+    """Rows that were read, told every ten seconds and at the end.
 
-    def __init__(self, source: Source, log: Callable[[str], Any]):
-        self._source, self._log = source, log
-        self._num_rows = 0
+    Args:
+        source: what is read.
+        log: takes the messages.
+        part_rows: rows of a part, after which what was read is saved.
+        num_rows: those that an earlier process has read and saved.
+    """
+
+    def __init__(self, source: Source, log: Callable[[str], Any], part_rows: int, num_rows: int = 0):
+        self._log, self._part_rows = log, part_rows
+        self._num_before = self._num_rows = num_rows
+        self._total = source.reader.num_rows() if source.window is None else None
         self._begin = self._told = time.monotonic()
+        if num_rows:
+            log(f"goes on after {self._rows()} that an earlier attempt has read")
 
     def add(self, num_rows: int) -> None:
         self._num_rows += num_rows
         if time.monotonic() - self._told > _SECONDS:
-            total = self._source.reader.num_rows() if self._source.window is None else None
-            self._tell("" if total is None else f" of {total:,}")
+            self._tell(f"{self._rows()}, part {self._part()}")
 
     def end(self) -> None:
-        self._tell("")
+        self._tell(f"{self._num_rows:,} rows")
 
-    def _tell(self, of: str) -> None:
+    def _rows(self) -> str:
+        return f"{self._num_rows:,}" + ("" if self._total is None else f" of {self._total:,}") + " rows"
+
+    def _part(self) -> str:
+        part = max(0, self._num_rows - 1) // self._part_rows + 1
+        return f"{part}" if self._total is None else f"{part} of {-(-self._total // self._part_rows)}"
+
+    def _tell(self, what: str) -> None:
         self._told = time.monotonic()
-        rate = self._num_rows / max(self._told - self._begin, 1e-9)
-        self._log(f"read and coded {self._num_rows:,}{of} rows, {rate:,.0f} a second")
+        rate = (self._num_rows - self._num_before) / max(self._told - self._begin, 1e-9)
+        self._log(f"read and coded {what}, {rate:,.0f} rows a second")

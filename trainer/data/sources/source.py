@@ -55,11 +55,12 @@ class Window:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of one file. ``rows``: their numbers in the file (from 0)."""
+    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: that of the row to go on with."""
 
     file: SourceFile
     rows: npt.NDArray[np.int64]
     batch: pa.RecordBatch
+    end: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -113,8 +114,16 @@ class Source:
         """Return the type of a required column, from the first file."""
         return self._hive[column] if column in self._hive else self.reader.column_type(column)
 
-    def stream(self, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
+    def stream(
+        self, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS, *, start: tuple[int, int] = (0, 0)
+    ) -> Iterator[Chunk]:
         """Yield rows inside the window, in file order, in chunks of up to ``chunk_rows``.
+
+        Args:
+            columns: the columns of the chunks.
+            chunk_rows: a chunk has no more rows, and none of two files.
+            start: the number of the first file and of its first row that are read. From :attr:`Chunk.end` of a chunk
+                on these are the chunks that follow it in a stream from the beginning.
 
         Raises:
             DataError: a file cannot be read.
@@ -122,11 +131,13 @@ class Source:
         self.require(columns)
         if self.window is not None and self.window.column not in self._hive:
             self.require([self.window.column])
-        for file in self.files:
-            yield from self.stream_file(file, columns, chunk_rows)
+        for number, file in enumerate(self.files[start[0] :]):
+            yield from self.stream_file(file, columns, chunk_rows, 0 if number else start[1])
 
-    def stream_file(self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS) -> Iterator[Chunk]:
-        """Yield the rows of one file as :meth:`stream` does, with columns that were required before."""
+    def stream_file(
+        self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS, first_row: int = 0
+    ) -> Iterator[Chunk]:
+        """Yield the rows of one file from ``first_row`` on as :meth:`stream` does; the columns were required before."""
         names = list(dict.fromkeys(columns))
         window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
         stored = [name for name in [*names, *([window_column] if window_column else [])] if name not in self._hive]
@@ -134,8 +145,7 @@ class Source:
             # The rows still have to be counted.
             stored = self.reader.schema(file.path).names[:1]
             self.reader.infer_types(stored)
-        first_row = 0
-        read = self.reader.batches(file.path, list(dict.fromkeys(stored)), chunk_rows)
+        read = self.reader.batches(file.path, list(dict.fromkeys(stored)), chunk_rows, first_row)
         # The next rows are decoded while these are worked on.
         with contextlib.closing(read_ahead(read)) as batches:
             for batch in batches:
@@ -146,7 +156,7 @@ class Source:
                     inside = np.flatnonzero((days >= _day(self.window.first)) & (days <= _day(self.window.last)))
                     rows, batch = rows[inside], batch.take(pa.array(inside))
                 if len(rows):
-                    yield Chunk(file, rows, self._with_hive(file, batch, names))
+                    yield Chunk(file, rows, self._with_hive(file, batch, names), first_row)
 
     def fingerprint_files(self) -> list[list[object]]:
         """Return path below the root, size and modification time of each file."""

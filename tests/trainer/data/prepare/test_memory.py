@@ -1,4 +1,4 @@
-"""Memory follows chunks and distinct ids: many rows are prepared where the operating system gives little of it."""
+"""Memory follows chunks, and distinct ids up to a limit: much is prepared where the operating system gives little."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +16,22 @@ import pytest
 ROWS, NUM_IDS, NUM_NUMBERS, CHUNK = 1_000_000, 6, 3, 1 << 14
 LIMIT = 48 << 20
 """Bytes beyond what the process had: less than the columns take (72 MB), and many times a chunk."""
+MANY_IDS = 1_500_000
+LIMIT_OF_IDS = 280 << 20
+"""As LIMIT. With runs on disk less than 200 MiB do, and in memory 360 do not."""
 
 PREPARE = """
 import resource, sys
 from pathlib import Path
 from trainer.data.columns import numeric
-from trainer.data.prepare import drift, examples, writing
+from trainer.data.prepare import drift, encode, examples, writing
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.source import Source
 from trainer.spec import load_documents
 
 Source.stream.__defaults__ = (int(sys.argv[4]),)
 examples.CHUNK_ROWS = writing._REMAP_ROWS = numeric._PIECE_ROWS = drift._SAMPLE_ROWS = int(sys.argv[4])
+encode.IDS_BYTES = int(sys.argv[5])
 folder = Path(sys.argv[1])
 for name in ("few", "many"):
     dataset, job = load_documents(folder / f"{name}.yaml")
@@ -42,11 +47,15 @@ print(sum(data.num_examples.values()))
 
 def write(folder: Path, name: str, num_rows: int) -> None:
     rng = np.random.default_rng(0)
-    columns = {f"f{n}": rng.integers(0, 1000, num_rows) for n in range(NUM_IDS)}
+    write_columns(folder, name, {f"f{n}": rng.integers(0, 1000, num_rows) for n in range(NUM_IDS)})
+
+
+def write_columns(folder: Path, name: str, columns: dict[str, Any]) -> None:
+    rng, num_rows = np.random.default_rng(0), len(columns["f0"])
+    features = "".join(f"  {name}: {{type: id}}\n" for name in columns)
     columns |= {f"n{n}": rng.random(num_rows) for n in range(NUM_NUMBERS)}
     columns["click"] = rng.integers(0, 2, num_rows).astype(np.int8)
     pq.write_table(pa.table(columns), folder / f"{name}.parquet", row_group_size=CHUNK)
-    features = "".join(f"  f{n}: {{type: id}}\n" for n in range(NUM_IDS))
     features += "".join(f"  n{n}: {{type: dense, transform: log1p}}\n" for n in range(NUM_NUMBERS))
     (folder / f"{name}.yaml").write_text(
         f"name: rows\nuri: {folder / name}.parquet\nfeatures:\n{features}label: {{column: click}}\n---\n"
@@ -54,8 +63,11 @@ def write(folder: Path, name: str, num_rows: int) -> None:
     )
 
 
-def prepared(folder: Path, limit: int, threads: int, chunk: int = CHUNK) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PREPARE, str(folder), str(threads), str(limit), str(chunk)]
+def prepared(
+    folder: Path, limit: int, threads: int, chunk: int = CHUNK, ids_bytes: int = 1 << 29
+) -> subprocess.CompletedProcess[str]:
+    numbers = (threads, limit, chunk, ids_bytes)
+    command = [sys.executable, "-c", PREPARE, str(folder), *map(str, numbers)]
     # Arrow's own allocator takes memory from the operating system in large pieces, used or not.
     environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
     return subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
@@ -73,3 +85,15 @@ def test_many_rows_are_prepared_in_the_memory_of_a_few_chunks(tmp_path):
         (tmp_path / "prepared-many" / "prepared.json").unlink(missing_ok=True)
         at_once = prepared(tmp_path, limit, threads=2, chunk=ROWS)
         assert (at_once.returncode == 0) == held, at_once.stderr
+
+
+@pytest.mark.process
+def test_more_ids_than_fit_are_sorted_on_disk(tmp_path):
+    """Ids of 24 bytes: beside them, coded in memory, their hash table and a copy meet the limit."""
+    numbers = np.random.default_rng(0).permutation(MANY_IDS)
+    for name, num_rows in (("few", CHUNK), ("many", MANY_IDS)):
+        write_columns(tmp_path, name, {"f0": [f"{number:024d}" for number in numbers[:num_rows].tolist()]})
+    for ids_bytes, fits in ((4 << 20, True), (1 << 40, False)):
+        (tmp_path / "prepared-many" / "prepared.json").unlink(missing_ok=True)
+        done = prepared(tmp_path, LIMIT_OF_IDS, threads=1, ids_bytes=ids_bytes)
+        assert (done.returncode == 0) == fits, done.stderr

@@ -20,7 +20,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns import vocabulary
 from trainer.data.columns.numeric import open_numeric
 from trainer.data.errors import DataError
-from trainer.data.prepare import examples, writing
+from trainer.data.prepare import encode, examples, writing
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.data.prepare.preparation import BAD_ROWS, prepare
 from trainer.data.prepare.workers import Workers, num_threads
@@ -157,15 +157,16 @@ def base_of(data: PreparedData, directory: Path) -> dict[str, Any]:
     }
 
 
-def prepared_bytes(case: Case, folder: Path, threads: int) -> dict[str, bytes]:
+def prepared_bytes(case: Case, folder: Path, threads: int, name: str = "") -> dict[str, bytes]:
     """Prepare a case; return its files, or the error as one."""
     dataset, job = specs(case, folder)
     base: dict[str, Any] = {}
-    target = folder / f"{threads}" / "data"
+    folder_of_one = folder / (name or f"{threads}")
+    target = folder_of_one / "data"
     try:
         if case.warm_start:
             earlier = dataset.model_copy(update={"uri": str(folder / "rows" / f"a.{case.format}")})
-            first = folder / f"{threads}" / "first"
+            first = folder_of_one / "first"
             base = base_of(prepare(earlier, job, first, threads=threads), first)
         prepare(dataset, job, target, threads=threads, **base)
     except DataError as error:
@@ -187,12 +188,15 @@ def small_pieces(monkeypatch):
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
-def test_any_number_of_threads_writes_the_same_bytes(case, small_pieces, tmp_path_factory):
+def test_any_number_of_threads_and_any_memory_writes_the_same_bytes(case, small_pieces, tmp_path_factory):
     folder = tmp_path_factory.mktemp("case")
     write_rows(case, folder)
     one = prepared_bytes(case, folder, 1)
     for threads in (2, 3):
         assert prepared_bytes(case, folder, threads) == one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "IDS_BYTES", 400)
+        assert prepared_bytes(case, folder, 2, "ids in runs on disk") == one
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -39,6 +39,15 @@ class Reader(ABC):
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file in their order, in batches of up to ``chunk_rows`` with exactly these columns."""
 
+    def read_batches_from(
+        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield :meth:`read_batches` without the rows before ``first_row``; a format may pass over them unread."""
+        for batch in self.read_batches(path, columns, chunk_rows):
+            if first_row < batch.num_rows:
+                yield batch.slice(first_row)
+            first_row = max(0, first_row - batch.num_rows)
+
     def num_rows(self) -> int | None:
         """Return the rows of all files where that is known without reading them."""
         return None
@@ -65,14 +74,19 @@ class Reader(ABC):
                 self._schemas[path] = self.read_schema(path)
         return self._schemas[path]
 
-    def batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield :meth:`read_batches`.
+    def batches(
+        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file from ``first_row`` on, as :meth:`read_batches` does.
 
         Raises:
             DataError: the file cannot be read.
         """
         with self.reading(path):
-            yield from self.read_batches(path, columns, chunk_rows)
+            if first_row:
+                yield from self.read_batches_from(path, columns, chunk_rows, first_row)
+            else:
+                yield from self.read_batches(path, columns, chunk_rows)
 
     @contextlib.contextmanager
     def reading(self, path: FilePath) -> Iterator[None]:

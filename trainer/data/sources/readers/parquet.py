@@ -25,6 +25,27 @@ class ParquetReader(Reader):
         with pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path)) as file:
             yield from file.iter_batches(chunk_rows, columns=columns, use_threads=True)
 
+    def read_batches_from(
+        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int
+    ) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path)) as file:
+            groups, begin = list(range(file.metadata.num_row_groups)), 0
+            while groups and begin + file.metadata.row_group(groups[0]).num_rows <= first_row:
+                begin += file.metadata.row_group(groups.pop(0)).num_rows
+            if not groups:
+                return
+            # Cut where read_batches cuts when it comes to ``first_row`` at the end of a batch.
+            skip, rest = first_row - begin, pa.table({})
+            for batch in file.iter_batches(chunk_rows, row_groups=groups, columns=columns, use_threads=True):
+                taken = pa.Table.from_batches([batch.slice(min(skip, batch.num_rows))])
+                skip = max(0, skip - batch.num_rows)
+                rest = pa.concat_tables([rest, taken]) if rest.num_columns else taken
+                if rest.num_rows >= chunk_rows:
+                    yield _one_batch(rest.slice(0, chunk_rows))
+                    rest = rest.slice(chunk_rows)
+            if rest.num_rows:
+                yield _one_batch(rest)
+
     def num_rows(self) -> int:
         return sum(pq.read_metadata(opened(path)).num_rows for path in self.paths)
 
@@ -44,3 +65,7 @@ class ParquetReader(Reader):
                     low.append(chunk.statistics.min)
                     high.append(chunk.statistics.max)
         return max(high) - min(low) + 1 if low else None
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]

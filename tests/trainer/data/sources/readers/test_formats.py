@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections.abc import Callable
@@ -233,3 +234,19 @@ def test_no_ending_is_of_two_readers():
     suffixes = [suffix for reader in READERS for suffix in reader.suffixes]
     assert len(set(suffixes)) == len(suffixes)
     assert all(reader_of(f"rows{suffix}") is reader for reader in READERS for suffix in reader.suffixes)
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "rows.parquet"])
+def test_reading_goes_on_after_any_chunk(name, tmp_path):
+    """From the end of a chunk on come the chunks that follow it in a stream from the beginning."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write = WRITERS.get(name, functools.partial(pq.write_table, row_group_size=23))
+    for number, part in enumerate((rows_table(70), rows_table(50))):
+        write(part, folder / f"{number}.{name.partition('.')[2]}")
+    source = Source(str(folder))
+    chunks = list(source.stream(["user", "item"], 16))
+    said = [(one.file, one.rows.tolist(), one.end, one.batch.to_pylist()) for one in chunks]
+    for number, chunk in enumerate(chunks):
+        rest = source.stream(["user", "item"], 16, start=(source.files.index(chunk.file), chunk.end))
+        assert [(one.file, one.rows.tolist(), one.end, one.batch.to_pylist()) for one in rest] == said[number + 1 :]

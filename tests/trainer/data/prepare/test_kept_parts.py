@@ -1,0 +1,181 @@
+"""A preparation that was killed goes on with what it had saved, and writes the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import forked
+from tests.trainer.data.prepare.test_threads import Case, contents, prepared_bytes, specs, write_rows
+from trainer.data.columns import vocabulary
+from trainer.data.errors import DataError
+from trainer.data.prepare import encode, progress
+from trainer.data.prepare.coding import CodedColumn
+from trainer.data.prepare.kept_parts import KeptParts, kept_parts
+from trainer.data.prepare.preparation import BAD_ROWS, prepare
+from trainer.data.sources.source import Source
+from trainer.runs.directory import DATA_PARTS
+from trainer.spec import DatasetSpec, JobSpec
+
+CASE = Case(bad_rows=True, split="time", num_rows=240)
+
+
+@pytest.fixture(autouse=True)
+def patched(monkeypatch):
+    make_small(monkeypatch.setattr)
+
+
+def make_small(set_attribute: Callable[..., None], ids_bytes: int = 1 << 29) -> None:
+    """Make of the rows six chunks, saved after each second one."""
+    set_attribute(Source.stream, "__defaults__", (41,))
+    set_attribute(vocabulary, "_LEAST_MERGE", 9)
+    set_attribute(encode, "PART_ROWS", 80)
+    set_attribute(encode, "IDS_BYTES", ids_bytes)
+
+
+@pytest.fixture
+def rows(tmp_path) -> Path:
+    write_rows(CASE, tmp_path)
+    return tmp_path
+
+
+def prepare_and_die(
+    specs_of_run: tuple[DatasetSpec, JobSpec], directory: Path, death: tuple[type, str, int], ids_bytes: int
+) -> None:
+    """Prepare until the end of a call of a method, counted from 1, which kills the process."""
+    owner, method, calls = death
+    make_small(setattr, ids_bytes)
+    done = 0
+    original = getattr(owner, method)
+
+    def deadly(self, *args, **options):
+        nonlocal done
+        found = original(self, *args, **options)
+        done += 1
+        if done == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, method, deadly)
+    prepare(*specs_of_run, directory, threads=1)
+
+
+def kill(case: Case, folder: Path, directory: Path, death: tuple[type, str, int], ids_bytes: int = 1 << 29) -> None:
+    """Have a process prepare ``directory`` and be killed."""
+    log = folder / "killed.log"
+    process = forked.start(prepare_and_die, specs(case, folder), directory, death, ids_bytes, log=log)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, log.read_text()
+    assert not directory.exists()
+
+
+def finished(case: Case, folder: Path, directory: Path) -> tuple[dict[str, bytes], list[str]]:
+    """Prepare to the end; return the files, and what was said."""
+    dataset, job = specs(case, folder)
+    said: list[str] = []
+    prepare(dataset, job, directory, threads=2, log=said.append)
+    assert not (directory.parent / DATA_PARTS).exists()
+    found = contents(directory)
+    if (directory.parent / BAD_ROWS).exists():
+        found[BAD_ROWS] = (directory.parent / BAD_ROWS).read_bytes()
+    return found, said
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("format_", "ids_bytes"), [("parquet", 1 << 29), ("csv", 1 << 29), ("feather", 400)], ids=str)
+def test_what_a_killed_process_saved_is_not_read_again(format_, ids_bytes, tmp_path, monkeypatch):
+    case = Case(format=format_, bad_rows=True, split="time", num_rows=240)
+    write_rows(case, tmp_path)
+    expected = prepared_bytes(case, tmp_path, 1)
+    monkeypatch.setattr(encode, "IDS_BYTES", ids_bytes)
+    # (method, calls of it until the end, rows that are not read again)
+    deaths = (
+        (encode._EncodedWriter, "append", 2, 0),  # nothing was saved
+        (KeptParts, "save", 1, 80),
+        (encode._EncodedWriter, "append", 4, 80),  # more was written than was saved
+        (KeptParts, "save", 3, 240),
+        (CodedColumn, "finish", 2, 240),
+    )
+    for number, (owner, method, calls, least) in enumerate(deaths):
+        directory = tmp_path / f"killed-{number}" / "data"
+        kill(case, tmp_path, directory, (owner, method, calls), ids_bytes)
+        found, said = finished(case, tmp_path, directory)
+        assert found == expected
+        rows = [int(one.split()[3]) for one in said if "an earlier attempt" in one]
+        assert rows == [] if least == 0 else rows[0] >= least
+
+
+@pytest.mark.process
+def test_killed_twice(rows):
+    expected = prepared_bytes(CASE, rows, 1)
+    directory = rows / "killed" / "data"
+    kill(CASE, rows, directory, (KeptParts, "save", 1))
+    kill(CASE, rows, directory, (encode._EncodedWriter, "append", 3))
+    found, said = finished(CASE, rows, directory)
+    assert found == expected
+    assert any("goes on after" in one for one in said)
+
+
+@pytest.mark.process
+def test_rows_that_changed_are_read_from_the_beginning(rows):
+    directory = rows / "killed" / "data"
+    kill(CASE, rows, directory, (KeptParts, "save", 2))
+    os.utime(next((rows / "rows").iterdir()), ns=(1, 1))
+    _, said = finished(CASE, rows, directory)
+    assert not any("goes on after" in one for one in said)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["numeric-0", "parts.json"])
+def test_parts_that_are_not_what_was_saved_are_read_again(name, rows):
+    expected = prepared_bytes(CASE, rows, 1)
+    directory = rows / "killed" / "data"
+    kill(CASE, rows, directory, (KeptParts, "save", 2))
+    os.truncate(directory.parent / DATA_PARTS / name, 100)
+    found, said = finished(CASE, rows, directory)
+    assert found == expected
+    assert not any("goes on after" in one for one in said)
+
+
+def test_an_error_leaves_what_was_saved_and_only_that(rows, monkeypatch):
+    dataset, job = specs(CASE, rows)
+    directory = rows / "one" / "data"
+
+    def full(self, durable):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CodedColumn, "finish", full)
+        with pytest.raises(DataError, match="No space left on device"):
+            prepare(dataset, job, directory)
+        assert [path.name for path in directory.parent.iterdir() if path.is_dir()] == [DATA_PARTS]
+        patch.setattr(encode, "PART_ROWS", 1000)
+        with pytest.raises(DataError, match="No space left on device"):
+            prepare(dataset, job, rows / "other" / "data")
+        assert [path.name for path in (rows / "other").iterdir()] == [BAD_ROWS]
+    found, said = finished(CASE, rows, directory)
+    assert found == prepared_bytes(CASE, rows, 1)
+    assert any("goes on after" in one for one in said)
+
+
+def test_parts_that_another_process_is_at_are_left_alone(rows):
+    dataset, job = specs(CASE, rows)
+    directory = rows / "one" / "data"
+    with kept_parts(directory, "another", rows / "unused") as other:
+        appender = other.appender("numbers", "int64")
+        prepare(dataset, job, directory)
+        assert appender.path.exists()
+    assert contents(directory)
+    assert not (directory.parent / DATA_PARTS).exists()
+
+
+def test_progress_says_parts_and_rates(rows, monkeypatch):
+    monkeypatch.setattr(progress, "_SECONDS", -1.0)
+    _, said = finished(CASE, rows, rows / "one" / "data")
+    assert said[0].startswith("read and coded 41 of 240 rows, part 1 of 3, ")
+    assert said[0].endswith(" rows a second")
+    assert [one for one in said if "240 of 240 rows, part 3 of 3" in one]

@@ -1,0 +1,113 @@
+"""Distinct ids that do not fit in memory: runs on disk, each ascending, and their merge, range by range. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.columns.values import Kind
+from trainer.data.columns.vocabulary import Int32s, encoded, id_type
+from trainer.data.prepare.arrays import CODE
+from trainer.data.prepare.kept_parts import KeptParts
+
+_SAMPLES = 8
+"""Of each run for each range: ranges then differ by a small part in their number of ids."""
+
+
+class IdFile:
+    """Raw ids without nulls, which grow on disk: integers, or bytes of UTF-8 and where each id's begin."""
+
+    def __init__(self, kind: Kind, name: str, parts: KeptParts):
+        self._type = id_type(kind)
+        self._numbers = parts.appender(name, np.int64) if kind == "int" else None
+        self._texts = None if kind == "int" else parts.jagged(name, np.uint8)
+
+    def __len__(self) -> int:
+        if self._numbers is not None:
+            return self._numbers.length
+        assert self._texts is not None
+        return self._texts.offsets.length - 1
+
+    def append(self, ids: pa.Array) -> None:
+        if self._numbers is not None:
+            self._numbers.append(ids.to_numpy(zero_copy_only=False))
+        elif len(ids):
+            assert self._texts is not None
+            _, offset_bytes, data = ids.buffers()
+            offsets = np.frombuffer(offset_bytes, np.int64)[ids.offset : ids.offset + len(ids) + 1]
+            text = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+            self._texts.append(text[offsets[0] : offsets[-1]], np.diff(offsets))
+
+    def read(self) -> pa.Array:
+        """Return the ids, memory-mapped."""
+        if self._numbers is not None:
+            self._numbers.flush()
+            return pa.Array.from_buffers(self._type, len(self), [None, _buffer(self._numbers.mapped())])
+        assert self._texts is not None
+        self._texts.values.flush()
+        self._texts.offsets.flush()
+        buffers = [None, _buffer(self._texts.offsets.mapped()), _buffer(self._texts.values.mapped())]
+        return pa.Array.from_buffers(self._type, len(self), buffers)
+
+
+class IdRun:
+    """A run: its ids, ascending, and for each in order of first appearance its position in that order."""
+
+    def __init__(self, kind: Kind, name: str, parts: KeptParts):
+        self.ids = IdFile(kind, f"{name}.ids", parts)
+        self.ranks = parts.appender(f"{name}.ranks", CODE)
+        self.codes = parts.appender(f"{name}.codes", CODE)
+        """By position in the run, the position among the ids of all runs."""
+
+    def codes_of(self, places: Int32s) -> Int32s:
+        """Return the positions among the ids of all runs, of ids by their order of first appearance in this one."""
+        found: Int32s = self.codes.mapped()[self.ranks.mapped()[places]]
+        return found
+
+
+def merge_runs(runs: Sequence[IdRun], merged: IdFile, piece_bytes: int) -> None:
+    """Append the distinct ids of all runs to ``merged``, ascending, and to each run its codes.
+
+    Args:
+        runs: of one kind.
+        merged: an empty file.
+        piece_bytes: of the ids that are in memory at once, about.
+    """
+    ids = [run.ids.read() for run in runs]
+    num_pieces = -(-sum(one.nbytes for one in ids) // piece_bytes)
+    cuts = _cuts(ids, num_pieces)
+    for piece in range(num_pieces):
+        slices = [one.slice(cut[piece], cut[piece + 1] - cut[piece]) for one, cut in zip(ids, cuts, strict=True)]
+        distinct, places = encoded(pa.concat_arrays(slices))
+        order = pc.array_sort_indices(distinct)
+        codes = np.empty(len(order), dtype=np.int64)
+        codes[order.to_numpy(zero_copy_only=False)] = np.arange(len(merged), len(merged) + len(order))
+        merged.append(distinct.take(order))
+        ends = np.cumsum([0, *map(len, slices)])
+        for run, (first, last) in zip(runs, pairwise(ends), strict=True):
+            run.codes.append(codes[places[first:last]])
+    for run in runs:
+        run.ranks.flush()
+        run.codes.flush()
+
+
+def _cuts(ids: Sequence[pa.Array], num_pieces: int) -> list[npt.NDArray[np.int64]]:
+    """Return for each run where the ranges of ids begin that every run is cut into, and its length."""
+    samples = []
+    for one in ids:
+        places = np.linspace(0, len(one), min(len(one), num_pieces * _SAMPLES), endpoint=False).astype(np.int64)
+        samples.append(one.take(pa.array(places)))
+    sampled = pa.concat_arrays(samples)
+    sampled = sampled.take(pc.array_sort_indices(sampled))
+    chosen = np.linspace(0, len(sampled), num_pieces, endpoint=False).astype(np.int64)[1:]
+    limits = sampled.take(pa.array(chosen))
+    return [np.concatenate([[0], pc.search_sorted(one, limits).to_numpy(), [len(one)]]).astype(np.int64) for one in ids]
+
+
+def _buffer(array: npt.NDArray[np.generic]) -> pa.Buffer:
+    return pa.py_buffer(np.ascontiguousarray(array))
