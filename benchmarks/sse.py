@@ -70,6 +70,7 @@ class Batch(NamedTuple):
     features: Any
     labels: torch.Tensor
     start: int
+    shares: torch.Tensor | None = None  # of losses: none has weights
 
 
 class Training:

@@ -23,7 +23,7 @@ from trainer.launch.worker import train_rank
 from trainer.runs.directory import Run, choose_backend, read_run
 
 if TYPE_CHECKING:
-    from multiprocessing.synchronize import Event
+    from multiprocessing.synchronize import Semaphore
 
 NICENESS_VARIABLE = "EVENKEEL_RANK_NICENESS"
 DEFAULT_NICENESS = 10
@@ -69,13 +69,15 @@ def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[Star
     resources, store = run.job.resources, run.directory / f"ranks-{run.attempt}"
     for left in run.directory.glob("ranks-*"):  # by an attempt that was killed
         left.unlink(missing_ok=True)
-    begin = multiprocessing.get_context(method).Event()
+    # Not an event, whose set() waits for ever where a process that waits has been killed.
+    begin = multiprocessing.get_context(method).Semaphore(0)
     backend = choose_backend(resources.gpus_per_worker)
     arguments = (resources.num_workers, backend, str(run.directory), f"file://{store}", begin, niceness)
     ranks = multiprocessing.start_processes(_rank, arguments, resources.num_workers, join=False, start_method=method)
 
-    def go(_: Run) -> None:
-        begin.set()
+    def go(_run: Run) -> None:
+        for _ in ranks.processes:
+            begin.release()
         with _told_as_failed():
             # Nobody waits for the others where one has failed: they take SIGTERM for a notice.
             while not ranks.join(grace_period=0):
@@ -113,7 +115,7 @@ def single_rank_group(backend: str = "gloo") -> Iterator[None]:
 
 
 def _rank(
-    rank: int, world_size: int, backend: str, directory: str, store: str, begin: Event, niceness: int | None
+    rank: int, world_size: int, backend: str, directory: str, store: str, begin: Semaphore, niceness: int | None
 ) -> None:
     """Run a rank that is a process of its own; it dies with its parent, and Ctrl-C is the parent's to handle."""
     parent = multiprocessing.parent_process()
@@ -127,7 +129,7 @@ def _rank(
     signal.signal(signal.SIGTERM, lambda number, frame: read_run(directory).ask_to_stop("SIGTERM"))
     if niceness is not None:
         _give_way(niceness)
-    begin.wait()
+    begin.acquire()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
     if world_size == 1:

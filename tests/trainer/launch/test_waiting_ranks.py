@@ -1,0 +1,28 @@
+"""Ranks that wait while their run prepares."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from trainer.launch.driver import RanksFailed
+from trainer.launch.on_host import forked_ranks
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+
+def test_a_rank_that_is_killed_while_it_waits_ends_the_run(make_run) -> None:
+    run = make_run("waiting", resources={"num_workers": 2, "cpus_per_worker": 1})
+    with forked_ranks(run) as go:
+        me = psutil.Process()
+        ranks = []
+        while len(ranks) < 2:
+            ranks = [one for one in me.children() if one.name().startswith("evenkeel-rank")]
+        while any(one.status() != psutil.STATUS_SLEEPING for one in ranks):
+            time.sleep(0.01)
+        ranks[0].kill()
+        with pytest.raises(RanksFailed, match="SIGKILL"):
+            go(run)
+    assert not any(one.is_running() for one in ranks)
