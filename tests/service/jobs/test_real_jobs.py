@@ -147,7 +147,8 @@ def test_calibrate_trains_nulls_and_its_limits_judge_the_next_refresh(served: Se
 @pytest.mark.parametrize("served", ["in_redis", "in_s3"], indirect=True)
 def test_a_job_publishes_to_a_store_elsewhere_and_refreshes_from_it(served: Served) -> None:
     with Client(served.url, served.key) as client:
-        first = finished(client, job("first", 0, epochs=5))["publication"]
+        earliest = finished(client, job("first", 0, epochs=5))
+        first = earliest["publication"]
         again = finished(client, refresh(1))["publication"]
         assert [first["status"], again["status"]] == ["published", "published"], again["reasons"]
         assert client.version("things")["parent"] == first["version"]
@@ -161,7 +162,6 @@ def test_a_job_publishes_to_a_store_elsewhere_and_refreshes_from_it(served: Serv
             held = {one.name.partition("/")[0] for one in open_storage(runs).list("")}
             ran = {one["id"] for one in client.jobs()}
             assert held == ran
-            gone = ran.pop()
-            client.delete_job(gone)
-            assert {one.name.partition("/")[0] for one in open_storage(runs).list("")} == ran
+            client.delete_job(earliest["id"])  # its processes are long gone; those of the last may just be ending
+            assert {one.name.partition("/")[0] for one in open_storage(runs).list("")} == ran - {earliest["id"]}
     assert not (served.home / "store").exists(), "nothing of it is kept at home"
