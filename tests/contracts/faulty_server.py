@@ -37,8 +37,8 @@ class Faults:
 
 @contextmanager
 def faulty_server(behind: str, as_google: bool = False) -> Iterator[Faults]:
-    """A server that hands on to ``behind`` (HOST:PORT). ``as_google``: behind is an S3 server, and whoever asks speaks
-    the XML interface of Google Cloud Storage, which has the same paths and answers but headers of its own."""
+    """A proxy before ``behind`` (HOST:PORT). ``as_google``: behind is an S3 server, and clients speak the XML interface
+    of Google Cloud Storage, which has the same paths and answers but headers of its own."""
     faults = Faults()
 
     def is_there(path: str, headers: dict[str, str]) -> bool:

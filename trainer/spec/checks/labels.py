@@ -38,7 +38,7 @@ def _one_of_several_problems(field: str, label: OneOfSeveral, task: LabelTask) -
         yield FieldProblem(f"{field}.loss", f"{task.loss} is of classes, and the label a value", f"use {fitting}")
     if not task.is_value and loss.least_label is not None:
         yield FieldProblem(f"{field}.loss", f"{task.loss} is of counts and durations", "give value: COLUMN, or use bce")
-    for name in ("focal_gamma", "focal_alpha"):
+    for name in sorted({field for one in LABEL_LOSSES for field in LOSSES[one].settings.values()}):
         if getattr(label, name) != type(label).model_fields[name].default and name not in loss.settings.values():
             yield FieldProblem(f"{field}.{name}", f"{task.loss} has none", "use loss focal, or leave it out")
     for metric in label.metrics or ():

@@ -49,6 +49,10 @@ class SeveralLabelsSpec(TowerSpec):
         num_labels: int = 1,
     ) -> ModelSize:
         """Return the dense part of the model; ``num_labels``: of the dataset."""
+        return self.size_on(num_features * self.embedding_dim + num_dense, num_labels)
+
+    def size_on(self, inputs: int, num_labels: int) -> ModelSize:
+        """Return the dense part of the model on so many inputs: of all fields and numbers side by side."""
         raise NotImplementedError
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
@@ -121,17 +125,8 @@ class SharedBottomSpec(_LabelTowersSpec):
 
     kind: Literal["shared_bottom"]
 
-    def size(
-        self,
-        num_features: int,
-        *,
-        num_dense: int = 0,
-        num_lists: int = 0,
-        list_ids: float = 0.0,
-        num_labels: int = 1,
-    ) -> ModelSize:
-        bottom = self.expert(num_features * self.embedding_dim + num_dense)
-        return bottom + self.label_towers(self.hidden[-1], num_labels)
+    def size_on(self, inputs: int, num_labels: int) -> ModelSize:
+        return self.expert(inputs) + self.label_towers(self.hidden[-1], num_labels)
 
 
 class MMoESpec(_LabelTowersSpec):
@@ -140,18 +135,9 @@ class MMoESpec(_LabelTowersSpec):
     kind: Literal["mmoe"]
     experts: int = later(4, ge=1, le=256)
 
-    def size(
-        self,
-        num_features: int,
-        *,
-        num_dense: int = 0,
-        num_lists: int = 0,
-        list_ids: float = 0.0,
-        num_labels: int = 1,
-    ) -> ModelSize:
-        width = num_features * self.embedding_dim + num_dense
-        gates = self.gates(width, *[self.experts] * num_labels)
-        return self.expert(width, self.experts) + gates + self.label_towers(self.hidden[-1], num_labels)
+    def size_on(self, inputs: int, num_labels: int) -> ModelSize:
+        gates = self.gates(inputs, *[self.experts] * num_labels)
+        return self.expert(inputs, self.experts) + gates + self.label_towers(self.hidden[-1], num_labels)
 
 
 class PLESpec(_LabelTowersSpec):
@@ -165,16 +151,8 @@ class PLESpec(_LabelTowersSpec):
     shared_experts: int = later(2, ge=1, le=256)
     levels: int = later(2, ge=1, le=16)
 
-    def size(
-        self,
-        num_features: int,
-        *,
-        num_dense: int = 0,
-        num_lists: int = 0,
-        list_ids: float = 0.0,
-        num_labels: int = 1,
-    ) -> ModelSize:
-        size, inputs = ModelSize(), num_features * self.embedding_dim + num_dense
+    def size_on(self, inputs: int, num_labels: int) -> ModelSize:
+        size = ModelSize()
         own = num_labels * self.label_experts + self.shared_experts
         for level in range(self.levels):
             gates = [self.label_experts + self.shared_experts] * num_labels
@@ -192,16 +170,8 @@ class ESMMSpec(SeveralLabelsSpec):
 
     kind: Literal["esmm"]
 
-    def size(
-        self,
-        num_features: int,
-        *,
-        num_dense: int = 0,
-        num_lists: int = 0,
-        list_ids: float = 0.0,
-        num_labels: int = 1,
-    ) -> ModelSize:
-        one = self.tower(num_features * self.embedding_dim + num_dense, 1)
+    def size_on(self, inputs: int, num_labels: int) -> ModelSize:
+        one = self.tower(inputs, 1)
         return sum((one for _ in range(num_labels)), ModelSize())
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
