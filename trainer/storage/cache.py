@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from embeddings.durable_files import temporary_beside
@@ -153,15 +153,14 @@ class HostCache:
     def _make_room(self, content: FileContent) -> None:
         """Remove files that nobody uses, those of the longest past use first, until the file fits."""
         self._remove_abandoned()
-        incoming = sum(path.stat().st_size for path in self._incoming.glob("*[0-9a-f]") if path.exists())
-        there = sorted((path.stat().st_mtime, path.name, path) for path in self._files.iterdir())
-        used = incoming + sum(path.stat().st_size for *_, path in there)
-        for *_, path in there:
+        used = sum(found.st_size for _, found in _there(self._incoming.glob("*[0-9a-f]")))
+        files = sorted(_there(self._files.iterdir()), key=lambda each: (each[1].st_mtime, each[0].name))
+        used += sum(found.st_size for _, found in files)
+        for path, found in files:
             if used + content.num_bytes <= self.limit_bytes:
                 break
-            found = path.stat()
             if found.st_nlink == 1:
-                path.unlink()
+                path.unlink(missing_ok=True)
                 used -= found.st_size
         if used + content.num_bytes > self.limit_bytes:
             raise CacheFullError(
@@ -183,6 +182,13 @@ class HostCache:
                     path.unlink()
                 finally:
                     os.close(descriptor)
+
+
+def _there(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files that are still there: who has fetched one removes its mark without the cache's lock."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 def cache_of_host() -> HostCache:

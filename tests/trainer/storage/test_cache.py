@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ def test_what_was_used_longest_ago_goes_and_what_is_in_use_stays(storage: Mounte
     with pytest.raises(CacheFullError, match=r"300 of at most 300 bytes are in use: set EVENKEEL_CACHE_BYTES higher"):
         cache.link(storage, "b", contents["b"], uses / "b")
     assert not (uses / "b").exists()
+
+
+def test_files_are_counted_while_others_end_their_fetches(storage: Mounted, tmp_path: Path) -> None:
+    cache, other = (HostCache(tmp_path / "cache") for _ in range(2))
+    content, fetched, over = put(storage, "a", 100), FileContent(100, "0" * 64), threading.Event()
+
+    def fetch() -> None:
+        while not over.is_set():
+            with other._fetching(fetched):
+                pass
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        for _ in range(3_000):
+            cache._make_room(content)
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(storage: Mounted, uses: Path, tmp_path: Path) -> None:
