@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint.format import latest_valid
+from trainer.checkpoint.record import Position
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.sharded_model import ShardedModel
 from trainer.runs.failures import Cancelled
 from trainer.spec import JobSpec
-from trainer.training.loop import Hooks, Position, Resumed, Trainer, dense_optimizer
+from trainer.training.loop import Hooks, Resumed, Trainer, dense_optimizer
 
 Tensors = dict[str, torch.Tensor]
 
@@ -66,8 +67,8 @@ def train_in_parts(
         position, history = None, []
         if found is not None:
             spoil(sharded)
-            extra = sharded.load_from(found, dense_optimizer=optimizer)
-            position, history = Position(**extra["position"]), extra["history"]
+            sharded.load_from(found, dense_optimizer=optimizer)
+            position, history = Position(**found.extra["position"]), found.extra["history"]
         starts.append(position.step if position else 0)
 
         def save(trainer: Trainer, sharded: ShardedModel = sharded, optimizer: Any = optimizer) -> None:

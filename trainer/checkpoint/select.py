@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.format import Checkpoint, CheckpointError, FormatVersionError, checkpoints_in, latest_valid
+from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.stored import show
 from trainer.runs.directory import Run
 from trainer.runs.protocol import EXIT_FILE
@@ -86,7 +87,7 @@ def _best(run: Run) -> Checkpoint:
     sign = -1.0 if is_lower_better(metric) else 1.0
     epochs: dict[int, float] = {
         int(one["epoch"]): float(one[metric])
-        for one in last.extra["history"]
+        for one in TrainingRecord.of(last).history
         if one["split"] == "validation" and one.get(metric) is not None
     }
     if not epochs:
@@ -97,14 +98,14 @@ def _best(run: Run) -> Checkpoint:
     there: dict[int, Path] = {}
     for path in reversed(checkpoints_in(run.checkpoints)):
         try:
-            position = Checkpoint(path).extra["position"]
+            position = TrainingRecord.of(Checkpoint(path)).position
         except FormatVersionError:
             raise
         except CheckpointError:
             continue
         # Its epoch has just been evaluated, and nothing of the next one is in it.
-        if position["evaluated"] and not position["loss_count"]:
-            there[int(position["evaluated"])] = path
+        if position.evaluated and not position.loss_count:
+            there[position.evaluated] = path
     if best not in there:
         kept = ", ".join(f"epoch {epoch} ({metric} {epochs.get(epoch, math.nan):.5f})" for epoch in sorted(there))
         raise CheckpointError(

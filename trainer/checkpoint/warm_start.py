@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
-from trainer.checkpoint.stored import show
+from trainer.checkpoint.record import TrainingRecord
+from trainer.checkpoint.stored import MANIFEST_FILE, show
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
 
 
-LABELS = "labels"
-"""In what a checkpoint says beside its tensors: the names of several labels, in the order of their towers."""
 PARENT = "parent"
 """Of a run's directory: views of stored checkpoints that it starts from."""
 
@@ -55,7 +54,7 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
         uri, _, prefix = run.init_checkpoint.rpartition("/")
         path = run.directory / PARENT
         show(Folders(open_storage(uri), prefix), path)
-    if (path / "manifest.json").exists():
+    if (path / MANIFEST_FILE).exists():
         checkpoint: Checkpoint | None = Checkpoint(path)
     else:
         checkpoint = latest_valid(path)
@@ -130,7 +129,8 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
         ValueError: naming the field.
     """
     # Fields that came after the parent's version have their defaults.
-    stored_job = parent.extra["job"]
+    record = TrainingRecord.of(parent)
+    stored_job = record.job
     parent_settings, settings = parse_model(read(stored_job, JobSpec, "model")), job.model
     free = settings.fields_that(May.DIFFER_ON_WARM_START)
     # The constant of mf, which is the parent's, is that of its loss.
@@ -152,7 +152,7 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
                     f"tables.{name}.{field}: the parent's rows are of {getattr(stored, field)}, the job asks for "
                     f"{getattr(asked, field)}: use the same, or leave init_from out"
                 )
-    learned, asked_for = parent.extra.get(LABELS, []), [task.name for task in data.tasks]
+    learned, asked_for = record.labels, [task.name for task in data.tasks]
     if learned != asked_for:
         raise ValueError(
             f"labels: the parent learned {', '.join(learned) or 'one label'}, in this order, the dataset has "
@@ -165,26 +165,26 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
         )
 
 
-def inherited_alpha(job: JobSpec, parent: dict[str, Any]) -> float | None:
+def inherited_alpha(job: JobSpec, parent: TrainingRecord) -> float | None:
     """Return the alpha of adaptive regularization of a warm start.
 
-    It is the tables' own, since what an idle row lost depends on it. ``parent`` is the checkpoint's ``extra``.
+    It is the tables' own, since what an idle row lost depends on it.
 
     Raises:
         ValueError: the job asks for another optimizer, batch size or alpha, or for other settings of deferred updates.
     """
-    if job.optimizer.kind != parent["optimizer"]:
+    if job.optimizer.kind != parent.optimizer:
         raise ValueError(
-            f"optimizer.kind: the parent's rows were trained with {parent['optimizer']} and keep its state, "
+            f"optimizer.kind: the parent's rows were trained with {parent.optimizer} and keep its state, "
             f"the job asks for {job.optimizer.kind}: use the same, or leave init_from out"
         )
-    _check_deferred_updates(job, read(parent["job"], JobSpec, "optimizer"))
-    alpha = parent["alpha"]
+    _check_deferred_updates(job, read(parent.job, JobSpec, "optimizer"))
+    alpha = parent.alpha
     if alpha is None:
         return None
-    if job.batch_size != parent["batch_size"]:
+    if job.batch_size != parent.batch_size:
         raise ValueError(
-            f"batch_size: alpha and the ages of rows are counted in steps of {parent['batch_size']} examples, the job "
+            f"batch_size: alpha and the ages of rows are counted in steps of {parent.batch_size} examples, the job "
             f"asks for {job.batch_size}: a change on a warm start is not available yet; use the same, or leave "
             "init_from out"
         )

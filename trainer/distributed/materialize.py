@@ -14,6 +14,7 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD
 from embeddings.tables.config import InitConfig, TableConfig
 from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.record import TablesRecord, TrainingRecord
 from trainer.data.batches.keys import Key
 from trainer.distributed.build import BACKENDS, pooling_of
 from trainer.distributed.dynamic_tables import taken_rows
@@ -28,13 +29,13 @@ def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, co
     weight, state = checkpoint.read_rows(table, start, count)
     tables = EmbeddingTables(
         [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
-        row_optimizer(job.optimizer, checkpoint.extra["alpha"]),
+        row_optimizer(job.optimizer, TrainingRecord.of(checkpoint).alpha),
         backend=BACKENDS[job.kernel],
         dtype=weight.dtype,
     )
     tables.load(table, weight, state)
-    tables.birth_step = int(checkpoint.extra.get("birth_step", 0))
-    tables.completed_steps = int(checkpoint.extra["completed_steps"])
+    record = TablesRecord.of(checkpoint)
+    tables.birth_step, tables.completed_steps = record.birth_step, record.completed_steps
     return tables
 
 

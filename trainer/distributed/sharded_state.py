@@ -20,6 +20,7 @@ from embeddings.tables.config import TableConfig
 from trainer.checkpoint.agreement import agree
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, save
+from trainer.checkpoint.record import TablesRecord
 from trainer.checkpoint.row_signature import deferred_update_fields, differences, row_signature
 from trainer.storage.folders import Folders
 
@@ -147,12 +148,16 @@ class ShardedState:
         this returns, None then: the saver writes it.
         """
         shards, dense = self.state_for_checkpoint(dense_optimizer)
-        rows = row_signature(self._sharded.settings, self._completed_steps)
+        record = TablesRecord(
+            completed_steps=self._completed_steps,
+            birth_step=self._birth_step,
+            rows=row_signature(self._sharded.settings, self._completed_steps),
+        )
         arguments: dict[str, Any] = {
             "step": self._completed_steps,
             "tables": shards,
             "dense": dense if self._rank == 0 else {},
-            "extra": {**self._steps(), "rows": rows, **(extra or {})},
+            "extra": {**record.to_extra(), **(extra or {})},
             "attached": attached,
             "keep_last": keep_last,
             "fence": fence,
@@ -170,8 +175,8 @@ class ShardedState:
         dense_optimizer: torch.optim.Optimizer | None = None,
         verify: bool = True,
         parent_rows: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, Any]:
-        """Take rows, state, dense tensors and the number of completed steps; return the checkpoint's ``extra``.
+    ) -> None:
+        """Take rows, state, dense tensors and the number of completed steps.
 
         Each rank reads the rows and columns that it holds, whatever plan wrote them. Collective.
 
@@ -190,7 +195,6 @@ class ShardedState:
         if verify:
             agree((None, _problem(checkpoint.verify) if self._rank == 0 else None), where, self._group)
         agree((None, _problem(self._load, checkpoint, dense_optimizer, parent_rows)), where, self._group)
-        return checkpoint.extra
 
     def load_dense(self, checkpoint: Checkpoint) -> None:
         """Take the dense tensors alone.
@@ -230,8 +234,8 @@ class ShardedState:
                 stored = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
                 _put(piece, rows, stored, taken, into)
         self._load_dense(checkpoint.read_dense(), dense_optimizer)
-        self._completed_steps = int(checkpoint.extra["completed_steps"])
-        self._birth_step = int(checkpoint.extra.get("birth_step", 0))
+        record = TablesRecord.of(checkpoint)
+        self._completed_steps, self._birth_step = record.completed_steps, record.birth_step
         for kernel in self._sharded.kernels():
             kernel.discard()
             kernel.birth_step = self._birth_step
@@ -249,10 +253,10 @@ class ShardedState:
                     f"parent_rows of table '{name}' must have {local[name]} entries that ascend below {given[name]}"
                 )
         settings = self._sharded.settings
-        completed = int(checkpoint.extra["completed_steps"])
+        record = TablesRecord.of(checkpoint)
         # A warm start may change what no stored row depends on.
         fields = None if parent_rows is None else deferred_update_fields(settings.optimizer)
-        differ = differences(checkpoint.extra.get("rows"), row_signature(settings, completed), fields)
+        differ = differences(record.rows, row_signature(settings, record.completed_steps), fields)
         if differ:
             raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")
 
@@ -279,11 +283,6 @@ class ShardedState:
     def dense_buffers(self) -> list[Tensor]:
         """Return the buffers outside the tables, such as running moments."""
         return [value for name, value in self.module.named_buffers() if not self._of_tables(name)]
-
-    def _steps(self) -> dict[str, int]:
-        """Return completed steps, and after how many rows were initial, where that is not 0 (MEDA)."""
-        steps = {"completed_steps": self._completed_steps}
-        return steps | ({"birth_step": self._birth_step} if self._birth_step else {})
 
     def _dense_tensors(self) -> list[tuple[str, Tensor]]:
         """Return (name, tensor) of parameters and buffers outside the tables."""

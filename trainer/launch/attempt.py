@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError
+from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import (
-    LABELS,
     check_fits,
     id_map_files,
     inherited_alpha,
@@ -34,7 +34,7 @@ from trainer.publishing import frozen_context
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
 from trainer.storage.base import StorageError
-from trainer.training.loop import Hooks, Position, Resumed, Trainer, dense_optimizer
+from trainer.training.loop import Hooks, Resumed, Trainer, dense_optimizer
 from trainer.training.progress import Reporter
 
 
@@ -122,20 +122,19 @@ class Attempt:
         best = _agreed(self.run, lambda: newest_of(self.run, self.run.best))
         if best is None:
             raise CheckpointError(f"{self.run.best} holds no valid checkpoint of the best epoch: retry the job")
-        extra = self.sharded.load_from(best, dense_optimizer=self.optimizer, verify=False)
+        self.sharded.load_from(best, dense_optimizer=self.optimizer, verify=False)
         self.dynamic_rows.load(best)
-        return Position(**extra["position"])
+        return TrainingRecord.of(best).position
 
     def _choose_alpha(self) -> float | None:
         """Return the alpha of adaptive regularization, None for optimizers without it."""
         own, parent = self.start.own, self.start.parent
         if own is not None:
             check_same_job(own, self.job)
-            alpha: float | None = own.extra["alpha"]
-            return alpha
+            return TrainingRecord.of(own).alpha
         if parent is not None:
             check_fits(self.job, self.data, parent)
-            return inherited_alpha(self.job, parent.extra)
+            return inherited_alpha(self.job, TrainingRecord.of(parent))
         return first_alpha(self.run, self.data, self.device, self.reporter.emit, self.should_stop)
 
     def _load_start(self) -> Resumed:
@@ -145,12 +144,11 @@ class Attempt:
         resumed = Resumed()
         if start is not None and not (own is None and frozen and frozen_context.begins_fresh(self.job)):
             parent_rows = None if own is not None else rows_of_parent(self.job, self.data)
-            extra = self.sharded.load_from(
-                start, dense_optimizer=self.optimizer, verify=own is None, parent_rows=parent_rows
-            )
+            self.sharded.load_from(start, dense_optimizer=self.optimizer, verify=own is None, parent_rows=parent_rows)
             self.dynamic_rows.load(start)
             if own is not None:
-                resumed = Resumed(Position(**extra["position"]), tuple(extra["history"]))
+                record = TrainingRecord.of(own)
+                resumed = Resumed(record.position, tuple(record.history))
             else:
                 resumed = Resumed(Position(first_step=self.sharded.completed_steps))
         if frozen:
@@ -162,16 +160,16 @@ class Attempt:
 
     def _write(self, trainer: Trainer, folder: Path, keep_last: int, saver: BackgroundSaver | None) -> None:
         job = self.job
-        extra = {
-            "job": identity_of(job),
-            "run_id": self.run.run_id,
-            "optimizer": job.optimizer.kind,
-            "alpha": self.alpha,
-            "batch_size": job.batch_size,
-            LABELS: [task.name for task in self.data.tasks],
-            "position": asdict(trainer.position),
-            "history": trainer.history,
-        }
+        record = TrainingRecord(
+            job=identity_of(job),
+            run_id=self.run.run_id,
+            optimizer=job.optimizer.kind,
+            alpha=self.alpha,
+            batch_size=job.batch_size,
+            labels=[task.name for task in self.data.tasks],
+            position=trainer.position,
+            history=trainer.history,
+        )
         if self.saver is not None:
             # Until what it copies from is not needed any more, where this writes it anew.
             self.saver.wait()
@@ -179,7 +177,7 @@ class Attempt:
         if trainer.rank == 0:
             attached |= self.dynamic_rows.write(self.run.growing)
         self.sharded.save(
-            folder, dense_optimizer=self.optimizer, extra=extra, attached=attached, keep_last=keep_last,
+            folder, dense_optimizer=self.optimizer, extra=record.to_extra(), attached=attached, keep_last=keep_last,
             saver=saver, fence=self.run.fence, folders=self.run.folders(folder),
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.record import TrainingRecord
 from trainer.spec import JobSpec, Publish, SpecError, parse_job
 from trainer.spec.base import May
 
@@ -25,7 +26,7 @@ def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
     Raises:
         ValueError: it is of another; the message names the fields.
     """
-    here, there = identity_of(job), _completed(checkpoint.extra["job"], job)
+    here, there = identity_of(job), _completed(TrainingRecord.of(checkpoint).job, job)
     differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     if differ:
         raise ValueError(

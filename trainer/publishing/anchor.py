@@ -26,6 +26,7 @@ from embeddings.refresh.procrustes import TooFewShared, procrustes
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import MISSING, chunks, keys_of
 from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.warm_start import check_fits, inherited_alpha
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
@@ -92,7 +93,7 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
 def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, parent: Checkpoint) -> str:
     """Turn the targets, in place, into the basis of the parent's rows."""
     check_fits(job, data, parent)
-    inherited_alpha(job, parent.extra)
+    inherited_alpha(job, TrainingRecord.of(parent))
     rows_of_parent = data.parent_rows(table)
     # A file without a name: tables are larger than memory.
     scratch = data.directory / f".{ANCHOR_FILE}.parent"

@@ -19,6 +19,7 @@ from embeddings.refresh.publish import publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, keys_of
 from trainer.checkpoint.format import Checkpoint, CheckpointError
+from trainer.checkpoint.record import TablesRecord, TrainingRecord
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.prepared import PreparedData
@@ -46,10 +47,10 @@ def publish(run: Run) -> dict[str, Any]:
     if checkpoint is None:
         raise CheckpointError(f"{run.checkpoints} holds no valid checkpoint to publish from: retry the job")
     last_step = run.job.epochs * PreparedData.open(run.data).steps_per_epoch
-    position = checkpoint.extra["position"]
-    if position["step"] < last_step and not position.get("stopped"):
+    position = TrainingRecord.of(checkpoint).position
+    if position.step < last_step and not position.stopped:
         raise CheckpointError(
-            f"{checkpoint.path} is the newest valid checkpoint, of step {position['step']} of "
+            f"{checkpoint.path} is the newest valid checkpoint, of step {position.step} of "
             f"{last_step}: what was saved after it is damaged; retry the job, which trains on from there"
         )
 
@@ -93,7 +94,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
     dim = run.job.model.embedding_dim
     # Rows count their steps from where they were initial, which MEDA may have made later.
-    first_step = max(0, int(checkpoint.extra["position"]["first_step"]) - int(checkpoint.extra.get("birth_step", 0)))
+    first_step = max(0, TrainingRecord.of(checkpoint).position.first_step - TablesRecord.of(checkpoint).birth_step)
     ids, taken = id_maps(checkpoint)[table].ids, taken_rows(checkpoint, table)
     keys = keys_of(ids)
     order = np.argsort(keys, kind="stable")

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
+from trainer.checkpoint.record import Position
 from trainer.data.prefetch import Prefetched
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator
@@ -42,23 +43,6 @@ HELD_OUT = ("validation", "test")
 
 Emit = Callable[..., None]
 """``emit(kind, **fields)``: an event of the run (trainer.runs.events). Called on rank 0 alone."""
-
-
-@dataclass
-class Position:
-    """How far a run is.
-
-    ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
-    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way. ``stopped``: training is
-    over, before its last epoch or with the parameters of an earlier one.
-    """
-
-    step: int = 0
-    first_step: int = 0
-    evaluated: int = 0
-    loss_sum: float = 0.0
-    loss_count: int = 0
-    stopped: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.warm_start import inherited_alpha
 from trainer.spec import JobSpec
 
@@ -19,13 +20,16 @@ def job(optimizer: dict) -> JobSpec:
 
 def alpha_of(trained: dict, asked: dict) -> float | None:
     stored = job(trained)
-    extra = {
-        "job": stored.model_dump(mode="json"),
-        "optimizer": stored.optimizer.kind,
-        "alpha": trained.get("alpha"),
-        "batch_size": stored.batch_size,
-    }
-    return inherited_alpha(job(asked), extra)
+    record = TrainingRecord(
+        job=stored.model_dump(mode="json"),
+        run_id="parent",
+        optimizer=stored.optimizer.kind,
+        alpha=trained.get("alpha"),
+        batch_size=stored.batch_size,
+        position=Position(),
+        history=[],
+    )
+    return inherited_alpha(job(asked), record)
 
 
 @pytest.mark.parametrize(

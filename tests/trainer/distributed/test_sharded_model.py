@@ -486,10 +486,11 @@ def load_and_go_on(plan, directory, last):
     """Loads in this plan; rows, dense tensors and extra as loaded, and the same after steps up to ``last``."""
     sharded = make_model(plan, "float32", "reference", seed=9)
     dense = make_dense_optimizer(sharded)
-    extra = sharded.load_from(latest_valid(directory), dense_optimizer=dense)
+    checkpoint = latest_valid(directory)
+    sharded.load_from(checkpoint, dense_optimizer=dense)
     loaded = snapshot(sharded)[0], {k: v.clone() for k, v in sharded.state_for_checkpoint(dense)[1].items()}
     run_steps(sharded, dense, sharded.completed_steps + 1, last)
-    return loaded, extra, (snapshot(sharded)[0], sharded.state_for_checkpoint(dense)[1])
+    return loaded, checkpoint.extra, (snapshot(sharded)[0], sharded.state_for_checkpoint(dense)[1])
 
 
 def assert_bit_equal(found, expected):

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from trainer.checkpoint.format import CheckpointError
+from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.launch.resume_check import check_same_job, identity_of
 from trainer.spec import parse_job
 
@@ -17,7 +19,12 @@ def job(**changes):
 
 
 def checkpoint(**changes):
-    return SimpleNamespace(path="step-000000000005", extra={"job": identity_of(job(**changes))})
+    of = job(**changes)
+    record = TrainingRecord(
+        job=identity_of(of), run_id="small", optimizer="adam", alpha=None, batch_size=of.batch_size,
+        position=Position(), history=[],
+    )  # fmt: skip
+    return SimpleNamespace(path="step-000000000005", extra=record.to_extra())
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,12 @@ def checkpoint(**changes):
 )
 def test_what_does_not_change_the_training_may_change(changes):
     check_same_job(checkpoint(), job(**changes))
+
+
+def test_a_checkpoint_of_something_else_is_told() -> None:
+    other = SimpleNamespace(path="step-000000000005", extra={"position": {}})
+    with pytest.raises(CheckpointError, match="^step-000000000005 does not say its job: it is not of a training job$"):
+        check_same_job(other, job())
 
 
 def test_other_changes_are_named():

@@ -13,13 +13,14 @@ import torch.distributed as dist
 
 from tests.trainer.trainings import trainer_of
 from trainer.checkpoint.format import latest_valid
+from trainer.checkpoint.record import Position
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import sse_configs
 from trainer.launch.on_host import single_rank_group
 from trainer.models.sse_labels import target_configs, with_swapped_classes
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Position, Trainer
+from trainer.training.loop import Trainer
 
 P_LABEL = 0.2
 SSE = {
@@ -172,8 +173,9 @@ def test_a_run_that_was_cut_and_resumed_draws_as_one_that_was_not(prepared, tmp_
             tmp_path, dense_optimizer=first.dense_optimizer, extra={"position": asdict(first.position)}, keep_last=1
         )
         second = trainer_of(job, data)
-        extra = second.sharded.load_from(latest_valid(tmp_path), dense_optimizer=second.dense_optimizer)
-        second.position = Position(**extra["position"])
+        saved = latest_valid(tmp_path)
+        second.sharded.load_from(saved, dense_optimizer=second.dense_optimizer)
+        second.position = Position(**saved.extra["position"])
         second.train()
         ended, expected = weights(second), weights(whole)
         assert [name for name in expected if not torch.equal(ended[name], expected[name])] == []
