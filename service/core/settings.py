@@ -21,8 +21,14 @@ ROLES: tuple[str, ...] = get_args(Role)
 MIN_FREE_BYTES = 64 * 2**20
 """With less, EVENKEEL_HOME counts as full."""
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-EXECUTOR_SETTINGS = ("ray_address", "internal_url", "run_storage", "driver_resources")
-"""Fields that only some executors read; service.jobs.executors checks them."""
+EXECUTOR_SETTINGS = {
+    "ray_address": "EVENKEEL_RAY_ADDRESS",
+    "internal_url": "EVENKEEL_INTERNAL_URL",
+    "shared_runs": "EVENKEEL_RUN_STORAGE with a directory",
+    "stored_runs": "EVENKEEL_RUN_STORAGE with a URI",
+    "driver_resources": "EVENKEEL_DRIVER_RESOURCES",
+}
+"""What only some executors read, by the variable that sets it; service.jobs.executors checks them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from trainer.spec.base import Column, Name, Positive, Spec, later
 from trainer.spec.checks.dataset import dataset_problems
 from trainer.spec.evaluation import Metric
-from trainer.spec.losses import LABEL_LOSSES
+from trainer.spec.losses import LABEL_LOSSES, LossSettings
 from trainer.spec.problems import raise_if_invalid
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Label(Spec):
         return parse_rule(self.rule)[0] if self.rule is not None else self.column or self.value
 
 
-class OneOfSeveral(Label):
+class OneOfSeveral(Label, LossSettings):
     """One of a dataset's ``labels``: its source as of a :class:`Label`, and how it is learned and measured.
 
     A row has none where the source is null, or where ``mask`` is 0. ``loss``: default ``bce``, of a ``value`` ``mse``;
@@ -171,8 +171,6 @@ class OneOfSeveral(Label):
     weight: Positive = 1.0
     mask: Column | None = None
     metrics: tuple[Metric, ...] | None = Field(default=None, min_length=1)
-    focal_gamma: float = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    focal_alpha: float | None = later(0.25, gt=0.0, lt=1.0)
 
     @property
     def effective_loss(self) -> str:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from trainer.spec.base import May, Spec, later
 from trainer.spec.evaluation import DEFAULT_METRICS, ORDER_METRICS, POINTWISE_METRICS, VALUE_METRICS
 
 if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
+
+
+class LossSettings(Spec):
+    """Settings of losses, of a CTR model and of each of a dataset's labels; ``focal_alpha`` null: equal weights."""
+
+    focal_gamma: Annotated[float, May.DIFFER_ON_WARM_START] = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    focal_alpha: Annotated[float | None, May.DIFFER_ON_WARM_START] = later(0.25, gt=0.0, lt=1.0)
 
 
 class Loss(NamedTuple):
@@ -29,7 +37,7 @@ class Loss(NamedTuple):
     of_values: bool = False
     """Whether it learns real-valued labels."""
     settings: Mapping[str, str] = MappingProxyType({})
-    """Fields of a model by the arguments of the loss that they are (trainer.models.losses)."""
+    """Fields of :class:`LossSettings` by the arguments of the loss that they are (trainer.models.losses)."""
     is_log: bool = False
     """Whether a score is the log of what it predicts of the label."""
     least_label: float | None = None
@@ -100,7 +108,7 @@ def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
     return settings_of(loss_of(job), job.model)
 
 
-def settings_of(loss: str, owner: Any) -> dict[str, float | None]:
+def settings_of(loss: str, owner: Spec) -> dict[str, float | None]:
     """Return the arguments of a loss other than scores and labels, from the model's or the label's fields."""
     return {argument: getattr(owner, field) for argument, field in LOSSES[loss].settings.items()}
 

@@ -66,7 +66,7 @@ class KubeRayJobs(Executor):
         entrypoint: What is started.
     """
 
-    settings_read = ("internal_url", "run_storage")
+    settings_read = ("internal_url", "shared_runs")
     options = {
         "TEMPLATE": "file with the RayClusterSpec that each run gets a copy of",
         "NAMESPACE": "where RayJobs are made; that of this pod if left out",
@@ -109,11 +109,6 @@ class KubeRayJobs(Executor):
     def check_settings(cls, settings: Settings) -> None:
         _template(settings)
         check_cluster_runs(settings)
-        if settings.stored_runs is not None:
-            raise ValueError(
-                f"EVENKEEL_RUN_STORAGE is '{settings.run_storage}': kuberay keeps runs in a directory that its "
-                "pods mount; name its path there"
-            )
 
     @classmethod
     def diagnose(cls, settings: Settings) -> Iterator[Check]:

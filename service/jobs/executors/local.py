@@ -7,14 +7,12 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from embeddings.outside_packages import usable_forms
 from service.core.check import Check
 from service.core.settings import Settings
 from service.jobs.executors.base import Executor
 from service.jobs.executors.placement import Placement
 from trainer.runs import run_process
 from trainer.runs.standby import Standby
-from trainer.storage.opening import RUN_STORAGES
 
 
 class LocalRuns(Executor):
@@ -24,7 +22,7 @@ class LocalRuns(Executor):
     training is forked from a standby process.
     """
 
-    settings_read = ("ray_address", "run_storage")
+    settings_read = ("ray_address", "stored_runs")
 
     def __init__(self, command: Sequence[str] = run_process.COMMAND):
         self._command = tuple(command)
@@ -44,11 +42,6 @@ class LocalRuns(Executor):
             raise ValueError(
                 f"EVENKEEL_RAY_ADDRESS is '{settings.ray_address}': with EVENKEEL_EXECUTOR={settings.executor} it is "
                 "HOST:6379, or left out"
-            )
-        if settings.shared_runs is not None:
-            raise ValueError(
-                f"EVENKEEL_RUN_STORAGE is '{settings.run_storage}': a directory needs EVENKEEL_EXECUTOR=ray_jobs or "
-                f"kuberay; here it is {usable_forms(RUN_STORAGES)}"
             )
 
     @classmethod

@@ -58,7 +58,7 @@ class RayJobs(Executor):
     cluster need them all).
     """
 
-    settings_read = EXECUTOR_SETTINGS
+    settings_read = tuple(EXECUTOR_SETTINGS)
 
     def __init__(
         self,

@@ -34,10 +34,10 @@ def executor_class(settings: Settings) -> type[Executor]:
         raise ValueError(
             f"EVENKEEL_EXECUTOR is '{name}': {found!r} is not a subclass of {Executor.__module__}.Executor"
         )
-    for setting in EXECUTOR_SETTINGS:
+    for setting, variable in EXECUTOR_SETTINGS.items():
         if getattr(settings, setting) and setting not in found.settings_read:
             readers = " or ".join(other for other, kind in EXECUTORS.items() if setting in kind.settings_read)
-            raise ValueError(f"EVENKEEL_{setting.upper()} is not read by {name}: needs EVENKEEL_EXECUTOR={readers}")
+            raise ValueError(f"{variable} is not read by {name}: needs EVENKEEL_EXECUTOR={readers}")
     for option, _ in settings.executor_options:
         if option not in found.options:
             prefix = f"EVENKEEL_{name.upper()}_"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer.spec.evaluation import DEFAULT_METRICS
 from trainer.spec.label_tasks import LabelTask, label_tasks
-from trainer.spec.losses import LABEL_LOSSES, LOSSES, loss_of
+from trainer.spec.losses import LABEL_LOSSES, LOSSES, LossSettings, loss_of
 from trainer.spec.models.registry import kinds_that
 from trainer.spec.problems import FieldProblem
 
@@ -38,9 +38,10 @@ def _one_of_several_problems(field: str, label: OneOfSeveral, task: LabelTask) -
         yield FieldProblem(f"{field}.loss", f"{task.loss} is of classes, and the label a value", f"use {fitting}")
     if not task.is_value and loss.least_label is not None:
         yield FieldProblem(f"{field}.loss", f"{task.loss} is of counts and durations", "give value: COLUMN, or use bce")
-    for name in sorted({field for one in LABEL_LOSSES for field in LOSSES[one].settings.values()}):
-        if getattr(label, name) != type(label).model_fields[name].default and name not in loss.settings.values():
-            yield FieldProblem(f"{field}.{name}", f"{task.loss} has none", "use loss focal, or leave it out")
+    for name, of_settings in LossSettings.model_fields.items():
+        if getattr(label, name) != of_settings.default and name not in loss.settings.values():
+            having = " or ".join(one for one in LABEL_LOSSES if name in LOSSES[one].settings.values())
+            yield FieldProblem(f"{field}.{name}", f"{task.loss} has none", f"use loss {having}, or leave it out")
     for metric in label.metrics or ():
         if metric not in task.available_metrics:
             has = ", ".join(task.available_metrics)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, model_validator
 
 from trainer.spec.base import May, Spec, later
-from trainer.spec.losses import LOSSES
+from trainer.spec.losses import LOSSES, LossSettings
 from trainer.spec.models.size import ModelSize, tower_size
 from trainer.spec.problems import FieldProblem
 
@@ -246,18 +246,15 @@ class TowerSpec(ModelSpec):
                     )
 
 
-class FocalSpec(ModelSpec):
-    """A model that can be trained by the focal loss; with ``focal_alpha`` null classes have equal weights."""
-
-    focal_gamma: Annotated[float, May.DIFFER_ON_WARM_START] = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    focal_alpha: Annotated[float | None, May.DIFFER_ON_WARM_START] = later(0.25, gt=0.0, lt=1.0)
+class PointwiseSpec(ModelSpec, LossSettings):
+    """A model that can be trained by each loss of a row's score and label, with the loss's settings."""
 
     losses = tuple(name for name, loss in LOSSES.items() if loss.of_labels)
     reads_numbers = True
     has_dynamic_tables = True
 
 
-class ClickSpec(TowerSpec, FocalSpec):
+class ClickSpec(TowerSpec, PointwiseSpec):
     """A CTR model with a tower over all features."""
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:

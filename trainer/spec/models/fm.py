@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.spec.models.base import OF_PRODUCTS, FocalSpec, Init
+from trainer.spec.models.base import OF_PRODUCTS, Init, PointwiseSpec
 from trainer.spec.models.size import ModelSize
 
 
-class FMSpec(FocalSpec):
+class FMSpec(PointwiseSpec):
     """Products of all pairs of vectors, and a weight for each id."""
 
     kind: Literal["fm"]

@@ -184,7 +184,7 @@ from service.jobs.executors.base import Executor
 from service.jobs.executors.placement import Placement
 
 class Mine(Executor):
-    settings_read = ("internal_url", "run_storage")
+    settings_read = ("internal_url", "shared_runs", "stored_runs")
     options = {"QUEUE": "the queue that runs wait in"}
 
     def __init__(self, queue):
