@@ -65,7 +65,7 @@ class Follower:
         assert row["launched_at"] is not None
         age = (tables.now() - row["launched_at"]).total_seconds()
         looked = self._watch.look(row["id"], (row["attempt"], row["lease"]), said, age)
-        limit = StoredJob(row["spec"]).timeout_seconds
+        limit = StoredJob(row["spec"]).resources.timeout_seconds
         if limit is not None and looked.running_seconds > limit + self._context.settings.cancel_grace_seconds:
             await self._give_up(row, said, run_events.timed_out(limit), retryable=False)
         elif looked.silent_seconds > self._context.settings.silence_seconds:

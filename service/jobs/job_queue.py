@@ -178,6 +178,6 @@ class JobQueue:
         reason = None
         if workers is not None:
             claimed["attempts"] = job_records.with_attempt(row["attempts"], attempt, workers, because)
-            asked = StoredJob(row["spec"]).num_workers
+            asked = StoredJob(row["spec"]).resources.num_workers
             reason = because and f"{workers} of {asked} workers: {because}"
         await job_records.move(connection, row, "claimed", attempt=attempt, reason=reason, not_before=None, **claimed)

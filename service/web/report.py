@@ -9,6 +9,7 @@ from typing import Any
 from service.web import rendering
 from service.web.charts import Series, calibration_chart, line_chart
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
+from trainer.spec.stored import StoredJob
 
 OVERFIT = 0.002
 """A validation AUC (RMSE) that falls (rises) by more than this from its best epoch to its last is worth a word."""
@@ -120,6 +121,7 @@ def as_html(job: dict[str, Any]) -> str:
         calibrations=[_calibration(one, name) for one, name in _tables(job, "calibration")],
         buckets=[_buckets(one, name) for one, name in _tables(job, "frequency_buckets")],
         seconds=(ended - begun).total_seconds() if begun and ended else None,
+        num_workers=StoredJob(job["spec"]).resources.num_workers,
         spec=json.dumps(job["spec"], indent=2),
     )
 

@@ -31,7 +31,7 @@ class Loss(NamedTuple):
     is_logit: bool = False
     """Whether a score is the log odds of the label."""
     has_output_hessian: bool = False
-    """Whether its second derivative by the score is the same for every label (regularizers.outputs of training)."""
+    """Whether its second derivative by the score is that of every label (trainer.training.regularizers.outputs)."""
     of_classes: bool = False
     """Whether its labels are classes, which can be smoothed."""
     of_values: bool = False

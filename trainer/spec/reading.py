@@ -68,9 +68,9 @@ def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
         >>> from trainer.spec import parse_dataset
         >>> features = {"user": {"type": "id"}, "item": {"type": "id"}}
         >>> label = {"column": "click"}
-        >>> dataset = parse_dataset({"name": "log", "uri": "log.parquet", "features": features, "label": label})
-        >>> sorted(dataset.features)
-        ['item', 'user']
+        >>> log = parse_dataset({"name": "log", "uri": "log.parquet", "features": features, "label": label})
+        >>> list(log.features)
+        ['user', 'item']
     """
     return _parse(DatasetSpec, document, where)
 

@@ -39,12 +39,10 @@ class StoredJob:
         return int(self._read("retries"))
 
     @property
-    def num_workers(self) -> int:
-        return int(read(self._read("resources"), Resources, "num_workers"))
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        return read(self._read("resources"), Resources, "timeout_seconds")  # type: ignore[no-any-return]
+    def resources(self) -> Resources:
+        """Its workers and their limits, unchecked."""
+        stored = self._read("resources")
+        return Resources.model_construct(**{name: read(stored, Resources, name) for name in Resources.model_fields})
 
     def _read(self, name: str) -> Any:
         return read(self._document, JobSpec, name)

@@ -30,7 +30,7 @@ REQUEST_SECONDS = 120.0
 CONNECT_SECONDS = 5.0
 
 
-_KINDS: dict[str, tuple[type[S3Store] | type[GCSStore], str]] = {
+STORES: dict[str, tuple[type[S3Store] | type[GCSStore], str]] = {
     "s3": (S3Store, "AWS_ENDPOINT_URL"),
     "gs": (GCSStore, "GOOGLE_BASE_URL"),
 }
@@ -46,7 +46,7 @@ class ObjectStorage:
     def __init__(self, uri: str, *, retries: int = RETRIES):
         url = urlsplit(uri)
         self.uri = uri.rstrip("/")
-        kind, server = _KINDS[url.scheme]
+        kind, server = STORES[url.scheme]
         self._store = kind(
             url.netloc,
             prefix=url.path.strip("/") or None,

@@ -21,7 +21,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "src"
 LEVEL_VARIABLE = "EVENKEEL_CPU_LEVEL"
 FLAGS = (
-    "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-fopenmp-simd", "-Wall",
+    "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-fopenmp-simd",
+    "-Wall", "-Werror=switch",
     # Vector instructions for roots and loops, and the same bits from each of them: nothing is fused or reordered.
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
 )  # fmt: skip

@@ -21,6 +21,8 @@ from trainer.runs.protocol import (
     RUN_ID_VARIABLE,
     STOP_SECONDS_VARIABLE,
 )
+from trainer.spec.job import Resources
+from trainer.spec.stored import StoredJob
 
 RUN_LABEL, ATTEMPT_LABEL, FENCE_LABEL, ROLE_LABEL = (
     f"evenkeel.io/{word}" for word in ("run", "attempt", "fence", "role")
@@ -78,24 +80,25 @@ class ClusterTemplate:
         except (OSError, UnicodeError, yaml.YAMLError) as error:
             raise ValueError(f"EVENKEEL_KUBERAY_TEMPLATE: {error}; take the one of the Helm chart") from None
 
-    def cluster(self, resources: Mapping[str, Any], workers: int | None = None) -> Document:
-        """Return the spec of a cluster for a JobSpec's ``resources``, with fewer ``workers`` than they say if given.
+    def cluster(self, resources: Resources, workers: int | None = None) -> Document:
+        """Return the spec of a cluster for a job's resources, with fewer ``workers`` than they say if given.
 
         Raises:
             ValueError: It has no worker group for them.
         """
-        gpus = math.ceil(resources.get("gpus_per_worker", 0))
+        gpus = math.ceil(resources.gpus_per_worker)
         name = "gpu" if gpus else "cpu"
         if name not in self._groups:
             remedy = "add one, or ask for no GPUs" if gpus else "add one"
             raise ValueError(f"{self._source} has no worker group '{name}', which the job needs: {remedy}")
         spec, group = copy.deepcopy((self._document, self._groups[name]))
-        asked = resources.get("num_workers", 1)
-        workers, least = workers or asked, resources.get("min_workers") or asked
-        group |= {"replicas": workers, "minReplicas": min(least, workers), "maxReplicas": workers}
-        amounts = {"cpu": f"{resources.get('cpus_per_worker', 1):g}"}
-        if memory := resources.get("memory_bytes_per_worker"):
-            amounts["memory"] = str(memory + OVERHEAD_BYTES)
+        workers = workers or resources.num_workers
+        group |= {
+            "replicas": workers, "minReplicas": min(resources.least_workers, workers), "maxReplicas": workers,
+        }  # fmt: skip
+        amounts = {"cpu": f"{resources.cpus_per_worker:g}"}
+        if resources.memory_bytes_per_worker:
+            amounts["memory"] = str(resources.memory_bytes_per_worker + OVERHEAD_BYTES)
         if gpus:
             amounts["nvidia.com/gpu"] = str(gpus)
         container = group["template"]["spec"]["containers"][0]
@@ -171,7 +174,7 @@ def ray_job(
         raise ValueError(f"{directory}: a run directory with characters that a shell reads; rename it")
     name = object_name(run["run_id"], attempt)
     workers = (run.get("workers") or {}).get("number")
-    cluster = template.cluster((run.get("job") or {}).get("resources") or {}, workers)
+    cluster = template.cluster(StoredJob(run.get("job") or {}).resources, workers)
     variables = {
         RUN_ID_VARIABLE: str(run["run_id"]),
         RUN_DIR_VARIABLE: str(directory),

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeGuard, get_args, get_origin
 
 from trainer.spec import DatasetSpec, JobSpec, Spec
 
@@ -46,18 +46,21 @@ def text(node: ast.AST) -> str | None:
 
 
 def named() -> Iterator[tuple[str, str]]:
-    """Paths of fields that problems are of, or that a message or remedy names with its part, each with its place."""
+    """Paths of fields that problems of specs are of, or that a text names with its part, each with its place."""
     within = "|".join(name for name, field in JobSpec.model_fields.items() if any(parts(field.annotation)))
-    for file in sorted((ROOT / "trainer" / "spec").rglob("*.py")):
+    of_part = re.compile(rf"(?<![\w./-])(?:{within})(?:\.(?:[a-z_0-9]+|{ANY}))+(?![\w(/-])")
+    for file in sorted(file for room in ("trainer", "service") for file in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "FieldProblem":
-                continue
-            place = f"{file.relative_to(ROOT)}:{node.lineno}"
-            field, *words = [text(argument) or "" for argument in node.args]
-            if re.fullmatch(rf"(?:[a-z_0-9.]|{ANY})+", field):
-                yield field, place
-            for one in words:
-                yield from ((path, place) for path in re.findall(rf"\b(?:{within})(?:\.(?:[a-z_0-9]+|{ANY}))+", one))
+            place = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if "spec" in file.parts and is_problem(node):
+                field = text(node.args[0]) or ""
+                if re.fullmatch(rf"(?:[a-z_0-9.]|{ANY})+", field):
+                    yield field, place
+            yield from ((path, place) for path in of_part.findall(text(node) or ""))
+
+
+def is_problem(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FieldProblem"
 
 
 def test_each_field_that_a_problem_names_is_there() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.spec import JobSpec, Table, parse_job
+from trainer.spec.job import Resources
 from trainer.spec.stored import StoredJob, read
 
 JOB: dict[str, Any] = {
@@ -16,7 +17,7 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 EXPECTED = {
     "dataset_name": "log", "labels": {"team": "ads"}, "optimizer_kind": "sgd", "parent_job": "job_1", "retries": 5,
-    "timeout_seconds": 60, "num_workers": 3,
+    "resources": Resources(timeout_seconds=60, num_workers=3),
 }  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def test_what_was_left_out_has_its_default() -> None:
     job = parse_job(least)
     assert values(least) == {
         "dataset_name": "log", "labels": {}, "optimizer_kind": job.optimizer.kind, "parent_job": None,
-        "retries": job.retries, "timeout_seconds": None, "num_workers": 1,
+        "retries": job.retries, "resources": Resources(),
     }  # fmt: skip
     with pytest.raises(KeyError, match="the stored JobSpec has no dataset"):
         _ = StoredJob({}).dataset_name

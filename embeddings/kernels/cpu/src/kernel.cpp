@@ -26,7 +26,7 @@ void with_types(const Tables& tables, Function&& function) {
     switch (tables.state_type) {
       case FLOAT16: return function(weight, Type<Float16>{}, std::integral_constant<int, 0>{});
       case BFLOAT16: return function(weight, Type<BFloat16>{}, std::integral_constant<int, 0>{});
-      default: break;
+      case FLOAT64: case FLOAT32: break;
     }
     if constexpr (std::is_same_v<typename decltype(weight)::type, float>) {
       int64_t dim = tables.tables[0].dim;
