@@ -82,7 +82,12 @@ class VectorCalls(Session):
         Returns:
             ``version, exact, items`` with ``id`` and ``cosine`` each. ``exact`` is false if an index chose the
             candidates.
+
+        Raises:
+            ValueError: Neither an id nor a vector is given.
         """
+        if id is None and vector is None:
+            raise ValueError("neighbors of nothing: give id=, or vector= of the collection's dim")
         query = {"id": _scalar(id)} if id is not None else {"vector": [float(x) for x in vector]}
         body = query | {"k": k, "version": version}
         return self.json("POST", f"/collections/{part(collection)}/neighbors", json=body)

@@ -15,6 +15,7 @@ from service.core.errors import invalid
 from service.core.settings import Settings
 from service.core.text_validation import storable
 from service.datasets import parquet_limits
+from service.datasets.problems import data_problem
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import beside as of_dataset
 from trainer.data.sources.readers.registry import holds_rows
@@ -109,7 +110,7 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
     """Return the uri as a run will read it: an absolute path, or the uri of objects below one of the object roots.
 
     Raises:
-        Problem: 422 if it is not allowed.
+        Problem: 422 if it is not allowed; 503 where its storage does not answer.
     """
     if beside is not None and is_object(beside) and "/" not in uri:
         uri = of_dataset(uri, beside)
@@ -131,7 +132,7 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
         for file in Source(uri).files:
             parquet_limits.check(file.path, field)
     except DataError as error:
-        raise invalid(FieldProblem(field, f"{error.where}: {error.what}", error.remedy)) from error
+        raise data_problem(error, field) from error
     return uri.rstrip("/")
 
 

@@ -16,6 +16,7 @@ from service.core.rows import DatasetRow, first_row
 from service.core.settings import Settings
 from service.datasets import paths
 from service.datasets.file_cache import FileCache
+from service.datasets.problems import data_problem
 from trainer.data.errors import DataError
 from trainer.data.sources import infer
 from trainer.spec import DatasetSpec
@@ -103,11 +104,6 @@ def _columns(path: str, field: str) -> list[str]:
         return _named.get(path, paths.data_files(Path(path)), lambda: infer.column_names(path))
     except DataError as error:
         raise data_problem(error, field) from error
-
-
-def data_problem(error: DataError, field: str) -> Problem:
-    """Return a 422 at ``field`` for an error in a user's data."""
-    return invalid(FieldProblem(field, f"{error.where}: {error.what}", error.remedy))
 
 
 async def register(

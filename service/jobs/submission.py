@@ -17,6 +17,7 @@ from service.core.errors import Problem, invalid
 from service.core.settings import Settings
 from service.datasets import registry
 from service.datasets.file_cache import FileCache
+from service.datasets.problems import data_problem
 from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
@@ -147,7 +148,7 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
         gpu_bytes = await thread_pools.in_thread(placement.gpu_bytes, spec)
         predicted = await thread_pools.in_thread(predict, spec, dataset, gpu_bytes)
     except DataError as error:
-        raise registry.data_problem(error, "dataset") from None
+        raise data_problem(error, "dataset") from None
     if not predicted["rows"]:
         raise invalid(FieldProblem("dataset", f"{dataset.uri}: has no rows", "point uri at data with rows"))
     problem = too_large(spec, predicted, placement.memory_bytes())

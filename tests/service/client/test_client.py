@@ -305,6 +305,8 @@ def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):
     assert client.neighbors("films", vector=vectors[0], k=1, version=version)["items"][0]["id"] == 10
     with pytest.raises(ProblemError):
         client.neighbors("films", id=10, version="v000099")
+    with pytest.raises(ValueError, match="give id=, or vector="):
+        client.neighbors("films")
     frequencies = load(client.layer("films_rff"))["frequencies"]
     phi = RandomFourierFeatures.from_frequencies(frequencies).transform(vectors[:1])
     np.testing.assert_allclose(client.vectors("films", [10]).vectors, phi, atol=1e-6)  # another order of summing
