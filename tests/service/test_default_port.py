@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from service import DEFAULT_PORT
@@ -20,22 +21,25 @@ PRODUCT = (
     "docker-compose.yml",
 )
 HISTORY = {"adr", "reports"}
-TIMES = {
-    "service/__init__.py": 1,
-    "deploy/prometheus/prometheus.yml": 1,
-    "README.md": 2,
-    "docs/operations.md": 3,
+PLACES = {
+    "service/__init__.py": ("^[A-Z_]+ = PORT$",),
+    "docker-compose.yml": (r"service on http://127\.0\.0\.1:PORT,", r"- 127\.0\.0\.1:PORT:"),
+    "deploy/prometheus/prometheus.yml": (r'"127\.0\.0\.1:PORT"',),
+    "README.md": ("make serve .*:PORT,", "http://.*:PORT/v1/"),
+    "docs/operations.md": ("EVENKEEL_URL.*:PORT`", "docker compose up .*:PORT$", "EVENKEEL_INTERNAL_URL=.*:PORT$"),
+    "docs/kubernetes.md": ("port-forward .* PORT:",),
 }
-"""How often a file names the port: one that was left behind is missed. One of operations.md is of containers."""
-CONTAINERS = {
-    "docker-compose.yml",
-    "deploy/Dockerfile",
-    "deploy/haproxy.cfg",
-    "deploy/prometheus/compose.yml",
-    "deploy/helm/evenkeel/templates/roles.yaml",
-    "docs/kubernetes.md",
+"""Where a file names the port: one that was left behind is missed."""
+CONTAINER_PORT = 8080
+"""Of containers: their commands name it, and it stays when the default changes."""
+OF_CONTAINERS = {
+    "docker-compose.yml": 5,
+    "deploy/Dockerfile": 2,
+    "deploy/haproxy.cfg": 5,
+    "deploy/prometheus/compose.yml": 4,
+    "deploy/helm/evenkeel/templates/roles.yaml": 3,
+    "docs/kubernetes.md": 1,
 }
-"""Of containers, whose port is given to the command and stays when the default changes."""
 
 
 def files() -> dict[str, str]:
@@ -56,28 +60,32 @@ def times_named(text: str) -> int:
 
 
 def test_every_place_that_names_the_port_names_the_default() -> None:
-    assert {path: times_named((ROOT / path).read_text("utf-8")) for path in TIMES} == TIMES
+    for path, places in PLACES.items():
+        for place in places:
+            pattern = place.replace("PORT", str(DEFAULT_PORT))
+            assert re.search(pattern, (ROOT / path).read_text("utf-8"), re.MULTILINE), f"{path}: {pattern}"
 
 
 def test_where_a_change_goes_names_every_file_of_the_port() -> None:
     document = (ROOT / "docs" / "development" / "where_a_change_goes.md").read_text("utf-8")
     (row,) = re.findall(r"^\| the default port \|.*$", document, re.MULTILINE)
-    assert {path for path in TIMES if f"`{path}`" not in row} == set()
+    assert {path for path in PLACES if f"`{path}`" not in row} == set()
 
 
 def test_a_container_is_told_its_port() -> None:
     commands = [
         line
-        for path in sorted(CONTAINERS)
+        for path in sorted(OF_CONTAINERS)
         for line in (ROOT / path).read_text("utf-8").splitlines()
         if re.search(r"\bserve\b.*0\.0\.0\.0", line)
     ]
     assert len(commands) == 5, "an image, three of compose, the chart's"
-    assert [line for line in commands if not re.search(r'--port"?,? "8080"', line)] == []
+    assert [line for line in commands if not re.search(rf'--port"?,? "{CONTAINER_PORT}"', line)] == []
 
 
-def test_no_other_file_names_the_port() -> None:
-    naming = {path for path, text in files().items() if times_named(text)}
-    assert naming - CONTAINERS == {*TIMES}, (
-        "take DEFAULT_PORT of service, or add the file here and in where_a_change_goes.md"
-    )
+def test_no_other_place_names_the_port() -> None:
+    expected = Counter({path: len(places) for path, places in PLACES.items()})
+    if DEFAULT_PORT == CONTAINER_PORT:
+        expected.update(OF_CONTAINERS)
+    naming = {path: times for path, text in files().items() if (times := times_named(text))}
+    assert naming == expected, "take DEFAULT_PORT of service, or add the place here and in where_a_change_goes.md"

@@ -18,6 +18,7 @@ import yaml
 
 from service import DEFAULT_PORT
 from service.core.settings import Settings
+from tests.service.test_default_port import CONTAINER_PORT
 
 pytestmark = pytest.mark.process
 
@@ -159,7 +160,7 @@ def test_no_secret_is_written_down():
 def test_only_the_proxy_and_grafana_are_published_and_only_on_this_host():
     published = {name: service["ports"] for name, service in services().items() if "ports" in service}
     assert published == {
-        "proxy": [f"127.0.0.1:{DEFAULT_PORT}:{DEFAULT_PORT}"],
+        "proxy": [f"127.0.0.1:{DEFAULT_PORT}:{CONTAINER_PORT}"],
         "grafana": ["127.0.0.1:${EVENKEEL_GRAFANA_PORT:-3000}:3000"],
     }
 
@@ -172,7 +173,7 @@ def test_every_long_running_service_has_a_health_check():
             assert service["healthcheck"]["test"], name
 
 
-def test_the_health_check_asks_the_default_port():
+def test_the_health_check_asks_the_port_of_the_container():
     """The image's own command, against a server that is healthy and against none."""
     (command,) = re.findall(r"HEALTHCHECK [^[]*CMD (\[.*\])", DOCKERFILE.read_text())
     _, option, code = json.loads(command)
@@ -183,7 +184,7 @@ def test_the_health_check_asks_the_default_port():
             self.end_headers()
 
     def healthy(port: int) -> bool:
-        there = f"import service; service.DEFAULT_PORT = {port}; {code}"
+        there = code.replace(f":{CONTAINER_PORT}/", f":{port}/")
         done = subprocess.run([sys.executable, option, there], cwd=ROOT, stderr=subprocess.DEVNULL, check=False)
         return done.returncode == 0
 
@@ -226,7 +227,7 @@ def test_prometheus_scrapes_each_process_of_the_service():
     (job,) = yaml.safe_load((ROOT / "deploy/prometheus/compose.yml").read_text())["scrape_configs"]
     (targets,) = job["static_configs"]
     assert job["job_name"] == "evenkeel", "the alerts say so"
-    assert targets["targets"] == [f"{name}:{DEFAULT_PORT}" for name in OURS]
+    assert targets["targets"] == [f"{name}:{CONTAINER_PORT}" for name in OURS]
 
 
 def test_what_is_mounted_from_here_is_here():
