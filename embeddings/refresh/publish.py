@@ -33,7 +33,7 @@ from embeddings.refresh.procrustes import Rotated
 from embeddings.refresh.served_rows import ServedRows
 from embeddings.refresh.settings import Expiry, Gate, MovingAverage, PublishSettings, Settings, View, ViewSettings
 from embeddings.store import Collection, IdsErased, StaleParent, Store, StoreError, VersionReader, ViewExists
-from embeddings.store.views import default_view
+from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 from embeddings.vectors.lazy_rows import Picked
 
@@ -352,7 +352,7 @@ def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, g
     for view in views_of_run:
         try:
             target.create_view(
-                view.name, kind=view.kind, dim=view.dim, sigma=view.sigma, seed=view.seed, frequencies=view.frequencies,
+                view.name, **{name: getattr(view, name) for name in PARAMETERS},
                 dim_in=dim, anchor_generation=generation, materialized=view.materialized,
             )  # fmt: skip
         except ViewExists as error:

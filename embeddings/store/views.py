@@ -18,7 +18,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from embeddings.store.view_entry import ViewDefinition, ViewEntry
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Rows, Vectors
 
-PARAMETERS = ("kind", "dim", "sigma", "seed", "frequencies")
+PARAMETERS = ("kind", *(one.name for one in fields(MapParameters) if one.name != "dim_in"))
 ROTATION_FILE = "rotation.arrow"
 MAPPED_VIEWS = 16
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSpropAR, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
+from embeddings.optim.registry import KINDS
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
 from embeddings.tables.config import InitConfig, TableConfig
@@ -37,6 +38,10 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
 
 pytestmark = pytest.mark.timeout(900)
 """What is compiled for each optimizer is compiled here first."""
+
+
+def test_each_rule_is_compared() -> None:
+    assert {one.rule for one in OPTIMIZERS.values()} == {kind.optimizer.rule for kind in KINDS.values()}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embeddings.optim.deferred_update import deferred_update_coefficients
+from trainer.spec.optimizer import Optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -64,10 +65,11 @@ def differences(
 ) -> list[str]:
     """Return, in words, the fields (all, if None) in which the checkpoint's signature differs.
 
-    There are none if it has no signature.
+    There are none if it has no signature. A setting may be saved under an older name.
     """
     if saved is None:
         return []
+    saved = {Optimizer.renamed.get(name, name): value for name, value in saved.items()}
     return [
         f"{name} ({saved.get(name)}, the model has {model.get(name)})"
         for name in fields or sorted(saved.keys() | model.keys())

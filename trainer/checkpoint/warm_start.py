@@ -203,7 +203,8 @@ def _check_deferred_updates(job: JobSpec, parent_settings: dict[str, Any]) -> No
     """
     settings = job.optimizer.model_dump(mode="json")
     # What a parent of an earlier version has not been asked is the job's.
-    parent = settings | {name: value for name, value in parent_settings.items() if name in settings}
+    stored = {Optimizer.renamed.get(name, name): value for name, value in parent_settings.items()}
+    parent = settings | {name: value for name, value in stored.items() if name in settings}
     optimizers = (row_optimizer(spec, alpha=1.0) for spec in (job.optimizer, Optimizer.model_validate(parent)))
     for field in dict.fromkeys(name for one in optimizers for name in one.deferred_settings if name != "alpha"):
         if settings[field] != parent[field]:

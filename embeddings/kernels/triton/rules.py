@@ -136,8 +136,10 @@ def apply(
                 total = tl.load(vector_at, mask=writing, other=0.0).to(compute) + grad * grad
                 tl.store(vector_at, total.to(vectors.dtype.element_ty), mask=writing)
             theta = theta - rate * grad / root(total, eps, INSIDE)
-        else:
+        elif RULE == SGD:
             theta = theta - rate * grad
+        else:
+            tl.static_assert(False, "a rule without its branch")
         store(theta_at, theta, writing, row, table_words, mask, step, weights.dtype.element_ty, TILE, BLOCK, QUADS)
         tl.store(last_at, tl.zeros_like(last) + step, mask=mask)
     return norm

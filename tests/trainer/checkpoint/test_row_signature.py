@@ -15,6 +15,7 @@ from embeddings.tables.config import TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.row_signature import deferred_update_fields, differences, row_signature
 from trainer.launch.on_host import single_rank_group
+from trainer.spec.optimizer import Optimizer
 
 TABLE = TableConfig("item", 9, 4, ("item",))
 
@@ -84,6 +85,15 @@ def test_sums_are_those_of_the_completed_steps():
     assert differences(found, other) == []
     assert len(differences(found, {**found, "decay_log_sum": found["decay_log_sum"] * (1 + 1e-6)})) == 1
     assert differences(None, found) == []
+
+
+def test_a_setting_with_a_newer_name_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, optimizer = signature(Adam(0.1)), Adam(0.1, beta1=0.5)
+    older = {"momentum" if name == "beta1" else name: value for name, value in found.items()}
+    assert differences(older, found) != []
+    monkeypatch.setattr(Optimizer, "renamed", {"momentum": "beta1"})
+    assert differences(older, found) == []
+    assert [told.partition(" ")[0] for told in differences(older, signature(optimizer))] == ["beta1"]
 
 
 def test_dtypes_are_part_of_it():

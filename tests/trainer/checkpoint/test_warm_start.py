@@ -7,6 +7,7 @@ import pytest
 from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.warm_start import inherited_alpha
 from trainer.spec import JobSpec
+from trainer.spec.optimizer import Optimizer
 
 WITH_ALPHA = {"kind": "adam_ar", "alpha": 1e-3}
 DECAYING = {"kind": "adamw", "moments": "lazy", "weight_decay": 0.1}
@@ -18,10 +19,13 @@ def job(optimizer: dict) -> JobSpec:
     )
 
 
-def alpha_of(trained: dict, asked: dict) -> float | None:
+def alpha_of(trained: dict, asked: dict, older: dict[str, str] | None = None) -> float | None:
+    """``older``: names that the parent's record has for the settings."""
     stored = job(trained)
+    document = stored.model_dump(mode="json")
+    document["optimizer"] = {(older or {}).get(name, name): value for name, value in document["optimizer"].items()}
     record = TrainingRecord(
-        job=stored.model_dump(mode="json"),
+        job=document,
         run_id="parent",
         optimizer=stored.optimizer.kind,
         alpha=trained.get("alpha"),
@@ -64,3 +68,10 @@ def test_a_setting_that_idle_rows_depend_on_is_the_parents(trained: dict, change
 )
 def test_another_may_change(trained: dict, change: dict) -> None:
     assert alpha_of(trained, trained | change) == trained.get("alpha")
+
+
+def test_a_setting_with_a_newer_name_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Optimizer, "renamed", {"momentum": "beta1"})
+    assert alpha_of(WITH_ALPHA, WITH_ALPHA, {"beta1": "momentum"}) == WITH_ALPHA["alpha"]
+    with pytest.raises(ValueError, match=r"^optimizer\.beta1: "):
+        alpha_of(WITH_ALPHA, WITH_ALPHA | {"beta1": 0.0}, {"beta1": "momentum"})

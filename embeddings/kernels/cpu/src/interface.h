@@ -6,6 +6,9 @@
 // How an element is stored. Sums and outputs are float, and double where rows are double.
 enum ElementType : int32_t { FLOAT64, FLOAT32, FLOAT16, BFLOAT16 };
 
+// The rules of row optimizers; RULES (update.h) has their names.
+enum Rule : int32_t { SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM, LAST_RULE = ROWWISE_ADAM };
+
 enum Status : int32_t { OK, NO_MEMORY };
 enum Fault : int64_t { NO_FAULT, BAD_ID, BAD_OFFSETS };
 
@@ -83,7 +86,7 @@ struct Step {
   double rate, beta1, beta2, eps, alpha, keep, clip, scale;
   const void* fades;  // [num_fades, 2]: beta1^n and beta2^n
   int64_t num_fades, step;
-  int32_t rule;  // its place in RULES (update.h)
+  Rule rule;
   int32_t fading, eps_inside_root, from_start;
 };
 

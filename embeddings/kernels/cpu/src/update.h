@@ -1,6 +1,8 @@
 // The update: each touched row is read, updated by its optimizer and written, by one thread.
 #pragma once
 
+#include <iterator>
+
 #include "sort.h"
 
 constexpr uint32_t ROUNDING_STREAM = 0x40000000;  // embeddings.optim.stochastic_rounding.STREAM
@@ -260,9 +262,9 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
   });
 }
 
-// The rules by the names that embeddings.optim gives them; a rule's number is its place.
-enum : int32_t { SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM };
+// By their numbers, the names that embeddings.optim gives the rules.
 constexpr const char* RULES[] = {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "rowwise_adam"};
+static_assert(std::size(RULES) == LAST_RULE + 1, "each rule has a number and a name");
 
 template <class W, class S, int DIM>
 void update_as(const UpdateCall& call, const Entries& entries, Scratch& scratch) {
