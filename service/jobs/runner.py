@@ -50,24 +50,24 @@ class Runner:
         """The id of the home whose lock is held, else an empty text."""
         return self._context.home_id
 
-    async def run(self, pulse: TaskHealth, on_error: Callable[[], None] = lambda: None) -> None:
+    async def run(self, health: TaskHealth, on_error: Callable[[], None] = lambda: None) -> None:
         """Repeat rounds until cancelled.
 
-        A failed round (database down, disk full) is tried again and reported to ``pulse``.
+        A failed round (database down, disk full) is tried again and reported to ``health``.
         """
         try:
             while True:
                 try:
                     if self.acquire():
                         taken = await self.round()
-                        pulse.good()
+                        health.good()
                         if taken:
                             continue  # they are started at once
                     else:
-                        pulse.good(STANDBY)
+                        health.good(STANDBY)
                 except Exception as error:
                     on_error()
-                    pulse.failed(error)
+                    health.failed(error)
                     await asyncio.sleep(1)
                 await asyncio.sleep(self._context.settings.follow_seconds)
         finally:

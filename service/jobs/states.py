@@ -26,32 +26,32 @@ class Refused(NamedTuple):
     ignored: bool
 
 
-def transition(state: str, happening: Trigger) -> str | Refused:
-    """Return the state after ``happening``.
+def transition(state: str, trigger: Trigger) -> str | Refused:
+    """Return the state after ``trigger``.
 
     A run never moves backward by its own report. A cancellation that was accepted ends as cancelled, unless the run had
     already succeeded when it arrived: then what was published stays, and the job shows it.
     """
-    if happening == "cancel":
+    if trigger == "cancel":
         if state == "queued":
             return "cancelled"
         if state in _FORWARD:
             return "cancelling"
         return Refused(ignored=state in ("cancelling", "cancelled"))
-    if happening == "retry":
+    if trigger == "retry":
         return "queued" if state in ("failed", "cancelled") else Refused(ignored=False)
-    if happening == "claimed":
+    if trigger == "claimed":
         return "starting" if state == "queued" else Refused(ignored=False)
     if state == "cancelling":
-        if happening in ("running", "publishing"):
+        if trigger in ("running", "publishing"):
             return Refused(ignored=True)
-        return "succeeded" if happening == "succeeded" else "cancelled"
+        return "succeeded" if trigger == "succeeded" else "cancelled"
     if state in _FORWARD:
-        if happening in ("running", "publishing"):
-            return happening if _FORWARD[happening] > _FORWARD[state] else Refused(ignored=True)
-        if happening == "interrupted":
+        if trigger in ("running", "publishing"):
+            return trigger if _FORWARD[trigger] > _FORWARD[state] else Refused(ignored=True)
+        if trigger == "interrupted":
             return "queued"
-        return "failed" if happening == "lost" else happening
+        return "failed" if trigger == "lost" else trigger
     return Refused(ignored=True)
 
 

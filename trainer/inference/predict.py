@@ -109,8 +109,8 @@ class Predictor(RowScorer):
             top = TopItems(self.candidates, ids[self.keys[0].table], k)
         derived = any(feature.derive is not None for feature in dataset.features.values())
         past = _Past(self.run) if derived else None
-        coder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, history_source=past)
-        super().__init__(job, coder, top, tasks)
+        encoder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, history_source=past)
+        super().__init__(job, encoder, top, tasks)
 
     def _open(self, which: str) -> ReadTables:
         """Open the rows of the checkpoint.

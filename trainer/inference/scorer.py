@@ -39,8 +39,8 @@ class RowScorer(ABC):
     ``items`` and ``scores``: the k that the user has not had, the highest first.
     """
 
-    def __init__(self, job: JobSpec, coder: RowEncoder, top: TopItems | None, tasks: Sequence[LabelTask] = ()):
-        self.job, self._coder, self._top = job, coder, top
+    def __init__(self, job: JobSpec, encoder: RowEncoder, top: TopItems | None, tasks: Sequence[LabelTask] = ()):
+        self.job, self._encoder, self._top = job, encoder, top
         # By the suffix of its columns, the loss of each label.
         self._losses = {f"_{task.name}": LOSSES[task.loss] for task in tasks} or {"": LOSSES[loss_of(job)]}
 
@@ -57,11 +57,11 @@ class RowScorer(ABC):
         Raises:
             DataError: a column is missing.
         """
-        return self._coder.columns(there, where)
+        return self._encoder.columns(there, where)
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
         """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
-        coded = self._coder.encode(chunk)
+        coded = self._encoder.encode(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
         parts = [
