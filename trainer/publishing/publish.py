@@ -17,7 +17,7 @@ import torch
 
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import open_store
-from embeddings.vectors.item_vectors import ItemVectors, keys_of
+from embeddings.vectors.item_vectors import ItemVectors, keys_of, row_norms
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.warm_start import id_maps
@@ -25,7 +25,9 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
 from trainer.distributed.dynamic_tables import codes_of, taken_rows
+from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, stored_rows
+from trainer.distributed.stored_model import stored_model
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.uplink import fence
@@ -53,7 +55,7 @@ def publish(run: Run) -> dict[str, Any]:
             f"{last_step}: what was saved after it is damaged; retry the job, which trains on from there"
         )
 
-    vectors = item_vectors(run, checkpoint)
+    vectors = item_vectors(run, checkpoint) if run.dataset.items is None else tower_vectors(run, checkpoint)
     fence(run)
     publication = publish_candidate(
         open_store(run.store_url),
@@ -63,7 +65,7 @@ def publish(run: Run) -> dict[str, Any]:
         job_id=run.run_id,
         parent_version=run.parent_version,
         model=run.job.model.kind,
-        retired=_retired(run, checkpoint),
+        retired=_retired(run, checkpoint, vectors),
         lineage=lineage_of(run),
         fence=lambda: fence(run),
     )
@@ -127,6 +129,38 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     )
 
 
+def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
+    """Return the item tower's output for each item of the item table, and for the others that have a row, by id.
+
+    There is evidence for an item whose id or one of whose features' ids occurred in this job's training, and whose
+    norm is above the floor: an item that nobody has clicked yet is served by what was learned of its features. Others
+    are served as before, or not at all. As of :func:`item_vectors`, the vectors are in a file without a name.
+    """
+    data = PreparedData.open(run.data)
+    catalogue = data.catalogue
+    assert catalogue is not None
+    model = stored_model(run.job, data, checkpoint)
+    keys = keys_of(catalogue.ids)
+    order = np.argsort(keys, kind="stable")
+    vectors = _scratch(run.directory, (len(keys), run.job.model.embedding_dim))
+    for start in range(0, len(order), CHUNK_ROWS):
+        places = order[start : start + CHUNK_ROWS]
+        outputs = tower_outputs(model, data.keys, catalogue, places, torch.device("cpu"))
+        vectors[start : start + len(places)] = _as_float32(outputs)
+    norms = row_norms(vectors)
+    table = next(key.table for key in data.keys if key.name == "item")
+    row_counts = data.row_counts(table).copy()
+    row_counts[:NUM_SPECIAL_ROWS] = 0
+    counts = row_counts[catalogue.rows]
+    return ItemVectors(
+        keys[order],
+        vectors,
+        norms=norms,
+        evidence=catalogue.is_known(counts > 0)[order] & (norms > NORM_FLOOR),
+        counts=counts[order],
+    )
+
+
 def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
     """Return a writable float32 array in a file without a name, with its disk space taken now.
 
@@ -137,12 +171,16 @@ def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
-def _retired(run: Run, checkpoint: Checkpoint) -> pa.Array:
-    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever."""
+def _retired(run: Run, checkpoint: Checkpoint, vectors: ItemVectors) -> pa.Array:
+    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever.
+
+    An item of an item table that lost its row has a vector all the same.
+    """
     assert run.job.publish is not None
     keys = PreparedData.open(run.data).keys
     table = next(key.table for key in keys if key.name == run.job.publish.feature)
-    return id_maps(checkpoint)[table].retired
+    retired = id_maps(checkpoint)[table].retired
+    return retired.filter(pa.array(~np.isin(keys_of(retired), vectors.keys))) if run.dataset.items else retired
 
 
 def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:
