@@ -132,9 +132,9 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
 def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     """Return the item tower's output for each item of the item table, and for the others that have a row, by id.
 
-    There is evidence for an item whose id or one of whose features' ids occurred in this job's training, and whose
-    norm is above the floor: an item that nobody has clicked yet is served by what was learned of its features. Others
-    are served as before, or not at all. As of :func:`item_vectors`, the vectors are in a file without a name.
+    There is evidence for an item whose id, or an id of one of whose features, has a row, and whose norm is above the
+    floor: an item that nobody has clicked yet is served by what was learned of its features. Others are served as
+    before, or not at all. A row that only a warm start brought counts: it is read by the tower of today. As of :func:`item_vectors`, the vectors are in a file without a name.
     """
     data = PreparedData.open(run.data)
     catalogue = data.catalogue
@@ -156,7 +156,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         keys[order],
         vectors,
         norms=norms,
-        evidence=catalogue.is_known(counts > 0)[order] & (norms > NORM_FLOOR),
+        evidence=catalogue.is_known()[order] & (norms > NORM_FLOOR),
         counts=counts[order],
     )
 

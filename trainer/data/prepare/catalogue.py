@@ -57,12 +57,9 @@ class Catalogue:
         places[:NUM_SPECIAL_ROWS] = -1
         return places
 
-    def is_known(self, has_row: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return which items training says something of, [items]: of the id itself, or of one of a feature.
-
-        ``has_row``: which of them it says something of by their ids. A number says nothing by itself.
-        """
-        known = has_row.copy()
+    def is_known(self) -> npt.NDArray[np.bool_]:
+        """Return which items training says something of, [items]: of the id itself, or of an id of a feature."""
+        known = np.asarray(self.rows) >= NUM_SPECIAL_ROWS
         for column in self.features.values():
             lists = column if isinstance(column, Jagged) else Jagged(column, np.arange(len(self) + 1))
             owners = np.repeat(np.arange(len(self)), lists.lengths)
