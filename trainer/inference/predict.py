@@ -100,7 +100,9 @@ class Predictor(RowScorer):
         numeric = numeric_features(self.checkpoint)
         self.numeric = numeric
         tasks = label_tasks(dataset)
-        self.model = model_of(job, self.keys, read, num_dense=len(numeric), num_item_numbers=dataset.num_item_numbers, tasks=tasks).eval()
+        self.model = model_of(
+            job, self.keys, read, num_dense=len(numeric), num_item_numbers=dataset.num_item_numbers, tasks=tasks
+        ).eval()
         load_dense(self.model, self.checkpoint)
         ids = {name: ids.ids for name, ids in id_maps(self.checkpoint).items()}
         self.candidates, top = None, None

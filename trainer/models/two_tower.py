@@ -40,8 +40,8 @@ class TwoTower(RankingModel):
     (trainer.models.losses.in_batch_softmax), which does not train c.
 
     The item tower is the item's row or ends in a linear layer, so the loss determines the geometry of its outputs up
-    to a rotation (and the towers' scale), which alignment between versions needs. There is one bias ``c`` for all items: an item's own popularity goes
-    into its row, and so into the vectors that a consumer reads.
+    to a rotation (and the towers' scale), which alignment between versions needs. There is one bias ``c`` for all
+    items: an item's own popularity goes into its output, and so into the vectors that a consumer reads.
     """
 
     def __init__(self, embeddings: nn.Module, spec: TwoTowerSpec, inputs: ModelInputs):
@@ -53,7 +53,9 @@ class TwoTower(RankingModel):
             names = list(self.features)
             raise ValueError(f"two_tower needs a feature named 'item' and at least one other, not {names}")
         num_context_numbers = self.num_dense - self.num_item_numbers
-        self.tower = tower_of(spec, inputs, [len(self.context) * self.dim + num_context_numbers, *spec.hidden, self.dim])
+        self.tower = tower_of(
+            spec, inputs, [len(self.context) * self.dim + num_context_numbers, *spec.hidden, self.dim]
+        )
         self.item_tower: nn.Module | None = None
         if self.item_features or self.num_item_numbers:
             width = (1 + len(self.item_features)) * self.dim + self.num_item_numbers
@@ -110,13 +112,14 @@ class TwoTower(RankingModel):
 
     def loss(self, batch: Batch) -> Tensor:
         features = self._with_unknown_items(batch) if self.item_tower is not None and self.training else batch.features
+        dense = batch.dense if self.num_dense else None
         if self.loss_kind != "sampled_softmax":
-            return self.label_losses(self(features, batch.dense), batch)
+            return self.label_losses(self(features, dense), batch)
         ids = batch.features[ITEM].values()
         if self.log_probabilities.device != ids.device:
             self.log_probabilities = self.log_probabilities.to(ids.device)
         return in_batch_softmax(
-            *self.towers(features, batch.dense), batch.labels, self.log_probabilities[ids],
+            *self.towers(features, dense), batch.labels, self.log_probabilities[ids],
             batch.sample_offset, batch.global_size,
         )  # fmt: skip
 

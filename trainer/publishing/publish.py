@@ -134,7 +134,8 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
 
     There is evidence for an item whose id, or an id of one of whose features, has a row, and whose norm is above the
     floor: an item that nobody has clicked yet is served by what was learned of its features. Others are served as
-    before, or not at all. A row that only a warm start brought counts: it is read by the tower of today. As of :func:`item_vectors`, the vectors are in a file without a name.
+    before, or not at all. A row that only a warm start brought counts, because the tower of today reads it. As of
+    :func:`item_vectors`, the vectors are in a file without a name.
     """
     data = PreparedData.open(run.data)
     catalogue = data.catalogue

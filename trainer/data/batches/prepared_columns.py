@@ -209,7 +209,8 @@ class PreparedColumns:
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
         """What each user had in training, and the item rows that negatives are drawn from, or places.
 
-        Places are those of the catalogue, where there is one. Kept for BPR, and where a job asks for rankings of all items.
+        Places are those of the catalogue, where there is one. Kept for BPR, and where a job asks for rankings of all
+        items.
         """
         parts = {
             name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")

@@ -141,23 +141,18 @@ def _rows_of(
     return grown.row_of_code[np.append(codes[:-1], np.repeat(codes[-1:], num_others))]
 
 
-def write_catalogue(
-    plan: DataPlan, catalogue: Catalogue, directory: Path, num_rows: int, log: Callable[[str], Any]
-) -> None:
-    """Write the catalogue beside the splits, and into these the places of examples whose item is not in the table.
-
-    ``num_rows``: of the table of items.
-    """
+def write_catalogue(catalogue: Catalogue, directory: Path, log: Callable[[str], Any]) -> None:
+    """Write it beside the splits, and into these the places of examples whose item is not in the table."""
     catalogue.write(directory / CATALOGUE)
-    places_of_rows = catalogue.place_of_row(num_rows).astype(CODE)
+    places_of_rows = catalogue.place_of_row(int(catalogue.rows.max()) + 1).astype(CODE)
     absent = count = 0
     for name in SPLIT_NAMES:
         places = map_array(directory / name / ITEM_PLACES, CODE, mode="r+")
         lacking = np.flatnonzero(places < 0)
         places[lacking] = places_of_rows[map_array(directory / name / "item.bin", CODE)[lacking]]
         absent, count = absent + len(lacking), count + len(places)
-    in_table = catalogue.rows[: catalogue.num_in_table] >= NUM_SPECIAL_ROWS
+    untrained = int((catalogue.rows[: catalogue.num_in_table] < NUM_SPECIAL_ROWS).sum())
     log(
-        f"item table: {catalogue.num_in_table:,} items, {catalogue.num_in_table - int(in_table.sum()):,} of them not "
-        f"trained on; {absent / max(count, 1):.2%} of the examples are of items that it lacks: their features are unknown"
+        f"item table: {catalogue.num_in_table:,} items, {untrained:,} of them not trained on; "
+        f"{absent / max(count, 1):.2%} of the examples are of items that it lacks: their features are unknown"
     )

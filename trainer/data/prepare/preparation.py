@@ -163,10 +163,8 @@ def _write(
         write_numeric(numeric, work / NUMERIC_FILE)
     catalogue = None
     if plan.items is not None:
-        item = plan.direct("item")
-        assert item is not None
         catalogue = catalogue_of(plan, encoded, grown, numeric)
-        write_catalogue(plan, catalogue, work, grown[item.domain].num_rows, log)
+        write_catalogue(catalogue, work, log)
     seen.write(work, rows_of, row_counts, catalogue)
     profile = profile_of(plan, encoded, row_counts, writers["train"].label_figures, workers)
     write_profile(profile, work / PROFILE_FILE)

@@ -235,8 +235,8 @@ class SeenPairs:
         """Write the items to draw negatives from, and what each user had.
 
         ``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row that
-        only a warm start brought is left alone), or all places of a catalogue; ``seen.{shifted,starts}.bin``: SeenItems by
-        user row.
+        only a warm start brought is left alone), or all places of a catalogue; ``seen.{shifted,starts}.bin``: SeenItems
+        by user row.
         """
         if not self._enabled:
             return
@@ -354,7 +354,8 @@ def finish_numeric(
         asked = [(one.name, one.transform, one.missing) for one in plan.all_numeric]
         if [(one.name, one.transform, one.missing) for one in features] != asked:
             raise DataError(
-                f"the warm start's numeric features are {_in_words(features)}, this data's {_in_words(plan.all_numeric)}",
+                f"the warm start's numeric features are {_in_words(features)}, "
+                f"this data's {_in_words(plan.all_numeric)}",
                 where=f"dataset '{plan.dataset.name}'",
                 remedy="use the same transforms, or start without init_from",
             )

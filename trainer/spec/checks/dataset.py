@@ -50,7 +50,9 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         if feature.shares is not None and (target is None or target.shares or target.type == "dense"):
             owners = (one for one, other in spec.joined_features.items() if not other.shares and other.type != "dense")
             there = ", ".join(sorted(owners))
-            yield FieldProblem(f"{field}.shares", f"no table '{feature.shares}'", f"name one of {there}, or leave it out")
+            yield FieldProblem(
+                f"{field}.shares", f"no table '{feature.shares}'", f"name one of {there}, or leave it out"
+            )
 
 
 def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
