@@ -245,6 +245,8 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
     kinds = _kinds(plan, joins)
     items = item_file(dataset, item_numeric)
     if items is not None:
+        # Ids of another type than the rows' would be found in none of them.
+        values.as_ids(items.ids, kinds[dataset.features["item"].shares or "item"], f"{items.source.uri}, its ids")
         joins[ITEM_TABLE] = items.lookup
     return replace(plan, joins=joins, kinds=kinds, graphs=edge_files(dataset, job), items=items)
 
