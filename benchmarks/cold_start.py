@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.cold_start [--data ../shared/data] [--seeds 1] [--datasets ...] [--methods ...]``.
 amazon_sports has attributes of items, ml1m genres and words of titles. Rows of the items that are left out are in no
-file that a job reads; the item table has all items. Each user with a training row and a click of a new item is shown all new items:
+file that a job reads; the item table has all items.
+Each user with a training row and a click of a new item is shown all new items:
 
 ====================  ===============================================================================================
 two_tower             in-batch softmax, an item tower over id and features, ``item_id_dropout`` .5
