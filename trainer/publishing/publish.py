@@ -65,7 +65,7 @@ def publish(run: Run) -> dict[str, Any]:
         job_id=run.run_id,
         parent_version=run.parent_version,
         model=run.job.model.kind,
-        retired=_retired(run, checkpoint, vectors),
+        retired=_retired(run, checkpoint),
         lineage=lineage_of(run),
         fence=lambda: fence(run),
     )
@@ -172,16 +172,12 @@ def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
-def _retired(run: Run, checkpoint: Checkpoint, vectors: ItemVectors) -> pa.Array:
-    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever.
-
-    An item of an item table that lost its row has a vector all the same.
-    """
+def _retired(run: Run, checkpoint: Checkpoint) -> pa.Array:
+    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever."""
     assert run.job.publish is not None
     keys = PreparedData.open(run.data).keys
     table = next(key.table for key in keys if key.name == run.job.publish.feature)
-    retired = id_maps(checkpoint)[table].retired
-    return retired.filter(pa.array(~np.isin(keys_of(retired), vectors.keys))) if run.dataset.items else retired
+    return id_maps(checkpoint)[table].retired
 
 
 def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:

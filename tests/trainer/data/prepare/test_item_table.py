@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -140,6 +142,19 @@ def test_a_changed_item_table_is_prepared_again(log, tmp_path):
     assert prepare(dataset_at(path), job_of(), tmp_path / "data").fingerprint == first
     pq.write_table(items_table().slice(0, 40), folder / "items.parquet")
     assert prepare(dataset_at(path), job_of(), tmp_path / "data").fingerprint != first
+
+
+def test_a_warm_starts_statistics_stay(log, tmp_path):
+    first = prepare(dataset_at(log), job_of(), tmp_path / "data")
+    (numeric,) = open_numeric(first.numeric_path)
+    before, column = first.fingerprint, first.catalogue.numbers[:, 0].copy()
+    told = replace(numeric, mean=numeric.mean + numeric.std)
+    second = prepare(dataset_at(log), job_of(), tmp_path / "data", base_numeric=[told])
+    assert second.fingerprint != before
+    is_known = [
+        table_by_id().get(item, {"price": None})["price"] is not None for item in second.catalogue.ids.to_pylist()
+    ]
+    np.testing.assert_allclose(second.catalogue.numbers[is_known, 0], column[is_known] - 1.0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
