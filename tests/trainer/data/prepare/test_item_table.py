@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests import forked
+from tests.trainer.data.prepare.test_kept_parts import make_small
+from tests.trainer.data.prepare.test_threads import contents
 from tests.trainer.item_tables import NUM_ABSENT, NUM_CLICKED, NUM_ITEMS, dataset_at, items_table, job_of, prepared_log
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import open_numeric
 from trainer.data.errors import DataError
+from trainer.data.prepare.kept_parts import KeptParts
 from trainer.data.prepare.preparation import prepare
 
 
@@ -155,6 +161,35 @@ def test_a_warm_starts_statistics_stay(log, tmp_path):
         table_by_id().get(item, {"price": None})["price"] is not None for item in second.catalogue.ids.to_pylist()
     ]
     np.testing.assert_allclose(second.catalogue.numbers[is_known, 0], column[is_known] - 1.0, atol=1e-5)
+
+
+def prepare_and_die(path, directory):
+    """Prepare, and be killed after the first save."""
+    make_small(setattr)
+    save = KeptParts.save
+
+    def deadly(self, *args):
+        save(self, *args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    KeptParts.save = deadly
+    prepare(dataset_at(path), job_of(), directory, threads=1)
+
+
+@pytest.mark.process
+def test_a_killed_preparation_goes_on_and_threads_change_no_byte(tmp_path, monkeypatch):
+    make_small(monkeypatch.setattr)
+    path = prepared_log(tmp_path, num_rows=300)
+    prepare(dataset_at(path), job_of(), tmp_path / "whole", threads=1)
+    expected = contents(tmp_path / "whole")
+    assert {"catalogue/genres.values.bin", "catalogue/brand.bin", "train/item.places.bin"} <= expected.keys()
+    process = forked.start(prepare_and_die, path, tmp_path / "killed" / "data", log=tmp_path / "killed.log")
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, (tmp_path / "killed.log").read_text()
+    said = []
+    prepare(dataset_at(path), job_of(), tmp_path / "killed" / "data", threads=2, log=said.append)
+    assert any("an earlier attempt" in one for one in said)
+    assert contents(tmp_path / "killed" / "data") == expected
 
 
 @pytest.mark.parametrize(
