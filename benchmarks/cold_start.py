@@ -6,8 +6,9 @@ file that a job reads; the item table has all items.
 Each user with a training row and a click of a new item is shown all new items:
 
 ====================  ===============================================================================================
-two_tower             in-batch softmax, an item tower over id and features, ``item_id_dropout`` .5
-two_tower, no dropout the same with ``item_id_dropout`` 0
+two_tower, 0          in-batch softmax, an item tower over id and features, ``item_id_dropout`` 0
+two_tower, 0.1        the same with ``item_id_dropout`` .1
+two_tower, 0.5        and .5
 content               nearest neighbours by content: cosine of an item's tf-idf features and the mean of the user's
 popular features      for every user alike: the mean, over an item's features, of the clicks of an item that has it
 popularity            clicks of the item: none of any, so all are equal, and the figures are those of chance
@@ -49,7 +50,7 @@ from trainer.training.loop import Trainer, dense_optimizer
 K = 20
 NEW_SHARE = 0.1
 USERS_AT_ONCE = 1024
-DROPOUTS = {"two_tower": 0.5, "two_tower, no dropout": 0.0}
+DROPOUTS = {"two_tower, 0": 0.0, "two_tower, 0.1": 0.1, "two_tower, 0.5": 0.5}
 METHODS = (*DROPOUTS, "content", "popular features", "popularity", "random")
 
 Scores = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
