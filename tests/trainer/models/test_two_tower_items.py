@@ -13,7 +13,7 @@ from torchrec import KeyedJaggedTensor, KeyedTensor
 
 from tests.model_specs import model_spec
 from tests.trainer.item_tables import RANKING, dataset_at, job_of, prepared_log
-from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks
+from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.keys import Key
@@ -262,3 +262,15 @@ def test_a_warm_start_goes_on_with_the_items_towers_and_statistics(log, small, t
 
 def replace_model(job, **fields):
     return job.model_copy(update={"model": job.model.model_copy(update=fields)})
+
+
+def test_log_q_counts_drawn_negatives_too(log, tmp_path):
+    """Mixed negatives: a sample of the batch is of an item as often as its rows, clicks and draws, say."""
+    dataset = dataset_at(log, label={"negatives": {"per_positive": 2, "of": "item"}})
+    data = prepare(dataset, job_of(MODEL), tmp_path / "data")
+    with single_rank_group():
+        model = trainer_of(job_of(MODEL), data).sharded.module
+    counts = np.bincount(data.column("train", data.keys[1]), minlength=data.tables["item"].num_rows)
+    assert counts.sum() == data.num_examples["train"] == 3 * data.num_positives["train"]
+    live = counts > 0
+    np.testing.assert_allclose(model.log_probabilities.numpy()[live], np.log(counts[live] / counts.sum()), rtol=1e-6)
