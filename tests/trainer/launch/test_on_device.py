@@ -49,6 +49,7 @@ JOBS = {
             "loss": "sampled_softmax",
             "normalize": True,
             "temperature": 0.5,
+            "item_id_dropout": 0.5,
         },
         "optimizer": {"kind": "adam"},
         "sharding": {"item": "row_wise", "user": "table_wise", "genres": "data_parallel"},

@@ -190,10 +190,12 @@ def log(tmp_path_factory):
     return prepared_log(tmp_path_factory.mktemp("log"))
 
 
-MODEL = {"loss": "sampled_softmax", "normalize": True, "temperature": 0.3}
+MODEL = {"loss": "sampled_softmax", "normalize": True, "temperature": 0.3, "item_id_dropout": 0.5}
 
 
-@pytest.mark.parametrize("model", [MODEL, {"batch_norm": True, "residual": True}], ids=["softmax", "bce"])
+@pytest.mark.parametrize(
+    "model", [MODEL, {"batch_norm": True, "residual": True, "item_id_dropout": 0.3}], ids=["softmax", "bce"]
+)
 def test_two_ranks_train_and_rank_as_one_does(log, ranks, tmp_path, model):
     """Also where the last batch of an epoch leaves a rank without a sample."""
     job = job_of(model, evaluation={"split": {"kind": "column", "column": "part"}, "metrics": RANKING})

@@ -28,7 +28,7 @@ class TwoTowerSpec(TowerSpec):
 
     normalize: bool = later(False)
     temperature: Positive = later(1.0)
-    item_id_dropout: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.5, ge=0.0, lt=1.0, allow_inf_nan=False)
+    item_id_dropout: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
 
     losses = ("bce", "mse", "sampled_softmax")
     publishes = True
