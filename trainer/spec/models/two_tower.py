@@ -67,7 +67,7 @@ class TwoTowerSpec(TowerSpec):
                 "name the file in items of the dataset",
             )
         yield from super().fit_problems(job, dataset)
-        others = sorted(name for name, one in dataset.features.items() if not _is_of_pair(name, one))
+        others = sorted(name for name, one in dataset.features.items() if not _is_of_pair(name, one, dataset))
         if others and any(ranking_parts(name) is not None for name in job.evaluation.metrics):
             yield FieldProblem(
                 "evaluation.metrics",
@@ -84,9 +84,12 @@ class TwoTowerSpec(TowerSpec):
             yield from _item_table_problems(job)
 
 
-def _is_of_pair(name: str, feature: Feature) -> bool:
-    """Return whether a feature is the same in all rows of a user."""
-    return name in ("user", "item") or (feature.join is not None and feature.join.on == "user")
+def _is_of_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
+    """Return whether a feature is the item, or the same in all rows of a user."""
+    if name in ("user", "item"):
+        return True
+    user = dataset.features.get("user")
+    return feature.join is not None and user is not None and feature.join.on in ("user", user.column)
 
 
 def _item_table_problems(job: JobSpec) -> Iterator[FieldProblem]:

@@ -124,6 +124,27 @@ def test_what_does_not_fit_the_item_table(job, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("on", ["user", "uid", "product"])
+def test_all_items_are_ranked_beside_features_of_the_user(on):
+    age = {"type": "id", "join": {"uri": "users.parquet", "on": on, "column": "age"}}
+    features = {"user": {"type": "id", "column": "uid"}, "item": {"type": "id", "column": "product"}, "age": age}
+    dataset = parse_dataset(DATASET | {"features": features})
+    job = parse_job(JOB | {"evaluation": {"metrics": ["recall_20_full"]}})
+    if on == "product":
+        with pytest.raises(ValueError, match="leave age out of the dataset"):
+            job.against(dataset)
+    else:
+        job.against(dataset)
+
+
+def test_without_a_user_that_is_what_is_said():
+    age = {"type": "id", "join": {"uri": "users.parquet", "on": "user", "column": "age"}}
+    dataset = parse_dataset(DATASET | {"features": {"item": {"type": "id", "column": "product"}, "age": age}})
+    job = parse_job(JOB | {"evaluation": {"metrics": ["recall_20_full"]}})
+    with pytest.raises(ValueError, match="two_tower needs a feature named 'user'"):
+        job.against(dataset)
+
+
 def test_the_dropout_of_ids_is_of_datasets_with_an_item_table():
     job = parse_job(JOB | {"model": JOB["model"] | {"item_id_dropout": 0.2}})
     job.against(parse_dataset(DATASET))
