@@ -50,7 +50,12 @@ def _located(dataset: DatasetSpec) -> DatasetSpec:
         name: graph.model_copy(update={"uri": locate(graph.uri)}) if Path(graph.uri).parent != Path(".") else graph
         for name, graph in dataset.graphs.items()
     }
-    return dataset.model_copy(update={"uri": locate(dataset.uri), "features": features, "graphs": graphs})
+    items = dataset.items
+    if items is not None and Path(items.uri).parent != Path("."):
+        items = items.model_copy(update={"uri": locate(items.uri)})
+    return dataset.model_copy(
+        update={"uri": locate(dataset.uri), "features": features, "items": items, "graphs": graphs}
+    )
 
 
 @datasets.command("infer")

@@ -155,6 +155,8 @@ def resolved(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
         if feature.join is not None:
             uri = allowed_uri(settings, feature.join.uri, f"features.{name}.join.uri", spec.uri)
             document["features"][name]["join"]["uri"] = uri
+    if spec.items is not None:
+        document["items"]["uri"] = allowed_uri(settings, spec.items.uri, "items.uri", spec.uri)
     for name, graph in spec.graphs.items():
         document["graphs"][name]["uri"] = allowed_uri(settings, graph.uri, f"graphs.{name}.uri", spec.uri)
     return DatasetSpec.model_validate(document)

@@ -50,6 +50,10 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
         for name, feature in absolute.features.items()
         if feature.join is not None
     ]
+    items = absolute.items
+    if items is not None:
+        of_items = {f"features.{name}": feature.column or name for name, feature in items.features.items()}
+        others.append(("items", items.uri, {"on": items.on, **of_items}))
     others += [
         (f"graphs.{name}", graph.uri, {"source": graph.source, "target": graph.target})
         for name, graph in absolute.graphs.items()

@@ -62,6 +62,7 @@ def files_of(spec: DatasetSpec) -> list[Path]:
     """Return every file that a dataset names, unchecked; none if it names anything but local files."""
     beside = [graph.uri for graph in spec.graphs.values()]
     beside += [feature.join.uri for feature in spec.features.values() if feature.join is not None]
+    beside += [] if spec.items is None else [spec.items.uri]
     try:
         main = local_path(spec.uri)
         named = [main, *(local_path(uri, main.parent) for uri in beside)]

@@ -56,7 +56,10 @@ def build(
     ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
     weighted = any(key.weighted for key in data.keys)
     embeddings = embedding_bag_collection(tables, weighted) if job.model.pools else embedding_collection(tables)
-    model = model_of(job, data.keys, embeddings, num_dense=data.num_dense, dtype=dtype, tasks=data.tasks)
+    model = model_of(
+        job, data.keys, embeddings,
+        num_dense=data.num_dense, num_item_numbers=data.num_item_numbers, dtype=dtype, tasks=data.tasks,
+    )  # fmt: skip
     model.begin(data)
     settings = TableSettings.of(
         tables,
@@ -84,11 +87,12 @@ def model_of(
     embeddings: nn.Module,
     *,
     num_dense: int = 0,
+    num_item_numbers: int = 0,
     dtype: torch.dtype = torch.float32,
     tasks: tuple[LabelTask, ...] = (),
 ) -> RankingModel:
     """Return the job's model around embeddings of these keys, its dense part at initial values. On one device."""
-    inputs = ModelInputs(tuple(keys), num_dense, job.seed, dtype, job.regularizers.dropout, tasks)
+    inputs = ModelInputs(tuple(keys), num_dense, job.seed, dtype, job.regularizers.dropout, tasks, num_item_numbers)
     model = MODELS[job.model.kind](embeddings, job.model, inputs)
     model.loss_kind, model.loss_settings = loss_of(job), loss_settings_of(job)
     return model

@@ -1,8 +1,9 @@
 """Ranking of all items for each user of a held-out split, for models whose score is <user side, item side>.
 
-Candidates are the items that were trained on, but those that the user had in training (and, before a test, what was
-validated on). Relevant are the user's held-out positives; one that is no candidate, because no training row has it, is
-not found. Users without a training row are left out: nothing is known of them.
+Candidates are the items that were trained on, with an item table all items (trainer.data.prepare.catalogue), but those
+that the user had in training (and, before a test, what was validated on). Relevant are the user's held-out positives;
+one that is no candidate, because no training row has it, is not found. Users without a training row are left out:
+nothing is known of them. Features that join on the user are read from the first row that the split has of the user.
 
 Each rank holds the item side of all candidates and works through its share of the users, in blocks of at most
 SCORES_AT_ONCE scores (trainer.sizing.memory has the arithmetic).
@@ -19,13 +20,16 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import table_key
+from trainer.data.batches.bags import bags_of
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.sequence_batches import NUM_EVALUATION_NEGATIVES, words
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import gather_spans, sorted_unique
+from trainer.data.prepare.examples import take
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.split import SPLIT_SEED
+from trainer.distributed.item_tower import tower_outputs
 from trainer.metrics.ranking import rank_of
 from trainer.sizing.memory import RANKED_SCORES, RANKED_USERS
 
@@ -62,9 +66,10 @@ class HeldOut:
         keys = {key.name: key for key in data.keys}
         self.user_key, self.item_key = keys["user"], keys["item"]
         self._seen, self.items = data.seen_items
-        position = np.full(data.tables[self.item_key.table].num_rows, -1, dtype=np.int64)
-        position[self.items] = np.arange(len(self.items))
-        self._position, self._data = position, data
+        self._position, self._data = None, data
+        if data.catalogue is None:
+            self._position = np.full(data.tables[self.item_key.table].num_rows, -1, dtype=np.int64)
+            self._position[self.items] = np.arange(len(self.items))
         users, places, unknown = self._positives(split)
         everyone = sorted_unique(np.concatenate([users, unknown]))
         first, last = rank_slice(len(everyone), rank, world_size)
@@ -88,7 +93,10 @@ class HeldOut:
         """
         data = self._data
         users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
-        places = self._position[np.asarray(data.column(split, self.item_key))]
+        if self._position is None:
+            places = np.asarray(data.item_places(split)).astype(np.int64)
+        else:
+            places = self._position[np.asarray(data.column(split, self.item_key))]
         known = (np.asarray(data.labels(split)) == 1) & (users >= NUM_SPECIAL_ROWS)
         is_candidate = known & (places >= 0)
         return users[is_candidate], places[is_candidate], users[known & (places < 0)]
@@ -150,6 +158,7 @@ def catalogue_ranks(
     device = device or torch.device("cpu")
     held = HeldOut(data, split, rank, world_size)
     candidates = _item_side(model, data, held, device)
+    context = _Context(data, split)
     if candidates is None:
         return None
     key, unseen = table_key(SPLIT_SEED, split), held.unseen() if sampled else None
@@ -158,7 +167,7 @@ def catalogue_ranks(
     for first in range(0, held.rounds_of, size):
         last = min(first + size, len(held.users))
         own = held.users[first:last]
-        queries = model.user_side(_bags(data, "user", own, device))
+        queries = model.user_side(context.bags(own).to(device))
         if not len(own):
             continue
         # Always the same shape: how a product is summed may depend on it, and ranks have blocks of their own.
@@ -236,11 +245,35 @@ def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
 def _item_side(model: RankingModel, data: PreparedData, held: HeldOut, device: torch.device) -> Tensor | None:
     parts: list[Tensor] = []
     for start in range(0, len(held.items), ROWS_AT_ONCE):
-        part = model.item_side(_bags(data, "item", held.items[start : start + ROWS_AT_ONCE], device))
+        items = held.items[start : start + ROWS_AT_ONCE]
+        if data.catalogue is None:
+            part = model.item_side(_bags(data, "item", items, device))
+        else:
+            part = tower_outputs(model, data.keys, data.catalogue, items, device)
         if len(held.items) * part.shape[1] * part.element_size() > MAX_CANDIDATES_BYTES:
             return None
         parts.append(part)
     return torch.cat(parts)
+
+
+class _Context:
+    """What a user's tower reads, for the users of a split."""
+
+    def __init__(self, data: PreparedData, split: str):
+        self._keys, self._columns = data.keys, {}
+        others = [key for key in data.keys if key.name not in ("user", "item") and not key.of_item]
+        if not data.is_bpr and others:
+            self._columns = {key.name: data.column(split, key) for key in others}
+            users = np.asarray(data.column(split, next(key for key in data.keys if key.name == "user")))
+            self._users, self._first = np.unique(users, return_index=True)
+
+    def bags(self, users: Int64s) -> KeyedJaggedTensor:
+        """Return a sample for each of these users' rows."""
+        parts: dict[str, Any] = {"user": users}
+        if self._columns:
+            rows = self._first[np.searchsorted(self._users, users)]
+            parts |= {name: take(column, rows) for name, column in self._columns.items()}
+        return bags_of(self._keys, parts, len(users))
 
 
 def _bags(data: PreparedData, name: str, rows: Int64s, device: torch.device) -> KeyedJaggedTensor:

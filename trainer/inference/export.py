@@ -64,6 +64,12 @@ def export(run_dir: Path | str, directory: Path | str | None = None, *, checkpoi
     if directory is not None and not is_stored(directory) and Path(directory).exists():
         raise DataError("is there already", where=str(directory), remedy="remove it, or name another directory")
     predictor = Predictor(run_dir, checkpoint)
+    if predictor.run.dataset.num_item_numbers:
+        raise DataError(
+            "numbers of an item table are not exported yet",
+            where=f"dataset '{predictor.run.dataset.name}', items",
+            remedy="use evenkeel predict, or leave its dense features out",
+        )
     place = directory if directory is not None else _place_in_storage(predictor)
     with written(place, MANIFEST) as path:
         path.parent.mkdir(parents=True, exist_ok=True)

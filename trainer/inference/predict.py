@@ -37,6 +37,7 @@ from trainer.data.sources.source import Source
 from trainer.data.sources.user_rows import are_events, users_of
 from trainer.distributed.build import model_of
 from trainer.distributed.materialize import ReadTables
+from trainer.distributed.stored_model import load_dense
 from trainer.inference import command_line
 from trainer.inference.parquet_scoring import score_files
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
@@ -99,7 +100,9 @@ class Predictor(RowScorer):
         numeric = numeric_features(self.checkpoint)
         self.numeric = numeric
         tasks = label_tasks(dataset)
-        self.model = model_of(job, self.keys, read, num_dense=len(numeric), tasks=tasks).eval()
+        self.model = model_of(
+            job, self.keys, read, num_dense=len(numeric), num_item_numbers=dataset.num_item_numbers, tasks=tasks
+        ).eval()
         load_dense(self.model, self.checkpoint)
         ids = {name: ids.ids for name, ids in id_maps(self.checkpoint).items()}
         self.candidates, top = None, None
@@ -160,33 +163,6 @@ class Predictor(RowScorer):
         if coded.dense is None:
             return self.model(features).numpy()
         return self.model(features, torch.from_numpy(coded.dense)).numpy()
-
-
-def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
-    """Load everything of a model outside its tables from a checkpoint.
-
-    Raises:
-        CheckpointError: they do not fit.
-    """
-    parameters = {
-        name: value
-        for name, value in [*model.named_parameters(), *model.named_buffers()]
-        if not name.startswith("embeddings.")
-    }
-    prefix = "model/"
-    saved = {
-        name.removeprefix(prefix): value for name, value in checkpoint.read_dense().items() if name.startswith(prefix)
-    }
-    differ = sorted(parameters.keys() ^ saved.keys())
-    differ += sorted(name for name in parameters.keys() & saved.keys() if parameters[name].shape != saved[name].shape)
-    if differ:
-        raise CheckpointError(
-            f"{checkpoint.path}: the dense parts differ from the model's in {', '.join(differ)}: another version of "
-            "evenkeel wrote it; use that one"
-        )
-    with torch.no_grad():
-        for name, value in parameters.items():
-            value.copy_(saved[name])
 
 
 class _Past:

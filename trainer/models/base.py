@@ -30,7 +30,8 @@ class ModelInputs:
     ``keys``: of its batches, in their order. ``num_dense``: how many numeric features :meth:`RankingModel.forward`
     takes (``reads_numbers`` of its spec). Initial values are a function of ``seed``, drawn in float32 and cast to
     ``dtype``. ``dropout``: ``regularizers.dropout`` of the job, for the models that apply it themselves.
-    ``tasks``: the labels of the dataset, for the models of several.
+    ``tasks``: the labels of the dataset, for the models of several. ``num_item_numbers``: how many of the numeric
+    features, the last ones, are of the item table.
     """
 
     keys: tuple[Key, ...]
@@ -39,6 +40,7 @@ class ModelInputs:
     dtype: torch.dtype = torch.float32
     dropout: float = 0.0
     tasks: tuple[LabelTask, ...] = ()
+    num_item_numbers: int = 0
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -98,15 +100,16 @@ class RankingModel(nn.Module):
         return self.scores(batch), batch.labels
 
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return the user's factor of the score, [b, d], from features of which only ``user`` is not empty.
+        """Return the user's factor of the score, [b, d], from features of which only those of users are not empty.
 
         It is for a model that ranks all items for a user (``ranks_all_items`` of its spec).
         """
         raise NotImplementedError
 
-    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return the item's factor of the score, [b, d], from features of which only ``item`` is not empty.
+    def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        """Return the item's factor of the score, [b, d], from features of which only those of items are not empty.
 
+        ``dense`` [b, n]: the numbers of the item table, where the model reads any.
         <user side, item side> is the score up to a term that is the same for all items of a user.
         """
         raise NotImplementedError

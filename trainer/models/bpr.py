@@ -47,7 +47,7 @@ class BPR(RankingModel):
         user = self.embeddings(features).to_dict()[USER]
         return torch.cat([user, torch.ones_like(user[:, :1])], dim=1)
 
-    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
+    def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         row: Tensor = self.embeddings(features).to_dict()[ITEM]
         return row
 

@@ -71,7 +71,7 @@ class MF(RankingModel):
         of_item = torch.ones_like(user[:, :1]) if self.biases else torch.zeros_like(user[:, :1])
         return torch.cat([user[:, : self.dim], of_item], dim=1)
 
-    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
+    def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         row: Tensor = self.embeddings(features).to_dict()[ITEM]
         return row
 

@@ -1,4 +1,7 @@
-"""Two towers: a tower over user and context against the item's own row. Its item vectors are made to be published."""
+"""Two towers: a tower over user and context against the item's own row, or against a tower over its features too.
+
+Their item vectors are made to be published.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torchrec import KeyedJaggedTensor
 
-from trainer.models.base import ModelInputs, RankingModel
+from embeddings.tables.philox import philox4x32, table_key
+from trainer.data.columns.dynamic_ids import UNKNOWN_ROW
+from trainer.data.columns.hashing import unit_interval
+from trainer.models.base import ModelInputs, RankingModel, with_dense
 from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import in_batch_softmax
 from trainer.spec.models.two_tower import TwoTowerSpec
 
 if TYPE_CHECKING:
-    from torchrec import KeyedJaggedTensor
-
     from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
@@ -23,23 +29,39 @@ ITEM = "item"
 
 
 class TwoTower(RankingModel):
-    """logit = <MLP(concat of e_f over f other than item), e_item> + c.
+    """logit = <u, v> / t + c, u = MLP(concat of e_f over f that are not of the item), v = e_item, t the temperature.
+
+    With an item table v = MLP(concat of e_item, e_f over f of the table, the table's numbers), so that an item without
+    a row, which reads that of the unknown id, has a v by its features. Not to depend on rows that such items lack, in
+    training a share ``item_id_dropout`` of the samples reads the unknown id too. With ``normalize`` u and v are scaled
+    to length 1 (Yi et al., RecSys 2019, section 5).
 
     The loss is ``bce``, ``mse``, or ``sampled_softmax`` over the items of the batch
     (trainer.models.losses.in_batch_softmax), which does not train c.
 
-    The item tower is the item's row, so the loss determines the geometry of the rows up to a rotation (and the tower's
-    scale), which alignment between versions needs. There is one bias ``c`` for all items: an item's own popularity goes
-    into its row, and so into the vectors that a consumer reads.
+    The item tower is the item's row or ends in a linear layer, so the loss determines the geometry of its outputs up
+    to a rotation (and the towers' scale), which alignment between versions needs. There is one bias ``c`` for all
+    items: an item's own popularity goes into its output, and so into the vectors that a consumer reads.
     """
 
     def __init__(self, embeddings: nn.Module, spec: TwoTowerSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
-        self.context = tuple(name for name in self.features if name != ITEM)
-        if len(self.context) == len(self.features) or not self.context:
+        self.item_features = tuple(key.name for key in inputs.keys if key.of_item)
+        self.num_item_numbers, self.seed = inputs.num_item_numbers, inputs.seed
+        self.context = tuple(name for name in self.features if name != ITEM and name not in self.item_features)
+        if ITEM not in self.features or not self.context:
             names = list(self.features)
             raise ValueError(f"two_tower needs a feature named 'item' and at least one other, not {names}")
-        self.tower = tower_of(spec, inputs, [len(self.context) * self.dim, *spec.hidden, self.dim])
+        num_context_numbers = self.num_dense - self.num_item_numbers
+        self.tower = tower_of(
+            spec, inputs, [len(self.context) * self.dim + num_context_numbers, *spec.hidden, self.dim]
+        )
+        self.item_tower: nn.Module | None = None
+        if self.item_features or self.num_item_numbers:
+            width = (1 + len(self.item_features)) * self.dim + self.num_item_numbers
+            self.item_tower = tower_of(spec, inputs, [width, *spec.hidden, self.dim], number=1)
+        self.normalize, self.temperature = spec.normalize, spec.temperature
+        self.item_id_dropout = spec.item_id_dropout
         self.bias = nn.Parameter(torch.zeros((), dtype=inputs.dtype))
         # No buffer: it is of the data, not of the model, and a warm start on other data has its own.
         self.log_probabilities = torch.zeros(0, dtype=inputs.dtype)
@@ -58,28 +80,69 @@ class TwoTower(RankingModel):
         logs = np.log(probabilities, out=np.zeros(len(counts)), where=counts > 0)
         self.log_probabilities = torch.from_numpy(logs).to(self.log_probabilities.dtype)
 
-    def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        user, item = self.towers(features)
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        user, item = self.towers(features, dense)
         return (user * item).sum(1) + self.bias
 
-    def towers(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the user's tower and the item's row, each [b, dim]."""
+    def towers(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return u / t and v, each [b, dim]; ``dense`` [b, n]: numbers of the rows, then those of the item table."""
         blocks = self.embeddings(features).to_dict()
-        return self.tower(torch.cat([blocks[name] for name in self.context], dim=1)), blocks[ITEM]
+        of_items = self.num_dense - self.num_item_numbers
+        context, numbers = (None, None) if dense is None else (dense[:, :of_items], dense[:, of_items:])
+        return self._user(blocks, context), self._item(blocks, numbers)
+
+    def _user(self, blocks: dict[str, Tensor], numbers: Tensor | None) -> Tensor:
+        rows = torch.cat([blocks[name] for name in self.context], dim=1)
+        output: Tensor = self.tower(with_dense(rows, numbers))
+        output = normalize(output, dim=1) if self.normalize else output
+        return output if self.temperature == 1.0 else output / self.temperature
+
+    def _item(self, blocks: dict[str, Tensor], numbers: Tensor | None) -> Tensor:
+        output = blocks[ITEM]
+        if self.item_tower is not None:
+            rows = torch.cat([output, *(blocks[name] for name in self.item_features)], dim=1)
+            output = self.item_tower(with_dense(rows, numbers))
+        return normalize(output, dim=1) if self.normalize else output
 
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
-        return self.towers(features)[0]
+        return self._user(self.embeddings(features).to_dict(), None)
 
-    def item_side(self, features: KeyedJaggedTensor) -> Tensor:
-        return self.towers(features)[1]
+    def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        return self._item(self.embeddings(features).to_dict(), dense)
 
     def loss(self, batch: Batch) -> Tensor:
+        features = self._with_unknown_items(batch) if self.item_tower is not None and self.training else batch.features
+        dense = batch.dense if self.num_dense else None
         if self.loss_kind != "sampled_softmax":
-            return self.label_losses(self(batch.features), batch)
+            return self.label_losses(self(features, dense), batch)
         ids = batch.features[ITEM].values()
         if self.log_probabilities.device != ids.device:
             self.log_probabilities = self.log_probabilities.to(ids.device)
         return in_batch_softmax(
-            *self.towers(batch.features), batch.labels, self.log_probabilities[ids],
+            *self.towers(features, dense), batch.labels, self.log_probabilities[ids],
             batch.sample_offset, batch.global_size,
         )  # fmt: skip
+
+    def _with_unknown_items(self, batch: Batch) -> KeyedJaggedTensor:
+        """Return the batch's features with the unknown id in the place of some items.
+
+        Of which ones depends on the seed, the step and a sample's place in the global batch alone.
+        """
+        features = batch.features
+        if not self.item_id_dropout:
+            return features
+        places = np.arange(batch.sample_offset, batch.sample_offset + len(batch), dtype=np.uint64)
+        words = philox4x32((batch.step, places, 0, 0), table_key(self.seed, "item_id_dropout"))
+        random = unit_interval(words[0].astype(np.uint64) << np.uint64(32) | words[1].astype(np.uint64))
+        is_dropped = torch.from_numpy(random < self.item_id_dropout).to(features.values().device)
+        start = features.offset_per_key()[features.keys().index(ITEM)]
+        values = features.values().clone()
+        values[start : start + len(batch)].masked_fill_(is_dropped, UNKNOWN_ROW)
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=values,
+            weights=features.weights_or_none(),
+            lengths=features.lengths(),
+            offsets=features.offsets(),
+            stride=features.stride(),
+        )

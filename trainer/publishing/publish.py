@@ -17,7 +17,7 @@ import torch
 
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import open_store
-from embeddings.vectors.item_vectors import ItemVectors, keys_of
+from embeddings.vectors.item_vectors import ItemVectors, keys_of, row_norms
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
 from trainer.checkpoint.select import newest_of
@@ -26,7 +26,9 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
 from trainer.distributed.dynamic_tables import codes_of, taken_rows
+from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, stored_rows
+from trainer.distributed.stored_model import stored_model
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.uplink import fence
@@ -54,7 +56,7 @@ def publish(run: Run) -> dict[str, Any]:
             f"{last_step}: what was saved after it is damaged; retry the job, which trains on from there"
         )
 
-    vectors = item_vectors(run, checkpoint)
+    vectors = item_vectors(run, checkpoint) if run.dataset.items is None else tower_vectors(run, checkpoint)
     fence(run)
     publication = publish_candidate(
         open_store(run.store_url),
@@ -125,6 +127,39 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         norms=norms,
         evidence=(last > first_step) & (counts > 0) & (norms > NORM_FLOOR),
         counts=counts,
+    )
+
+
+def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
+    """Return the item tower's output for each item of the item table, and for the others that have a row, by id.
+
+    There is evidence for an item whose id, or an id of one of whose features, has a row, and whose norm is above the
+    floor: an item that nobody has clicked yet is served by what was learned of its features. Others are served as
+    before, or not at all. A row that only a warm start brought counts, because the tower of today reads it. As of
+    :func:`item_vectors`, the vectors are in a file without a name.
+    """
+    data = PreparedData.open(run.data)
+    catalogue = data.catalogue
+    assert catalogue is not None
+    model = stored_model(run.job, data, checkpoint)
+    keys = keys_of(catalogue.ids)
+    order = np.argsort(keys, kind="stable")
+    vectors = _scratch(run.directory, (len(keys), run.job.model.embedding_dim))
+    for start in range(0, len(order), CHUNK_ROWS):
+        places = order[start : start + CHUNK_ROWS]
+        outputs = tower_outputs(model, data.keys, catalogue, places, torch.device("cpu"))
+        vectors[start : start + len(places)] = _as_float32(outputs)
+    norms = row_norms(vectors)
+    table = next(key.table for key in data.keys if key.name == "item")
+    row_counts = data.row_counts(table).copy()
+    row_counts[:NUM_SPECIAL_ROWS] = 0
+    counts = row_counts[catalogue.rows]
+    return ItemVectors(
+        keys[order],
+        vectors,
+        norms=norms,
+        evidence=catalogue.is_known()[order] & (norms > NORM_FLOOR),
+        counts=counts[order],
     )
 
 

@@ -124,9 +124,14 @@ def dataset_name(uri: str, below: str = "") -> dict[str, str]:
 def columns_read(dataset: DatasetSpec) -> dict[str, Columns]:
     """Return what each file's columns are to the run, by the file's uri; the dataset's rows come first."""
     files: dict[str, Columns] = {dataset.uri: {}}
-    for name, feature in dataset.features.items():
+    for name, feature in dataset.joined_features.items():
         for uri, column, role in _sources(name, feature, dataset.uri):
             files.setdefault(uri, {}).setdefault(column, role)
+    if dataset.items is not None:
+        of_items = files.setdefault(beside(dataset.items.uri, dataset.uri), {})
+        of_items.setdefault(dataset.items.on, "key")
+        for name, feature in dataset.items.features.items():
+            of_items.setdefault(feature.column or name, feature.type)
     for field, column in dataset.label_columns.items():
         role = "label mask" if field.endswith(".mask") else "weight" if field == "weight" else "label"
         files[dataset.uri].setdefault(column, role)

@@ -43,7 +43,7 @@ def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
         return sequence_ids(job)
     counts = {
         name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
-        for name, feature in dataset.features.items()
+        for name, feature in dataset.joined_features.items()
         if feature.type != "dense"
     }
     return counts | ({"item__negative": 1.0} if job.model.draws_partner else {})

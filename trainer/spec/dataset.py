@@ -37,10 +37,7 @@ class Join(Spec):
     @model_validator(mode="before")
     @classmethod
     def _unquoted_on(cls, document: object) -> object:
-        # YAML reads an unquoted key on as true.
-        if isinstance(document, dict) and True in document and "on" not in document:
-            return {"on" if key is True else key: value for key, value in document.items()}
-        return document
+        return _with_quoted_on(document)
 
 
 class PreviousItems(Spec):
@@ -112,6 +109,29 @@ class Feature(Spec):
         if self.join is not None and self.join.take == "all" and self.type != "id_list":
             raise ValueError("join with take: all gives a list: set type: id_list")
         return self
+
+
+class ItemTable(Spec):
+    """What is known of each item, clicked or not: a file with one row for each.
+
+    ``on`` names the column of ids, as that of a :class:`Join` does. ``features`` are columns of the file: an ``id``, an
+    ``id_list`` or a ``dense`` number of each item.
+    """
+
+    uri: str = Field(min_length=1)
+    on: Column = "item"
+    features: dict[Identifier, Feature] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unquoted_on(cls, document: object) -> object:
+        return _with_quoted_on(document)
+
+    def join(self, name: str) -> Join:
+        """Return the join on the item that reads a feature of ids."""
+        feature = self.features[name]
+        take: Literal["last", "all"] = "all" if feature.type == "id_list" else "last"
+        return Join(uri=self.uri, on=self.on, column=feature.column or name, take=take)
 
 
 class Negatives(Spec):
@@ -197,6 +217,8 @@ class DatasetSpec(Spec):
     Each row has one ``label``, or one of each of the ``labels`` by name, in their order, for models of several labels.
     ``weight`` names a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
 
+    ``items`` is a file of what is known of each item, for models that read it; it may have items that no row has.
+
     ``max_bad_rows`` is the share of rows that may be bad (trainer.data.prepare.bad_rows): they are left out, counted,
     and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
     """
@@ -204,6 +226,7 @@ class DatasetSpec(Spec):
     name: Name
     uri: str = Field(min_length=1)
     features: dict[Identifier, Feature] = Field(min_length=1)
+    items: ItemTable | None = later(None)
     label: Label | None = later(None)
     labels: dict[Identifier, OneOfSeveral] = later({}, max_length=64)
     weight: Column | None = later(None)
@@ -224,6 +247,23 @@ class DatasetSpec(Spec):
         return self.order or self.timestamp
 
     @property
+    def joined_features(self) -> dict[str, Feature]:
+        """Its features, then those of ids of the item table, as joins on the item."""
+        if self.items is None:
+            return self.features
+        of_items = {
+            name: feature.model_copy(update={"column": None, "join": self.items.join(name)})
+            for name, feature in self.items.features.items()
+            if feature.type != "dense"
+        }
+        return {**self.features, **of_items}
+
+    @property
+    def num_item_numbers(self) -> int:
+        """How many features of the item table are numbers."""
+        return 0 if self.items is None else sum(one.type == "dense" for one in self.items.features.values())
+
+    @property
     def negatives(self) -> Negatives | None:
         """The drawn negatives of its label, if any."""
         return None if self.label is None else self.label.negatives
@@ -236,6 +276,13 @@ class DatasetSpec(Spec):
             columns |= {f"labels.{name}.{_source_field(label)}": label.source_column, f"labels.{name}.mask": label.mask}
         columns["weight"] = self.weight
         return {field: column for field, column in columns.items() if column is not None}
+
+
+def _with_quoted_on(document: object) -> object:
+    """Return the document with its key ``on``, which YAML reads as true where it is not quoted."""
+    if isinstance(document, dict) and True in document and "on" not in document:
+        return {"on" if key is True else key: value for key, value in document.items()}
+    return document
 
 
 _RULE = re.compile(r"^\s*([A-Za-z_][\w.-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*$")

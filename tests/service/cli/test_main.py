@@ -311,8 +311,10 @@ def test_relative_paths_are_taken_from_here(run: Run, served: Served, monkeypatc
     """The service runs in another directory: what it is told must not depend on either."""
     (served.data / "edges").mkdir()
     (served.data / "edges" / "near.csv").write_text("a,b\n1,2\n")
+    (served.data / "edges" / "items.csv").write_text("item,brand\n1,2\n")
     graphs = {"near": {"uri": "edges/near.csv", "source": "a", "target": "b", "of": "user"}}
-    document = serving.dataset(served.data, "near") | {"uri": "near.parquet", "graphs": graphs}
+    items = {"uri": "edges/items.csv", "features": {"brand": {"type": "id"}}}
+    document = serving.dataset(served.data, "near") | {"uri": "near.parquet", "graphs": graphs, "items": items}
     monkeypatch.chdir(served.data)
     file = write_spec(served.data / "near.yaml", document)
     done = run("datasets", "add", str(file))
@@ -320,6 +322,7 @@ def test_relative_paths_are_taken_from_here(run: Run, served: Served, monkeypatc
     listed = {one["name"]: one for one in run("datasets", "list", "--json").json}
     assert listed["near"]["uri"] == str(served.data / "near.parquet")
     assert listed["near"]["graphs"]["near"]["uri"] == str(served.data / "edges" / "near.csv")
+    assert listed["near"]["items"]["uri"] == str(served.data / "edges" / "items.csv")
     assert ["near", str(served.data / "near.parquet"), "user, item"] in run("datasets", "list").lines
     assert yaml.safe_load(run("datasets", "profile", "near").out)["rows"] == 3
     assert run("datasets", "profile", "near", "--json").json["rows"] == 3

@@ -143,6 +143,24 @@ async def test_columns_that_are_not_there(
     assert (await post(features={**features, "brand": good}, graphs={"friends": graph})).status_code == 201
 
 
+async def test_an_item_table(client: httpx.AsyncClient, dataset_body: dict[str, Any], settings: Settings) -> None:
+    pq.write_table(pa.table({"item": [1], "brand": [2]}), settings.data_roots[0] / "items.parquet")
+    table = {"uri": "items.parquet", "features": {"brand": {"type": "id"}, "maker": {"column": "firm"}}}
+
+    async def post(**changes: Any) -> httpx.Response:
+        return await client.post("/v1/datasets", json={**dataset_body, "items": {**table, **changes}})
+
+    refused(await post(), "items.features.maker", "no column 'firm' in")
+    refused(await post(uri="/etc/passwd"), "items.uri", "outside the data roots")
+    refused(await post(on="product"), "items.on", "'product' is no column of the item")
+    brand = {"brand": {"type": "id"}}
+    made = await post(features=brand)
+    assert made.status_code == 201, made.text
+    pq.write_table(pa.table({"product": [1], "brand": [2]}), settings.data_roots[0] / "items.parquet")
+    other = {**dataset_body, "name": "others", "items": {**table, "features": brand}}
+    refused(await client.post("/v1/datasets", json=other), "items.on", "no column 'item' in")
+
+
 async def test_a_folder_of_csv(client: httpx.AsyncClient, dataset_body: dict[str, Any], settings: Settings) -> None:
     folder = settings.data_roots[0] / "days"
     folder.mkdir()

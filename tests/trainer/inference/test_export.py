@@ -84,8 +84,10 @@ def dataset_at(path: Path, kind: str):
         features["price"] = {"type": "dense", "transform": "quantile"}
     if model_spec(kind).pools:
         features["tags"] |= {"weights": "shares"}
+    items = {}
     if kind == "two_tower":
-        del features["kinds"]  # it takes no features of items
+        items = {"items": {"uri": "items.parquet", "features": {"kinds": {"type": "id_list"}}}}
+        del features["kinds"]
     label = {"label": {"column": "click"}}
     if model_spec(kind).reads_labels:
         label = {
@@ -96,7 +98,7 @@ def dataset_at(path: Path, kind: str):
             }
         }
         label["labels"]["buy"].pop("mask" if kind == "esmm" else "", None)
-    return parse_dataset({"name": "rows", "uri": str(path), "features": features, "order": "pos", **label})
+    return parse_dataset({"name": "rows", "uri": str(path), "features": features, "order": "pos", **items, **label})
 
 
 @pytest.fixture(scope="module")

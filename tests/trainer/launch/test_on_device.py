@@ -41,6 +41,20 @@ JOBS = {
         "optimizer": {"kind": "adam"},
         "sharding": {"item": "row_wise", "user": "table_wise"},
     },
+    "items": {
+        "model": {
+            "kind": "two_tower",
+            "embedding_dim": 4,
+            "hidden": [8],
+            "loss": "sampled_softmax",
+            "normalize": True,
+            "temperature": 0.5,
+            "item_id_dropout": 0.5,
+        },
+        "optimizer": {"kind": "adam"},
+        "sharding": {"item": "row_wise", "user": "table_wise", "genres": "data_parallel"},
+        "evaluation": {"metrics": ["auc", "recall_5_full"]},
+    },
     "dnn": {
         "model": {"kind": "dnn", "embedding_dim": 8, "hidden": [8], "init": {"kind": "normal"}},
         "optimizer": {"kind": "adagrad"},
@@ -133,6 +147,12 @@ def make(folder, name, dataset, num_workers, epochs):
         history = {"type": "id_list", "shares": "item", "derive": derived}
         described = dataset.model_dump(mode="json")
         dataset = parse_dataset(described | {"features": described["features"] | {"history": history}})
+    if name == "items":
+        genres, price = [[item % 3, item % 7] for item in range(60)], np.linspace(0.0, 1.0, 60)
+        items = {"genres": {"type": "id_list"}, "price": {"type": "dense"}}
+        pq.write_table(pa.table({"item": range(60), "genres": genres, "price": price}), folder.parent / "items.parquet")
+        items = {"uri": str(folder.parent / "items.parquet"), "features": items}
+        dataset = parse_dataset(dataset.model_dump(mode="json") | {"items": items})
     document = {
         "name": name,
         "dataset": {"name": "clicks"},

@@ -190,3 +190,17 @@ def test_columns_of_each_file():
     assert {name: of_rows[name] for name in ("c", "price", "shown", "w")} == {
         "c": "label", "price": "label", "shown": "label mask", "w": "weight",
     }  # fmt: skip
+
+
+def test_columns_of_an_item_table():
+    features = {"brand": {"type": "id", "column": "maker"}, "price": {"type": "dense"}}
+    dataset = parse_dataset(
+        {
+            "name": "clicks", "uri": "/data/rows.parquet", "features": {"user": {}, "item": {}},
+            "items": {"uri": "items.parquet", "features": features}, "label": {"column": "click"},
+        }
+    )  # fmt: skip
+    assert columns_read(dataset) == {
+        "/data/rows.parquet": {"user": "id", "item": "id", "click": "label"},
+        "/data/items.parquet": {"item": "key", "maker": "id", "price": "dense"},
+    }

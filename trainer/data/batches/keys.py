@@ -18,20 +18,29 @@ class Key:
     is_list: bool
     pooling: str
     weighted: bool = False
+    of_item: bool = False
+    """Whether it is a feature of the item table."""
 
 
 def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
     """Return the keys in the order of the batches.
 
-    These are the dataset's features, then ``item__negative`` for BPR; for a sequence model they are the keys of
-    :mod:`trainer.data.batches.sequence_batches`.
+    These are the dataset's features and those of its item table, then ``item__negative`` for BPR; for a sequence model
+    they are the keys of :mod:`trainer.data.batches.sequence_batches`.
     """
-    features = dataset.features
+    features = dataset.joined_features
     if job.model.reads_sequences:
         table = features["item"].shares or "item"
         return tuple(Key(name, table, True, "none") for name in SEQUENCE_KEYS)
     keys = [
-        Key(name, feature.shares or name, feature.type == "id_list", feature.pooling, feature.weights is not None)
+        Key(
+            name,
+            feature.shares or name,
+            feature.type == "id_list",
+            feature.pooling,
+            feature.weights is not None,
+            name not in dataset.features,
+        )
         for name, feature in features.items()
         if feature.type != "dense"
     ]
@@ -43,7 +52,7 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
 
 def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
     """Return the id features that the job's model scores with, by name; for a sequence model ``item``, as lists."""
-    features = dataset.features
+    features = dataset.joined_features
     if job.model.reads_sequences:
         return {"item": features["item"].model_copy(update={"type": "id_list"})}
     if job.model.reads_pairs:

@@ -25,6 +25,7 @@ from trainer.data.columns.numeric import NUMERIC_FILE
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
     CODE,
+    ITEM_PLACES,
     LABEL,
     LABELS,
     NUMBERS,
@@ -36,6 +37,7 @@ from trainer.data.prepare.arrays import (
     map_jagged,
     weight_file,
 )
+from trainer.data.prepare.catalogue import CATALOGUE, Catalogue, open_catalogue
 from trainer.data.prepare.drift import PROFILE_FILE
 from trainer.data.prepare.graphs import open_graph
 from trainer.data.prepare.negatives import SeenItems
@@ -85,6 +87,8 @@ class PreparedColumns:
     """By name, for the graphs that the job uses: table, edges in the file, those left out, entries."""
     num_dense: int
     """Numeric features of the batches, in the order of the dataset."""
+    num_item_numbers: int
+    """How many of them, the last ones, are of the item table."""
     bad_rows: dict[str, int] | None
     """By reason, rows that were left out; None where none may be bad."""
     drift: list[dict[str, Any]] | None
@@ -122,6 +126,8 @@ class PreparedColumns:
         self.unknown_share = manifest["unknown_share"]
         self.graphs = manifest.get("graphs", {})
         self.num_dense = len(manifest.get("numeric", []))
+        self._items: dict[str, int] | None = manifest.get("items")
+        self.num_item_numbers = 0 if self._items is None else self._items["num_numbers"]
         self.drift = manifest.get("drift")
         self.bad_rows = manifest.get("bad_rows")
         self.fingerprint = manifest["fingerprint"]
@@ -201,14 +207,28 @@ class PreparedColumns:
 
     @cached_property
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
-        """What each user had in training, and the item rows that negatives are drawn from.
+        """What each user had in training, and the item rows that negatives are drawn from, or places.
 
-        Kept for BPR, and where a job asks for rankings of all items.
+        Places are those of the catalogue, where there is one. Kept for BPR, and where a job asks for rankings of all
+        items.
         """
         parts = {
             name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
         }
         return SeenItems(parts["shifted"], parts["starts"], len(parts["items"])), parts["items"]
+
+    @cached_property
+    def catalogue(self) -> Catalogue | None:
+        """All items, where the dataset has an item table."""
+        if self._items is None:
+            return None
+        is_list = {key.name: key.is_list for key in self.keys if key.of_item}
+        folder = self.directory / CATALOGUE
+        return open_catalogue(folder, is_list, self.num_item_numbers, self._items["num_in_table"])
+
+    def item_places(self, split: str) -> npt.NDArray[np.int32]:
+        """Return the place in the catalogue of each example's item, -1 where it has none."""
+        return map_array(self.directory / split / ITEM_PLACES, CODE)
 
     @cached_property
     def sequences(self) -> Sequences:

@@ -23,6 +23,7 @@ from trainer.data.columns.vocabulary import Codes
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import ColumnUse
+from trainer.data.sources.item_table import item_file
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
@@ -79,7 +80,7 @@ class RowEncoder:
 
     Args:
         features: the id features to encode, by name.
-        numeric: numeric features, with the statistics of training.
+        numeric: numeric features, with the statistics of training, those of the item table last.
         vocabularies: the raw ids of each table: row r >= 2 is entry r - 2.
         joins: by feature, the file that stands in for the dataset's.
         history_source: opens the rows of the dataset, in which histories may be looked up.
@@ -97,7 +98,9 @@ class RowEncoder:
     ):
         self._dataset = dataset
         self._features = dict(features)
-        self._numeric = tuple(numeric)
+        num_of_rows = len(numeric) - dataset.num_item_numbers
+        self._numeric, self._item_numeric = tuple(numeric[:num_of_rows]), tuple(numeric[num_of_rows:])
+        self._items = item_file(dataset, self._item_numeric) if self._item_numeric else None
         self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
         self._joins = {
             name: JoinTable(feature.join, (joins or {}).get(name) or beside(feature.join.uri, dataset.uri))
@@ -138,12 +141,13 @@ class RowEncoder:
             DataError: ids are of another type.
         """
         encoded = EncodedRows(len(chunk))
-        if self._numeric:
-            numbers = read_numeric(self._numeric, chunk)
-            columns = [feature.apply(numbers[:, index]) for index, feature in enumerate(self._numeric)]
+        numeric = self._numeric + self._item_numeric
+        if numeric:
+            numbers = self._numbers(chunk)
+            columns = [feature.apply(numbers[:, index]) for index, feature in enumerate(numeric)]
             encoded.dense = np.stack(columns, axis=1)
             missing = np.isnan(numbers).sum(axis=0)
-            encoded.missing = {one.name: int(count) for one, count in zip(self._numeric, missing, strict=True) if count}
+            encoded.missing = {one.name: int(count) for one, count in zip(numeric, missing, strict=True) if count}
         for name, feature in self._features.items():
             if feature.missing == "error":
                 values.require_ids(chunk, self._column(name, feature))
@@ -165,6 +169,16 @@ class RowEncoder:
             encoded.unknown[name] = int((rows == UNKNOWN_ROW).sum()) - nulls
             encoded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
         return encoded
+
+    def _numbers(self, chunk: Chunk) -> npt.NDArray[np.float64]:
+        """Return the numbers of the rows, then those of their items, [rows, numeric features]."""
+        numbers = read_numeric(self._numeric, chunk) if self._numeric else np.empty((len(chunk), 0))
+        if self._items is None:
+            return numbers
+        column = self._of("item")
+        positions = self._items.lookup.positions(chunk.column(column), chunk.where(column))
+        of_items = [self._items.numbers_at(positions, number) for number in range(len(self._item_numeric))]
+        return np.concatenate([numbers, np.stack(of_items, axis=1)], axis=1)
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> tuple[Int64s, int]:
         """Return (table rows of raw ids, row 1 where null or unknown; how many are null)."""

@@ -21,6 +21,8 @@ ROW_WEIGHTS = "rows.weights.float32"
 """File of a split: weights of its rows, where the dataset has them. No feature is named so."""
 USER_CODES = "user.codes.bin"
 """File of a split: whose each example is. No feature is named so."""
+ITEM_PLACES = "item.places.bin"
+"""File of a split: the place of each example's item in the catalogue, -1 for none. No feature is named so."""
 NUMBERS = "numeric.values.float32"
 """File of a split: numeric features as the model reads them, [examples, features]."""
 

@@ -33,6 +33,7 @@ from trainer.data.prepare.plan import ColumnUse, DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.split_column import sides_of
 from trainer.data.prepare.workers import Workers
+from trainer.data.sources.item_table import ITEM_TABLE
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Chunk, no_rows_in_window
 
@@ -204,6 +205,11 @@ class _EncodedWriter:
             if feature.join is not None:
                 positions = functools.partial(_positions, join=plan.joins[feature.name], column=feature.join_on)
                 yield _Step(f"join {feature.name}", positions, self._joined[feature.name].append)
+        if plan.items is not None:
+            item = plan.direct("item")
+            assert item is not None
+            positions = functools.partial(_positions, join=plan.items.lookup, column=item.column)
+            yield _Step(f"join {ITEM_TABLE}", positions, self._joined[ITEM_TABLE].append)
         if self._labels is not None:
             yield _Step("labels", self._labels_of, self._labels.append)
         if self._row_weights is not None:

@@ -17,6 +17,7 @@ from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.history import PreviousValues
 from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
 from trainer.data.prepare.plan import DataPlan
+from trainer.data.sources.item_table import ITEM_TABLE
 
 CHUNK_ROWS = 1 << 18
 _NEGATIVES = 11
@@ -27,7 +28,7 @@ _NO_ID_KEY = 0x6E756C6C  # stands for a missing id in pair keys
 class Examples:
     """Consecutive examples. Features hold codes of their table's domain (-1: missing), lists as Jagged."""
 
-    features: dict[str, npt.NDArray[np.int32] | Jagged]
+    features: dict[str, npt.NDArray[np.int32] | Jagged]  # and ITEM_TABLE: positions in it, where there is one
     labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [examples], of several [examples, labels]
     sides: npt.NDArray[np.uint8]
     is_negative: npt.NDArray[np.bool_]  # whether the example was drawn as a negative
@@ -65,6 +66,8 @@ class ExampleRows:
     def _build(self, start: int, stop: int) -> Examples:
         rows = np.arange(start, stop)
         features = {feature.name: self._feature(feature.name, start, stop) for feature in self._plan.features}
+        if self._plan.items is not None:
+            features[ITEM_TABLE] = np.asarray(self._encoded.joined[ITEM_TABLE][start:stop])
         labels = (
             np.ones(len(rows), dtype=np.uint8) if self._encoded.labels is None else self._encoded.labels[start:stop]
         )
@@ -209,6 +212,9 @@ class ExampleRows:
                 ids = self._encoded.codes[item.domain].ids
                 of_item = self._plan.joins[feature.name].positions(ids, f"table '{item.domain}'")
                 changed[feature.name] = take(self._joined[feature.name], np.append(of_item, -1)[codes])
+        if self._plan.items is not None and item == self._item:
+            of_item = self._plan.items.lookup.positions(self._encoded.codes[item.domain].ids, f"table '{item.domain}'")
+            changed[ITEM_TABLE] = np.append(of_item, -1)[codes].astype(np.int32)
         return changed
 
     def _as_domain(self, codes: npt.NDArray[np.int32], source: str, target: str) -> npt.NDArray[np.int32]:

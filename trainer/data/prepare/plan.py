@@ -14,6 +14,7 @@ from trainer.data.columns.numeric import planned as planned_numeric
 from trainer.data.columns.values import Kind
 from trainer.data.errors import DataError
 from trainer.data.prepare.graphs import EdgeFile, edge_files
+from trainer.data.sources.item_table import ITEM_TABLE, ItemFile, item_file
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Source, Window, beside
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
@@ -57,12 +58,14 @@ class DataPlan:
     job: JobSpec
     source: Source
     features: tuple[FeaturePlan, ...]
-    joins: dict[str, JoinTable]  # by feature
+    joins: dict[str, JoinTable]  # by feature, and the item table's own
     kinds: dict[str, Kind]  # by domain
     uses: tuple[ColumnUse, ...]
     order_columns: tuple[str, ...]
     graphs: dict[str, EdgeFile]  # those that the job uses
     numeric: tuple[Numeric, ...] = ()  # without statistics yet
+    item_numeric: tuple[Numeric, ...] = ()  # those of the item table
+    items: ItemFile | None = None
 
     @property
     def is_bpr(self) -> bool:
@@ -119,6 +122,11 @@ class DataPlan:
     @property
     def join_columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(feature.join_on for feature in self.features if feature.join is not None))
+
+    @property
+    def all_numeric(self) -> tuple[Numeric, ...]:
+        """Numeric features of the rows, then those of the item table: the order of a batch's numbers."""
+        return self.numeric + self.item_numeric
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -199,7 +207,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
     }
     features: list[FeaturePlan] = []
     uses: list[ColumnUse] = []
-    for name, spec in dataset.features.items():
+    for name, spec in dataset.joined_features.items():
         if spec.type == "dense":
             continue
         table = spec.shares or name
@@ -222,17 +230,25 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
             uses.append(use)
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
+    numeric = tuple(planned_numeric(dataset.features)) if job.model.reads_numbers else ()
+    item_numeric = () if dataset.items is None else tuple(planned_numeric(dataset.items.features))
     by_order = job.evaluation.split.kind in ("time", "per_user_last") or job.model.reads_sequences
     if by_order and dataset.ordering is not None:
         orders.append(dataset.ordering)
     plan = DataPlan(
         dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
-        tuple(planned_numeric(dataset.features)) if job.model.reads_numbers else (),
+        numeric, item_numeric,
     )  # fmt: skip
     _check_roles(plan)
     source.require(plan.columns())
     joins = {f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri)) for f in features if f.join is not None}
-    return replace(plan, joins=joins, kinds=_kinds(plan, joins), graphs=edge_files(dataset, job))
+    kinds = _kinds(plan, joins)
+    items = item_file(dataset, item_numeric)
+    if items is not None:
+        # Ids of another type than the rows' would be found in none of them.
+        values.as_ids(items.ids, kinds[dataset.features["item"].shares or "item"], f"{items.source.uri}, its ids")
+        joins[ITEM_TABLE] = items.lookup
+    return replace(plan, joins=joins, kinds=kinds, graphs=edge_files(dataset, job), items=items)
 
 
 def _check_roles(plan: DataPlan) -> None:
@@ -242,6 +258,8 @@ def _check_roles(plan: DataPlan) -> None:
         needs.append(("label.negatives", (plan.dataset.negatives.of, "user")))
     if plan.job.evaluation.split.kind == "per_user_last":
         needs.append(("evaluation.split.kind: per_user_last", ("user",)))
+    if plan.dataset.items is not None:
+        needs.append(("items", ("item",)))
     if plan.is_bpr:
         needs.append(("model.kind: bpr", ("user", "item")))
     if plan.is_sequence:

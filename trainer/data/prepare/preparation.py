@@ -28,6 +28,7 @@ from trainer.data.columns.values import as_ids, id_kind
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, write_array
 from trainer.data.prepare.bad_rows import BadRows
+from trainer.data.prepare.catalogue import Catalogue, catalogue_of, write_catalogue
 from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import encode
 from trainer.data.prepare.graphs import write_graphs
@@ -157,10 +158,14 @@ def _write(
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, workers, log)
-    seen.write(work, rows_of, row_counts)
     numeric = finish_numeric(plan, work, base.numeric, workers)
     if numeric:
         write_numeric(numeric, work / NUMERIC_FILE)
+    catalogue = None
+    if plan.items is not None:
+        catalogue = catalogue_of(plan, encoded, grown, numeric)
+        write_catalogue(catalogue, work, log)
+    seen.write(work, rows_of, row_counts, catalogue)
     profile = profile_of(plan, encoded, row_counts, writers["train"].label_figures, workers)
     write_profile(profile, work / PROFILE_FILE)
     moved = None
@@ -182,6 +187,7 @@ def _write(
         "tables": {table: {"num_rows": one.num_rows} for table, one in grown.items()},
         "graphs": graphs,
         "numeric": [one.name for one in numeric],
+        **_items(plan, catalogue),
         "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
         "drift": None if moved is None else as_json(moved),
         "num_rows_read": encoded.num_rows,
@@ -210,6 +216,13 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
         "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
     }
+
+
+def _items(plan: DataPlan, catalogue: Catalogue | None) -> dict[str, Any]:
+    """Return what the manifest says of the item table, where there is one."""
+    if catalogue is None:
+        return {}
+    return {"items": {"num_in_table": catalogue.num_in_table, "num_numbers": len(plan.item_numeric)}}
 
 
 def _write_tables(
@@ -325,7 +338,7 @@ def _fingerprint(plan: DataPlan, base: WarmStart) -> str:
         relevant.append("users")
     if plan.keeps_seen and not plan.is_bpr:
         relevant.append("seen items")
-    if plan.numeric:
+    if plan.all_numeric:
         relevant.append(None if base.numeric is None else [one.as_json() for one in base.numeric])
     if base.profile is not None:
         relevant.append(base.profile)

@@ -21,6 +21,7 @@ from trainer.data.columns.weights import as_factors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
     CODE,
+    ITEM_PLACES,
     LABELS,
     NUMBERS,
     OFFSET,
@@ -33,6 +34,7 @@ from trainer.data.prepare.arrays import (
     weight_file,
     write_array,
 )
+from trainer.data.prepare.catalogue import Catalogue
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.examples import ExampleRows, Examples, take
 from trainer.data.prepare.label_figures import LabelFigures
@@ -41,6 +43,7 @@ from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.sequences import SequenceRows
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
 from trainer.data.prepare.workers import Workers
+from trainer.data.sources.item_table import ITEM_TABLE
 
 _REMAP_ROWS = 1 << 22
 
@@ -61,13 +64,14 @@ class SplitWriter:
         self._labels = Appender(directory / LABELS, label_dtype(plan.dataset))
         self._row_weights = Appender(directory / ROW_WEIGHTS, VALUE) if plan.dataset.weight is not None else None
         self._users = Appender(directory / USER_CODES, CODE) if plan.keeps_users else None
+        self._items = Appender(directory / ITEM_PLACES, CODE) if plan.items is not None else None
         self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.trained if not f.is_list}
         self._lists = {f.name: JaggedAppender(directory / f.name, CODE) for f in plan.trained if f.is_list}
         self._weights = {
             f.name: Appender(weight_file(directory, f.name), VALUE) for f in plan.trained if is_weighted(f)
         }
         self._pooling = {f.name: f.pooling for f in plan.trained}
-        self._numeric = [Appender(_raw_file(directory, one), np.float64) for one in plan.numeric]
+        self._numeric = [Appender(_raw_file(directory, one), np.float64) for one in plan.all_numeric]
 
     @property
     def num_positives(self) -> int:
@@ -91,12 +95,12 @@ class SplitWriter:
             users = examples.features["user"]
             assert not isinstance(users, Jagged)
             self._users.append(users[chosen])
+        if self._items is not None:
+            self._items.append(_item_positions(examples)[chosen])
 
-    def append_numbers(
-        self, index: int, numbers: npt.NDArray[np.float64], examples: Examples, chosen: npt.NDArray[np.int64]
-    ) -> None:
-        """Append chosen examples' values of one numeric feature; ``numbers`` are those of every row of the data."""
-        self._numeric[index].append(numbers[examples.rows[chosen]])
+    def append_numbers(self, index: int, numbers: npt.NDArray[np.float64]) -> None:
+        """Append chosen examples' values of one numeric feature."""
+        self._numeric[index].append(numbers)
 
     def append_feature(self, name: str, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
         """Append chosen examples' ids of one feature, and their weights."""
@@ -114,12 +118,18 @@ class SplitWriter:
         self._lists[name].append(column.values, column.lengths)
 
     def close(self) -> None:
-        opened: list[Appender | JaggedAppender | None] = [self._labels, self._row_weights, self._users]
+        opened: list[Appender | JaggedAppender | None] = [self._labels, self._row_weights, self._users, self._items]
         opened += self._numeric
         opened += [*self._flat.values(), *self._lists.values(), *self._weights.values()]
         for appender in opened:
             if appender is not None:
                 appender.close()
+
+
+def _item_positions(examples: Examples) -> npt.NDArray[np.int32]:
+    positions = examples.features[ITEM_TABLE]
+    assert not isinstance(positions, Jagged)
+    return positions
 
 
 def is_weighted(feature: FeaturePlan) -> bool:
@@ -179,11 +189,18 @@ def _append(
 
     def append_numbers(index: int) -> None:
         for writer, places in chosen:
-            writer.append_numbers(index, encoded.numeric[index], examples, places)
+            writer.append_numbers(index, encoded.numeric[index][examples.rows[places]])
+
+    def append_item_numbers(index: int) -> None:
+        assert plan.items is not None
+        for writer, places in chosen:
+            numbers = plan.items.numbers_at(_item_positions(examples)[places], index)
+            writer.append_numbers(len(plan.numeric) + index, numbers)
 
     columns: list[Callable[[], None]] = [append_rows]
     columns += [functools.partial(append_feature, feature.name) for feature in plan.trained]
     columns += [functools.partial(append_numbers, index) for index in range(len(plan.numeric))]
+    columns += [functools.partial(append_item_numbers, index) for index in range(len(plan.item_numeric))]
     workers.map(lambda append: append(), columns)
 
 
@@ -213,11 +230,13 @@ class SeenPairs:
         directory: Path,
         rows_of: Mapping[str, npt.NDArray[np.int32]],
         row_counts: Mapping[str, npt.NDArray[np.int64]],
+        catalogue: Catalogue | None = None,
     ) -> None:
         """Write the items to draw negatives from, and what each user had.
 
         ``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row that
-        only a warm start brought is left alone); ``seen.{shifted,starts}.bin``: SeenItems by user row.
+        only a warm start brought is left alone), or all places of a catalogue; ``seen.{shifted,starts}.bin``: SeenItems
+        by user row.
         """
         if not self._enabled:
             return
@@ -232,6 +251,8 @@ class SeenPairs:
         drawable = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
         position = np.full(len(counts), -1, dtype=np.int64)
         position[drawable] = np.arange(len(drawable))
+        if catalogue is not None:
+            drawable, position = np.arange(len(catalogue)), catalogue.place_of_row(len(counts))
         live = (users >= NUM_SPECIAL_ROWS) & (position[items] >= 0)
         num_users = len(row_counts[self._user.domain])
         seen = SeenItems.from_pairs(users[live], position[items[live]], num_users, len(drawable))
@@ -321,31 +342,32 @@ def finish_numeric(
     Raises:
         DataError: the warm start has other features or transforms.
     """
-    if not plan.numeric:
+    if not plan.all_numeric:
         return ()
     where = f"dataset '{plan.dataset.name}', training split"
     if base is None:
         features = tuple(
-            workers.map(lambda one: fitted(one, _raw_numbers(directory / "train", one), where), plan.numeric)
+            workers.map(lambda one: fitted(one, _raw_numbers(directory / "train", one), where), plan.all_numeric)
         )
     else:
         features = tuple(base)
-        asked = [(one.name, one.transform, one.missing) for one in plan.numeric]
+        asked = [(one.name, one.transform, one.missing) for one in plan.all_numeric]
         if [(one.name, one.transform, one.missing) for one in features] != asked:
             raise DataError(
-                f"the warm start's numeric features are {_in_words(features)}, this data's {_in_words(plan.numeric)}",
+                f"the warm start's numeric features are {_in_words(features)}, "
+                f"this data's {_in_words(plan.all_numeric)}",
                 where=f"dataset '{plan.dataset.name}'",
                 remedy="use the same transforms, or start without init_from",
             )
     piece_rows = max(1, _REMAP_ROWS // len(features))
     for name in SPLIT_NAMES:
-        raw = [_raw_numbers(directory / name, one) for one in plan.numeric]
+        raw = [_raw_numbers(directory / name, one) for one in plan.all_numeric]
         numbers = Appender(directory / name / NUMBERS, VALUE)
         for start in range(0, len(raw[0]), piece_rows):
             pieces = [(one, column[start : start + piece_rows]) for one, column in zip(features, raw, strict=True)]
             numbers.append(np.stack(workers.map(lambda one: one[0].apply(one[1]), pieces), axis=1).reshape(-1))
         numbers.close()
-        for one in plan.numeric:
+        for one in plan.all_numeric:
             _raw_file(directory / name, one).unlink()
     return features
 

@@ -49,6 +49,11 @@ class JoinTable:
             chosen = offsets[1:] - 1 if join.take == "last" else offsets[:-1]
             self._elements = self._elements.take(pa.array(np.where(counts > 0, chosen, -1), mask=counts == 0))
 
+    @property
+    def keys(self) -> pa.Array:
+        """The ids of ``on``, by position."""
+        return self._codes.ids
+
     def times(self) -> pa.Array:
         """Return the column ``timestamp`` of the join file, by position."""
         assert self._timestamp is not None

@@ -22,7 +22,7 @@ from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import model_of, pooling_of, table_configs
 from trainer.distributed.materialize import ReadTables
-from trainer.inference.predict import load_dense
+from trainer.distributed.stored_model import load_dense
 from trainer.models.base import RankingModel
 from trainer.recipes.generalization.parameters import Point
 from trainer.runs.directory import Run

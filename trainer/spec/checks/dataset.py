@@ -21,6 +21,38 @@ def dataset_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     yield from _time_problems(spec)
     yield from _uri_problems(spec)
     yield from _negatives_problems(spec)
+    yield from _item_problems(spec)
+
+
+def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield what of the item table does not fit the features of the rows."""
+    items = spec.items
+    if items is None:
+        return
+    item = spec.features.get("item")
+    if item is None or item.type != "id" or item.join is not None or item.derive is not None:
+        yield FieldProblem("items", "it is of the feature 'item', of type id, that reads a column", "describe item so")
+        return
+    if items.on not in ("item", item.column):
+        yield FieldProblem(
+            "items.on", f"'{items.on}' is no column of the item", f"name it '{item.column or 'item'}' in both files"
+        )
+    for name, feature in items.features.items():
+        field = f"items.features.{name}"
+        if name in spec.features:
+            yield FieldProblem(field, f"there is a feature '{name}' of the rows", "give one of them another name")
+        for part in ("join", "derive", "weights", "timestamp"):
+            if getattr(feature, part) is not None:
+                yield FieldProblem(f"{field}.{part}", "a feature of items reads a column of their file", "leave it out")
+        if feature.missing == "error" and feature.type != "dense":
+            yield FieldProblem(f"{field}.missing", "an item without the id is unknown of it", "leave it out")
+        target = spec.joined_features.get(feature.shares) if feature.shares is not None else None
+        if feature.shares is not None and (target is None or target.shares or target.type == "dense"):
+            owners = (one for one, other in spec.joined_features.items() if not other.shares and other.type != "dense")
+            there = ", ".join(sorted(owners))
+            yield FieldProblem(
+                f"{field}.shares", f"no table '{feature.shares}'", f"name one of {there}, or leave it out"
+            )
 
 
 def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
@@ -83,8 +115,9 @@ def _time_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     joins = {f"features.{name}.join.uri": feature.join.uri for name, feature in spec.features.items() if feature.join}
     graphs = {f"graphs.{name}.uri": graph.uri for name, graph in spec.graphs.items()}
+    items = {} if spec.items is None else {"items.uri": spec.items.uri}
     *others, last = (f"{scheme}://" for scheme in SCHEMES)
-    for field, uri in {"uri": spec.uri, **joins, **graphs}.items():
+    for field, uri in {"uri": spec.uri, **items, **joins, **graphs}.items():
         scheme, _ = split(uri)
         if scheme not in SCHEMES:
             remedy = f"use a local path, {', '.join(others)} or {last}"

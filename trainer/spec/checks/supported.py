@@ -207,8 +207,9 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     yield from dynamic_table_fit_problems(job, dataset)
     yield from regularizer_fit_problems(job, dataset)
     yield from evaluation_fit_problems(job, dataset)
-    tables = {feature.shares or name for name, feature in dataset.features.items()}
-    yield from column_problems(job, {f.shares or name for name, f in dataset.features.items() if f.type != "dense"})
+    inputs = dataset.joined_features
+    tables = {feature.shares or name for name, feature in inputs.items()}
+    yield from column_problems(job, {f.shares or name for name, f in inputs.items() if f.type != "dense"})
     for table in job.sharding:
         if table not in tables:
             yield FieldProblem(f"sharding.{table}", f"no such table (there are {', '.join(sorted(tables))})")

@@ -54,6 +54,8 @@ class ModelSpec(Spec):
     """Whether it reads numeric features (type dense): its module takes ``num_dense``."""
     reads_pairs: ClassVar[bool] = False
     """Whether it reads the features user and item alone, whatever else a dataset has."""
+    reads_items: ClassVar[bool] = False
+    """Whether it reads features of the item table, and has a vector for an item without a row."""
     reads_sequences: ClassVar[bool] = False
     """Whether it reads users' items in order, user and item alone, and ranks what comes next."""
     reads_labels: ClassVar[bool] = False
@@ -170,6 +172,14 @@ class ModelSpec(Spec):
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         """Yield what does not fit the dataset, with the remedy."""
         features = dataset.features
+        if dataset.items is not None and not self.reads_items:
+            from trainer.spec.models.registry import kinds_that
+
+            yield FieldProblem(
+                "model.kind",
+                f"{self.kind} reads no item table, and dataset '{dataset.name}' has one",
+                f"use {' or '.join(kinds_that('reads_items'))}, or a dataset whose features join the file",
+            )
         if not (self.reads_numbers or self.reads_pairs or self.reads_sequences):
             from trainer.spec.models.registry import kinds_that
 

@@ -1,27 +1,39 @@
-"""Two towers: a tower over user and context against the item's own row."""
+"""Two towers: a tower over user and context against the item's own row, or a tower over that and its features."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from trainer.spec.base import May, Positive, later
 from trainer.spec.evaluation import ranking_parts
 from trainer.spec.models.base import OF_PRODUCTS, Init, TowerSpec, pair_fit_problems
 from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
-    from trainer.spec.dataset import DatasetSpec
+    from trainer.spec.dataset import DatasetSpec, Feature
     from trainer.spec.job import JobSpec
 
 
 class TwoTowerSpec(TowerSpec):
-    """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch."""
+    """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
+
+    ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: what their product is divided by.
+    ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id, so that the item
+    tower learns to do without (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017); of datasets with an item table.
+    """
 
     kind: Literal["two_tower"]
 
+    normalize: bool = later(False)
+    temperature: Positive = later(1.0)
+    item_id_dropout: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
+
     losses = ("bce", "mse", "sampled_softmax")
     publishes = True
+    reads_numbers = True
+    reads_items = True
     ranks_all_items = True
     has_dynamic_tables = True
     has_context = True
@@ -50,18 +62,49 @@ class TwoTowerSpec(TowerSpec):
         joined = [name for name, one in dataset.features.items() if one.join is not None and one.join.on == "item"]
         if joined:
             yield FieldProblem(
-                "model.kind", f"item-side features ({', '.join(joined)}) in two_tower are not available yet"
+                "model.kind",
+                f"features of the item ({', '.join(joined)}) by join are not available yet in two_tower",
+                "name the file in items of the dataset",
             )
         yield from super().fit_problems(job, dataset)
-        others = sorted(set(dataset.features) - {"user", "item"})
+        others = sorted(name for name, one in dataset.features.items() if not _is_of_pair(name, one, dataset))
         if others and any(ranking_parts(name) is not None for name in job.evaluation.metrics):
             yield FieldProblem(
                 "evaluation.metrics",
-                "two_tower ranks all items for a user only where its features are user and item",
+                "two_tower ranks all items for a user only where its features are user, item, and joins on the user",
                 f"leave {', '.join(others)} out of the dataset, or use metrics without ranking",
             )
         if job.publish is not None and job.publish.frozen_context is not None:
             yield from _frozen_context_problems(job.publish.feature, dataset)
+        if dataset.items is None:
+            if self.item_id_dropout != type(self).model_fields["item_id_dropout"].default:
+                why = f"dataset '{dataset.name}' has no item table, and the id is all that is known of an item"
+                yield FieldProblem("model.item_id_dropout", why, "give the dataset items, or leave it out")
+        else:
+            yield from _item_table_problems(job)
+
+
+def _is_of_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
+    """Return whether a feature is the item, or the same in all rows of a user."""
+    if name in ("user", "item"):
+        return True
+    user = dataset.features.get("user")
+    return feature.join is not None and user is not None and feature.join.on in ("user", user.column)
+
+
+def _item_table_problems(job: JobSpec) -> Iterator[FieldProblem]:
+    """Yield what holds rows of items to what they were, where the vectors of items are a tower's outputs."""
+    if job.publish is not None:
+        for name in ("anchor", "frozen_context"):
+            if getattr(job.publish, name) is not None:
+                yield FieldProblem(
+                    f"publish.{name}", "with an item table vectors are a tower's outputs, not rows", "leave it out"
+                )
+    for name, table in job.tables.items():
+        if table.capacity is not None:
+            yield FieldProblem(
+                f"tables.{name}.capacity", "ids of an item table have no dynamic rows yet", "leave it out"
+            )
 
 
 def _frozen_context_problems(items: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +15,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.infer import profile
 from trainer.sizing.estimate import estimate
 from trainer.spec import SpecError, parse_dataset, parse_job
+from trainer.spec.models.base import ModelSpec
 
 NUM_ROWS, HELD = 400, 40
 
@@ -184,11 +187,14 @@ def test_what_has_no_meaning_is_refused(tmp_path, feature, said):
 
 def test_models_that_read_no_numbers_refuse_them(tmp_path):
     path = rows_with_prices(tmp_path / "rows.parquet")
+
+    class Plain(ModelSpec):
+        kind: Literal["plain"]
+
     dataset, job = specs(path, model={"kind": "two_tower", "embedding_dim": 4})
-    with pytest.raises(
-        ValueError, match="two_tower reads no numeric features, and 'price' is dense: use one of fm, dnn"
-    ):
-        job.against(dataset)
+    problem = next(Plain(kind="plain").fit_problems(job, dataset))
+    assert str(problem).startswith("model.kind: plain reads no numeric features, and 'price' is dense: use one of fm")
+    assert prepare(dataset, job, tmp_path / "two-tower").num_dense == 2
     with pytest.raises(SpecError, match=r"label.negatives.of: 'price' is dense, and has no ids"):
         specs(path, dataset={"label": {"negatives": {"of": "price"}}})
     with pytest.raises(SpecError, match="all of them are dense"):

@@ -164,7 +164,8 @@ MF = {"kind": "mf", "loss": "mse"}
         ),
         (
             {"model": {"kind": "two_tower"}, "evaluation": {"metrics": ["recall_20_full"]}}, {"hour": {"type": "id"}},
-            "two_tower ranks all items for a user only where its features are user and item: leave hour out",
+            "two_tower ranks all items for a user only where its features are user, item, and joins on the user: "
+            "leave hour out",
         ),
     ],
 )  # fmt: skip

@@ -1,0 +1,162 @@
+"""What of an item table contradicts the rest of a dataset or a job, each with the field and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.spec import SpecError, parse_dataset, parse_job
+
+DATASET = {
+    "name": "clicks", "uri": "rows.parquet", "label": {"column": "click"},
+    "features": {
+        "user": {"type": "id"},
+        "item": {"type": "id", "column": "product"},
+        "hour": {"type": "id"},
+        "age": {"type": "dense"},
+    },
+    "items": {"uri": "items.parquet", "features": {"brand": {"type": "id"}, "price": {"type": "dense"}}},
+}  # fmt: skip
+JOB = {"name": "job", "dataset": {"name": "clicks"}, "model": {"kind": "two_tower", "embedding_dim": 4}}
+
+
+def items(features=None, **changes):
+    own = DATASET["items"]
+    return {"items": own | {"features": own["features"] | (features or {})} | changes}
+
+
+def test_a_dataset_with_an_item_table():
+    dataset = parse_dataset(DATASET)
+    assert list(dataset.joined_features) == ["user", "item", "hour", "age", "brand"]
+    assert dataset.num_item_numbers == 1
+    assert parse_dataset(DATASET | items(on="product")).items.on == "product"
+    # YAML reads an unquoted on as true.
+    unquoted = {"uri": "items.parquet", True: "product", "features": {"brand": {}}}
+    assert parse_dataset(DATASET | {"items": unquoted}).items.on == "product"
+    parse_job(JOB).against(dataset)
+
+
+def test_a_dataset_without_one_is_dumped_as_before():
+    plain = parse_dataset({name: part for name, part in DATASET.items() if name != "items"})
+    assert "items" not in plain.model_dump(mode="json")
+    assert plain.joined_features == plain.features
+    model = parse_job(JOB).model.model_dump(mode="json")
+    assert {"normalize", "temperature", "item_id_dropout"}.isdisjoint(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (items({"hour": {}}), "items.features.hour: there is a feature 'hour' of the rows: give one of them another"),
+        (items(on="asin"), "items.on: 'asin' is no column of the item: name it 'product' in both files"),
+        (items(uri="ftp://host/items.parquet"), "items.uri: ftp:// is not available yet"),
+        (
+            items({"kinds": {"join": {"uri": "a", "on": "item", "column": "b"}}}),
+            "items.features.kinds.join: a feature of items reads a column of their file: leave it out",
+        ),
+        (items({"kinds": {"timestamp": "at"}}), "items.features.kinds.timestamp: a feature of items reads a column"),
+        (
+            items({"kinds": {"type": "id_list", "weights": "w"}}),
+            "items.features.kinds.weights: a feature of items reads a column",
+        ),
+        (items({"kinds": {"missing": "error"}}), "items.features.kinds.missing: an item without the id is unknown"),
+        (items({"kinds": {"shares": "age"}}), "items.features.kinds.shares: no table 'age': name one of brand, hour,"),
+        (items({"kinds": {"shares": "price"}}), "items.features.kinds.shares: no table 'price'"),
+        ({"items": {"uri": "items.parquet", "features": {}}}, "items.features: Dictionary should have at least 1 item"),
+        (items(colour="red"), "items.colour: no such field"),
+        (
+            {"features": {"user": {}, "item": {"type": "id_list"}}},
+            "items: it is of the feature 'item', of type id, that reads a column: describe item so",
+        ),
+        ({"features": {"user": {}}}, "items: it is of the feature 'item'"),
+    ],
+)
+def test_what_contradicts_the_dataset(changes, message):
+    with pytest.raises(SpecError) as caught:
+        parse_dataset(DATASET | changes)
+    assert message in str(caught.value)
+
+
+def test_the_shared_table_of_a_feature_may_be_that_of_the_rows_or_of_another_feature():
+    shared = parse_dataset(DATASET | items({"maker": {"shares": "brand"}, "opens": {"shares": "hour"}}))
+    assert shared.items.features["maker"].shares == "brand"
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (
+            {"model": {"kind": "dnn", "embedding_dim": 4}},
+            "model.kind: dnn reads no item table, and dataset 'clicks' has one: use two_tower, or a dataset whose",
+        ),
+        (
+            {"model": {"kind": "sasrec", "embedding_dim": 4}},
+            "model.kind: sasrec reads no item table",
+        ),
+        (
+            {"model": {"kind": "mf", "embedding_dim": 4}},
+            "model.kind: mf reads no item table",
+        ),
+        (
+            {"publish": {"collection": "items", "feature": "item", "anchor": {}}},
+            "publish.anchor: with an item table vectors are a tower's outputs, not rows: leave it out",
+        ),
+        (
+            {
+                "publish": {"collection": "items", "feature": "item", "frozen_context": {}},
+                "init_from": {"job": "other"},
+            },
+            "publish.frozen_context: with an item table vectors are a tower's outputs, not rows: leave it out",
+        ),
+        (
+            {"tables": {"brand": {"capacity": 10}}},
+            "tables.brand.capacity: ids of an item table have no dynamic rows yet: leave it out",
+        ),
+        ({"tables": {"prices": {}}}, "tables.prices: no such table (there are"),
+        (
+            {"evaluation": {"metrics": ["recall_20_full"]}},
+            "leave age, hour out of the dataset, or use metrics without ranking",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_item_table(job, message):
+    with pytest.raises(ValueError) as caught:
+        parse_job(JOB | job).against(parse_dataset(DATASET))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("on", ["user", "uid", "product"])
+def test_all_items_are_ranked_beside_features_of_the_user(on):
+    age = {"type": "id", "join": {"uri": "users.parquet", "on": on, "column": "age"}}
+    features = {"user": {"type": "id", "column": "uid"}, "item": {"type": "id", "column": "product"}, "age": age}
+    dataset = parse_dataset(DATASET | {"features": features})
+    job = parse_job(JOB | {"evaluation": {"metrics": ["recall_20_full"]}})
+    if on == "product":
+        with pytest.raises(ValueError, match="leave age out of the dataset"):
+            job.against(dataset)
+    else:
+        job.against(dataset)
+
+
+def test_without_a_user_that_is_what_is_said():
+    age = {"type": "id", "join": {"uri": "users.parquet", "on": "user", "column": "age"}}
+    dataset = parse_dataset(DATASET | {"features": {"item": {"type": "id", "column": "product"}, "age": age}})
+    job = parse_job(JOB | {"evaluation": {"metrics": ["recall_20_full"]}})
+    with pytest.raises(ValueError, match="two_tower needs a feature named 'user'"):
+        job.against(dataset)
+
+
+def test_the_dropout_of_ids_is_of_datasets_with_an_item_table():
+    job = parse_job(JOB | {"model": JOB["model"] | {"item_id_dropout": 0.2}})
+    job.against(parse_dataset(DATASET))
+    plain = parse_dataset({name: part for name, part in DATASET.items() if name != "items"})
+    with pytest.raises(ValueError, match=r"model.item_id_dropout: dataset 'clicks' has no item table"):
+        job.against(plain)
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [({"temperature": 0.0}, "temperature"), ({"item_id_dropout": 1.0}, "item_id_dropout"), ({"normalize": 2}, "norm")],
+)
+def test_bounds(model, field):
+    with pytest.raises(SpecError, match=f"model.*{field}"):
+        parse_job(JOB | {"model": JOB["model"] | model})

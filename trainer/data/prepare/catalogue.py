@@ -1,0 +1,158 @@
+"""All items of a dataset with an item table, as a model reads them: those of the table, then others of training.
+
+A place is an item's number among them. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns import values
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, GrownTable
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.numeric import Numeric
+from trainer.data.columns.vocabulary import Codes
+from trainer.data.prepare.arrays import CODE, ITEM_PLACES, VALUE, JaggedAppender, map_array, map_jagged, write_array
+from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.plan import DataPlan, FeaturePlan
+from trainer.data.prepare.split import SPLIT_NAMES
+
+CATALOGUE = "catalogue"
+"""Directory of prepared data, where the dataset has an item table."""
+_IDS, _ROWS, _NUMBERS = "ids.arrow", "rows.of.items.bin", "numbers.float32"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Items by place.
+
+    Attributes:
+        ids: raw ids.
+        rows: int32 [items], the row of each in the table of items, that of the unknown id where it has none.
+        features: by feature of the item table, table rows [items], or lists of them.
+        numbers: float32 [items, numeric features of the item table].
+        num_in_table: the first so many are in the item table.
+    """
+
+    ids: pa.Array
+    rows: npt.NDArray[np.int32]
+    features: Mapping[str, npt.NDArray[np.int32] | Jagged]
+    numbers: npt.NDArray[np.float32]
+    num_in_table: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def place_of_row(self, num_rows: int) -> npt.NDArray[np.int64]:
+        """Return the place of each row of the table of items, -1 for the special ones."""
+        places = np.full(num_rows, -1, dtype=np.int64)
+        places[self.rows] = np.arange(len(self))
+        places[:NUM_SPECIAL_ROWS] = -1
+        return places
+
+    def is_known(self) -> npt.NDArray[np.bool_]:
+        """Return which items training says something of, [items]: of the id itself, or of an id of a feature."""
+        known = np.asarray(self.rows) >= NUM_SPECIAL_ROWS
+        for column in self.features.values():
+            lists = column if isinstance(column, Jagged) else Jagged(column, np.arange(len(self) + 1))
+            owners = np.repeat(np.arange(len(self)), lists.lengths)
+            known[owners[np.asarray(lists.values) >= NUM_SPECIAL_ROWS]] = True
+        return known
+
+    def write(self, directory: Path) -> None:
+        """Write what :func:`open_catalogue` opens."""
+        directory.mkdir()
+        batch = pa.record_batch([self.ids], names=["id"])
+        with pa.OSFile(str(directory / _IDS), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        write_array(directory / _ROWS, self.rows, CODE)
+        write_array(directory / _NUMBERS, self.numbers.reshape(-1), VALUE)
+        for name, column in self.features.items():
+            if isinstance(column, Jagged):
+                lists = JaggedAppender(directory / name, CODE)
+                lists.append(column.values, column.lengths)
+                lists.close()
+            else:
+                write_array(directory / f"{name}.bin", column, CODE)
+
+
+def open_catalogue(directory: Path, is_list: Mapping[str, bool], num_numbers: int, num_in_table: int) -> Catalogue:
+    """Return what :meth:`Catalogue.write` wrote, memory-mapped; ``is_list``: by feature of the item table."""
+    with pa.memory_map(str(directory / _IDS)) as file:
+        ids = pa.ipc.open_file(file).get_batch(0).column(0)
+    features = {
+        name: map_jagged(directory / name, CODE) if lists else map_array(directory / f"{name}.bin", CODE)
+        for name, lists in is_list.items()
+    }
+    numbers = map_array(directory / _NUMBERS, VALUE).reshape(len(ids), num_numbers)
+    return Catalogue(ids, map_array(directory / _ROWS, CODE), features, numbers, num_in_table)
+
+
+def catalogue_of(
+    plan: DataPlan, encoded: Encoded, grown: Mapping[str, GrownTable], numeric: Sequence[Numeric]
+) -> Catalogue:
+    """Return all items as the model reads them.
+
+    ``numeric``: the numeric features, with their statistics, those of the item table last.
+    """
+    items, item = plan.items, plan.direct("item")
+    assert items is not None
+    assert item is not None
+    table = grown[item.domain].ids.ids
+    ids = values.as_ids(items.ids, plan.kinds[item.domain], f"{items.source.uri}, column of ids")
+    found = Codes(table).encode(ids)
+    rows = np.where(found >= 0, found + NUM_SPECIAL_ROWS, UNKNOWN_ROW)
+    is_other = np.ones(len(table), dtype=bool)
+    is_other[found[found >= 0]] = False
+    others = np.flatnonzero(is_other)
+    features = {
+        feature.name: _rows_of(plan, encoded, grown[feature.table], feature, len(others))
+        for feature in plan.features
+        if plan.dataset.items is not None and feature.name in plan.dataset.items.features
+    }
+    positions = np.append(np.arange(len(items)), np.full(len(others), -1))
+    of_items = numeric[len(plan.numeric) :]
+    columns = [one.apply(items.numbers_at(positions, number)) for number, one in enumerate(of_items)]
+    return Catalogue(
+        pa.concat_arrays([ids, table.take(pa.array(others))]),
+        np.append(rows, others + NUM_SPECIAL_ROWS).astype(np.int32),
+        features,
+        np.stack(columns, axis=1) if columns else np.empty((len(positions), 0), dtype=VALUE),
+        len(items),
+    )
+
+
+def _rows_of(
+    plan: DataPlan, encoded: Encoded, grown: GrownTable, feature: FeaturePlan, num_others: int
+) -> npt.NDArray[np.int32] | Jagged:
+    """Return a feature's table rows of all items; of those that are not in the item table it is unknown."""
+    codes = plan.joins[feature.name].coded(encoded.codes[feature.table], plan.kinds[feature.table])
+    if isinstance(codes, Jagged):
+        offsets = np.append(codes.offsets, np.full(num_others, codes.offsets[-1]))
+        return Jagged(grown.row_of_code[codes.values], offsets)
+    # The last code is that of no item.
+    return grown.row_of_code[np.append(codes[:-1], np.repeat(codes[-1:], num_others))]
+
+
+def write_catalogue(catalogue: Catalogue, directory: Path, log: Callable[[str], Any]) -> None:
+    """Write it beside the splits, and into these the places of examples whose item is not in the table."""
+    catalogue.write(directory / CATALOGUE)
+    places_of_rows = catalogue.place_of_row(int(catalogue.rows.max()) + 1).astype(CODE)
+    absent = count = 0
+    for name in SPLIT_NAMES:
+        places = map_array(directory / name / ITEM_PLACES, CODE, mode="r+")
+        lacking = np.flatnonzero(places < 0)
+        places[lacking] = places_of_rows[map_array(directory / name / "item.bin", CODE)[lacking]]
+        absent, count = absent + len(lacking), count + len(places)
+    untrained = int((catalogue.rows[: catalogue.num_in_table] < NUM_SPECIAL_ROWS).sum())
+    log(
+        f"item table: {catalogue.num_in_table:,} items, {untrained:,} of them not trained on; "
+        f"{absent / max(count, 1):.2%} of the examples are of items that it lacks: their features are unknown"
+    )

@@ -1,0 +1,68 @@
+"""The item table of a dataset: ids of all items, and the numbers that it has of each. Torch-free; held in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns import values
+from trainer.data.columns.numeric import Numeric, read_numeric
+from trainer.data.errors import DataError
+from trainer.data.sources.join import JoinTable
+from trainer.data.sources.source import Source, beside
+from trainer.spec import DatasetSpec, ItemTable, Join
+
+ITEM_TABLE = "item table"
+"""Stands for it among the joins of a plan. No feature is named so."""
+
+
+class ItemFile:
+    """The ids of an item table, by position in its file, and its numbers.
+
+    Args:
+        items: what the file holds.
+        uri: where it is.
+        numeric: its numeric features.
+
+    Raises:
+        DataError: a column is missing, an id is null or repeated, or a value is not of its feature's type.
+    """
+
+    def __init__(self, items: ItemTable, uri: str, numeric: Sequence[Numeric]):
+        self.lookup = JoinTable(Join(uri=items.uri, on=items.on, column=items.on), uri)
+        source = self.lookup.source
+        for name, feature in items.features.items():
+            column = feature.column or name
+            source.require([column])
+            if feature.type == "id" and values.is_list(source.column_type(column)):
+                where = f"{uri}, column '{column}'"
+                raise DataError("holds lists", where=where, remedy=f"set type: id_list of items.features.{name}")
+        columns = [feature.column for feature in numeric]
+        parts = [read_numeric(numeric, chunk) for chunk in source.stream(columns)] if columns else []
+        self.numbers = np.concatenate(parts) if parts else np.empty((len(self), 0))
+        """[items, numeric features], NaN where missing."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def ids(self) -> pa.Array:
+        """The raw ids, in the order of the file."""
+        return self.lookup.keys
+
+    @property
+    def source(self) -> Source:
+        return self.lookup.source
+
+    def numbers_at(self, positions: npt.NDArray[np.integer], number: int) -> npt.NDArray[np.float64]:
+        """Return the values of a numeric feature at positions of the file, NaN at -1."""
+        return np.append(self.numbers[:, number], np.nan)[positions]
+
+
+def item_file(dataset: DatasetSpec, numeric: Sequence[Numeric]) -> ItemFile | None:
+    """Return the item table of a dataset, if it has one."""
+    items = dataset.items
+    return None if items is None else ItemFile(items, beside(items.uri, dataset.uri), numeric)
