@@ -60,13 +60,15 @@ def infer_dataset(
     as_json: JsonFlag = False,
 ) -> None:
     """Propose a manifest for a file, as YAML to review and save. Contacts no service."""
-    from trainer.data.sources.infer import as_yaml, infer
+    from trainer.data.sources.infer import as_yaml, propose
 
-    document = infer(file, name=name)
+    proposal = propose(file, name=name)
     if as_json:
-        output.print_json(document)
+        output.print_json(proposal.document)
+        for note in proposal.notes:
+            typer.echo(note, err=True)
     else:
-        typer.echo(as_yaml(document), nl=False)
+        typer.echo(as_yaml(proposal.document, proposal.notes), nl=False)
 
 
 @datasets.command("list")

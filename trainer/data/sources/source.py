@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from trainer.data.errors import DataError
 from trainer.data.prefetch import read_ahead
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
-from trainer.data.sources.readers.base import Reader
+from trainer.data.sources.readers.base import Reader, TextReader
 from trainer.data.sources.readers.registry import BROKEN_READERS, READERS, SUFFIXES, holds_rows, reader_of
 
 CHUNK_ROWS = 1 << 18
@@ -93,25 +93,53 @@ class Source:
         return names + [name for name in self._hive if name not in names]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Check that every file has each column, and find the types of text.
+        """Check that every file has each column, once and of a type that goes with the others', and find their types.
 
         Raises:
-            DataError: a column is missing.
+            DataError: a column is missing, occurs twice, or is of types that are not one another.
         """
+        self._require_once(columns)
         stored = [name for name in dict.fromkeys(columns) if name not in self._hive]
-        for file in self.files:
-            names = self.reader.schema(file.path).names
-            for column in stored:
-                if column not in names:
-                    raise DataError(
-                        f"no column '{column}' (there are {', '.join(sorted(set(names) | set(self._hive)))})",
-                        where=str(file.path),
-                        remedy="name an existing column in the dataset spec, or add it to the file",
-                    )
         self.reader.infer_types(stored)
 
+    def problems(self, columns: Sequence[str]) -> dict[str, DataError]:
+        """Return what :meth:`require` would say against each of the columns, where it would; without reading rows."""
+        found = {}
+        for column in columns:
+            try:
+                # The types of text are found by reading, of all columns at once.
+                if not isinstance(self.reader, TextReader):
+                    self.require([column])
+                else:
+                    self._require_once([column])
+            except DataError as error:
+                found[column] = error
+        return found
+
+    def _require_once(self, columns: Sequence[str]) -> None:
+        """Check that every file has each column once."""
+        before: pa.Schema | None = None
+        for file in self.files:
+            schema = self.reader.schema(file.path)
+            if schema is before:
+                continue
+            before, names = schema, schema.names
+            for column in columns:
+                if column not in self._hive and names.count(column) != 1:
+                    raise self._lacks(file, column) if column not in names else _twice(file, column)
+
+    def _lacks(self, file: SourceFile, column: str) -> DataError:
+        names = set(self.reader.schema(file.path).names) | set(self._hive)
+        others = [one for one in self.files if column in self.reader.schema(one.path).names]
+        beside = f", which {others[0].path} has" if others else ""
+        return DataError(
+            f"no column '{column}'{beside} (there are {', '.join(sorted(names))})",
+            where=str(file.path),
+            remedy="name an existing column in the dataset spec, or add it to the file",
+        )
+
     def column_type(self, column: str) -> pa.DataType:
-        """Return the type of a required column, from the first file."""
+        """Return the type of a required column, which holds the values of every file."""
         return self._hive[column] if column in self._hive else self.reader.column_type(column)
 
     def stream(
@@ -185,6 +213,14 @@ class Source:
         if not inside:
             raise no_rows_in_window(self.uri, window, min(days), max(days))
         return tuple(inside)
+
+
+def _twice(file: SourceFile, column: str) -> DataError:
+    return DataError(
+        "the file has two columns of this name",
+        where=f"{file.path}, column '{column}'",
+        remedy="rename one of them, or write the file without it",
+    )
 
 
 def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, last_day: int | None = None) -> DataError:
