@@ -203,9 +203,19 @@ def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
     )
 
 
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""By the last ending of a name, how a file of text is compressed."""
+
+
+def with_compressions(*suffixes: str) -> tuple[str, ...]:
+    """Return endings of the names of files of text, plain and compressed."""
+    return tuple(suffix + more for more in ("", *COMPRESSIONS) for suffix in suffixes)
+
+
 def text_of(path: FilePath) -> pa.NativeFile:
-    """Return a stream of the bytes of a file, decompressed where its name ends in .gz."""
-    return pa.input_stream(opened(path), compression="gzip" if path.name.endswith(".gz") else None)
+    """Return a stream of the bytes of a file, decompressed where its name ends in one of ``COMPRESSIONS``."""
+    compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.endswith(suffix)), None)
+    return pa.input_stream(opened(path), compression=compression)
 
 
 def _with_values(kind: pa.DataType) -> pa.DataType:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from trainer.data.sources.locations import FilePath
-from trainer.data.sources.readers.base import TextReader, text_of
+from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
 
 _BLOCK_BYTES = 1 << 24
 _ROW = re.compile(r"in row (\d+)$")
@@ -26,7 +26,7 @@ _OTHER_BYTES = bytes(set(range(256)) - set(b'"[]{}'))
 
 class JsonLinesReader(TextReader):
     name = "JSON Lines"
-    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+    suffixes = with_compressions(".jsonl", ".ndjson")
     remedy = "correct that row: one JSON object in each line, values of one type in each column, UTF-8"
 
     def read_schema(self, path: FilePath) -> pa.Schema:
