@@ -35,7 +35,10 @@ class Reader(ABC):
         self.paths = tuple(paths)
         self._schemas: dict[FilePath, pa.Schema] = {}
         self._field_paths: dict[FilePath, dict[str, FieldPath]] = {}
+        self._lacking: dict[FilePath, dict[str, pa.DataType]] = {}
         self._types: dict[str, pa.DataType] = {}
+        self.declared: dict[str, pa.DataType] = {}
+        """Columns that are null in the files which do not have them."""
 
     @abstractmethod
     def read_schema(self, path: FilePath) -> pa.Schema:
@@ -103,12 +106,16 @@ class Reader(ABC):
         if path not in self._schemas:
             with self.reading(path):
                 fields = list(fields_of(self.read_schema(path)))
-            schema = pa.schema([(".".join(names), type_) for names, type_ in fields])
+            stored = [(".".join(names), type_) for names, type_ in fields]
+            there = {name for name, _ in stored}
+            lacking = {name: type_ for name, type_ in self.declared.items() if name not in there}
+            schema = pa.schema([*stored, *lacking.items()])
             # Of the thousands of files of a dataset most have the schema of the first.
             first = self._schemas.get(self.paths[0])
             schema = first if first is not None and first.equals(schema) else schema
             self._schemas[path] = schema
             self._field_paths[path] = {".".join(names): names for names, _ in fields if len(names) > 1}
+            self._lacking[path] = lacking
         return self._schemas[path]
 
     def batches(
@@ -119,19 +126,25 @@ class Reader(ABC):
         Raises:
             DataError: the file cannot be read.
         """
-        self.schema(path)
-        nested = self._field_paths[path]
-        read = [name if self.reads_fields else nested.get(name, (name,))[0] for name in columns]
+        schema, nested, lacking = self.schema(path), self._field_paths[path], self._lacking[path]
+        # Rows are counted by a column that is there.
+        stored = [name for name in columns if name not in lacking] or schema.names[:1]
+        read = list(dict.fromkeys(name if self.reads_fields else nested.get(name, (name,))[0] for name in stored))
         with self.reading(path):
             if first_row:
-                batches = self.read_batches_from(path, list(dict.fromkeys(read)), chunk_rows, first_row)
+                batches = self.read_batches_from(path, read, chunk_rows, first_row)
             else:
-                batches = self.read_batches(path, list(dict.fromkeys(read)), chunk_rows)
-            if not nested.keys() & set(columns):
+                batches = self.read_batches(path, read, chunk_rows)
+            if not (nested.keys() | lacking.keys()) & set(columns):
                 yield from batches
                 return
             for batch in batches:
-                arrays = [field_of(batch, nested.get(name, (name,))) for name in columns]
+                arrays = [
+                    pa.nulls(batch.num_rows, lacking[name])
+                    if name in lacking
+                    else field_of(batch, nested.get(name, (name,)))
+                    for name in columns
+                ]
                 yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
     @contextlib.contextmanager
