@@ -14,7 +14,9 @@ from service.client import Client
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec
 
-datasets = typer.Typer(help="Datasets: register, propose a manifest, list, profile, delete.", no_args_is_help=True)
+datasets = typer.Typer(
+    help="Datasets: register, propose a manifest, fetch public ones, list, profile, delete.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -69,6 +71,22 @@ def infer_dataset(
             typer.echo(note, err=True)
     else:
         typer.echo(as_yaml(proposal.document, proposal.notes), nl=False)
+
+
+@datasets.command("get")
+def get_dataset(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="ml1m, epinions, amazon_beauty, amazon_sports or gowalla.")
+    ],
+    to: Annotated[Path, typer.Option(help="The folder of the Parquet files.")] = Path("data"),
+    downloaded: Annotated[
+        Path | None, typer.Option("--from", help="A folder with the publisher's files, instead of fetching them.")
+    ] = None,
+) -> None:
+    """Fetch a public data set from its publisher, for examples and recipes. Contacts no service."""
+    from trainer.data.published.download import get
+
+    get(name, to, downloaded, told=typer.echo)
 
 
 @datasets.command("list")
