@@ -105,15 +105,16 @@ class Source:
         self.reader.infer_types(stored)
 
     def problems(self, columns: Sequence[str]) -> dict[str, DataError]:
-        """Return what :meth:`require` would say against each of the columns, where it would; without reading rows."""
+        """Return what is wrong with each of the columns where not every file has it, once and in one type.
+
+        Reads no rows; that of text is found by reading.
+        """
         found = {}
         for column in columns:
             try:
-                # The types of text are found by reading, of all columns at once.
-                if not isinstance(self.reader, TextReader):
-                    self.require([column])
-                else:
-                    self._require_once([column])
+                self._require_once([column])
+                if column not in self._hive and not isinstance(self.reader, TextReader):
+                    self.reader.declared_type(column, strict=True)
             except DataError as error:
                 found[column] = error
         return found

@@ -47,6 +47,17 @@ def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     return _common_time(left, right)
 
 
+def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
+    """Return whether values of both have the meaning of either, or are found to have none row by row.
+
+    These are text beside numbers or times, and single values beside lists of them.
+    """
+    left, right = (type_.value_type if is_list(type_) else type_ for type_ in map(plain_type, (left, right)))
+    if _is_text(left) or _is_text(right):
+        return all(_is_text(one) or _is_number(one) or _is_time(one) for one in (left, right))
+    return common_type(left, right) is not None
+
+
 def plain_type(type_: pa.DataType) -> pa.DataType:
     """Return the type without dictionaries and views, which many of Arrow's functions do not know."""
     if pa.types.is_dictionary(type_):
@@ -80,6 +91,10 @@ def _is_number(type_: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_))
 
 
+def _is_time(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(type_) or pa.types.is_date(type_))
+
+
 def _common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(left) or pa.types.is_floating(right):
         return pa.float64()
@@ -96,7 +111,7 @@ def _common_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None
 def _common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     """Return microseconds, in which times are read; none for a time of a zone and one of no zone."""
     kinds = (left, right)
-    if not all(pa.types.is_timestamp(kind) or pa.types.is_date(kind) for kind in kinds):
+    if not all(_is_time(kind) for kind in kinds):
         return None
     if all(pa.types.is_date(kind) for kind in kinds):
         return pa.date32()

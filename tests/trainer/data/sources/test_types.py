@@ -78,23 +78,58 @@ def test_types_that_mean_the_same_read(parts, dataset_spec, job_spec, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("second", "says"),
+    "second",
     [
-        (pa.array(["4", "5", "6"] * 3), "is string here and int64 in .*0.parquet .*one type in every file"),
-        (pa.array([[4], [5], []] * 3), "is list<.*> here and int64 in .*0.parquet"),
-        (pa.array([1, 2, 3] * 3).cast(pa.timestamp("us")), "is timestamp.* here and int64 in .*0.parquet"),
+        pa.array(["4", "5", "6"] * 3),
+        pa.array([[4], [5], []] * 3),
+        pa.array([1, 2, 3] * 3).cast(pa.timestamp("us")),
+        pa.array([b"4", b"5", b"6"] * 3),
     ],
+    ids=lambda second: str(second.type),
 )
-def test_types_that_do_not_are_told_by_file_and_column(second, says, dataset_spec, tmp_path):
+def test_types_that_are_not_one_another_are_told_by_file_and_column(second, tmp_path):
     folder = folder_of(tmp_path, BASE["item"], second)
-    with pytest.raises(DataError, match=f"1.parquet, column 'item': {says}"):
-        profile(described(dataset_spec, folder))
     proposal = propose(folder)
     assert set(proposal.document["features"]) == {"user"}
     (note,) = proposal.notes
-    assert "1.parquet, column 'item': is " in note
+    assert (
+        f"1.parquet, column 'item': is {str(second.type).replace('item:', 'element:')} here and int64 in {folder}/0.parquet (write the column"
+        in note
+    )
     assert f"# {note}" in as_yaml(proposal.document, proposal.notes).splitlines()
     assert list(Source(str(folder)).stream(["user"]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.array(BASE["item"]), pa.array([1, 2, 3] * 3).cast(pa.timestamp("us"))),
+        (pa.array([1, 2, 3] * 3).cast(pa.timestamp("us")), pa.array([1, 2, 3] * 3).cast(pa.timestamp("us", "UTC"))),
+        (pa.array(BASE["item"]), pa.array([b"4", b"5", b"6"] * 3)),
+    ],
+    ids=str,
+)
+def test_types_that_cannot_be_read_as_one_are_refused(first, second, dataset_spec, tmp_path):
+    folder = folder_of(tmp_path, first, second)
+    says = "1.parquet, column 'item': is .* here and .* in .*0.parquet .write the column with one type in every file"
+    with pytest.raises(DataError, match=says):
+        Source(str(folder)).require(["item"])
+    with pytest.raises(DataError, match=says):
+        profile(described(dataset_spec, folder))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_text_beside_numbers_is_what_the_first_file_says(reverse, dataset_spec, tmp_path):
+    items = [pa.array(BASE["item"]), pa.array(["4", "7", "6"] * 3)]
+    folder = folder_of(tmp_path, *(items[::-1] if reverse else items))
+    source = Source(str(folder))
+    source.require(["item"])
+    found = {one.as_py() for one in items_of(source)}
+    assert found == ({"4", "5", "6", "7"} if reverse else {4, 5, 6, 7})
+    if not reverse:
+        folder_of(tmp_path, items[0], pa.array(["4", "x", "6"] * 3))
+        with pytest.raises(DataError, match=r"1\.parquet, column 'item': has an id that is no 64-bit integer: .*'x'"):
+            profile(described(dataset_spec, folder))
 
 
 def test_a_column_that_a_file_lacks(dataset_spec, tmp_path):

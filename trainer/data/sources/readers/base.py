@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trainer.data.errors import DataError, DataMemoryError
 from trainer.data.sources.locations import FilePath, opened
-from trainer.data.sources.types import FieldPath, common_type, field_of, fields_of
+from trainer.data.sources.types import FieldPath, common_type, field_of, fields_of, is_read_by_row
 
 
 class Reader(ABC):
@@ -73,13 +73,21 @@ class Reader(ABC):
         """
         for name in columns:
             if name not in self._types:
-                self._types[name] = self._common_type(name)
+                self._types[name] = self.declared_type(name)
 
     def column_type(self, column: str) -> pa.DataType:
         """Return the type of a column for which :meth:`infer_types` was called; it holds the values of every file."""
         return self._types[column]
 
-    def _common_type(self, column: str) -> pa.DataType:
+    def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
+        """Return the type that holds the values of all files, by what they declare.
+
+        Without ``strict`` text goes with numbers and times, and single values with lists: the first file says what they
+        are, and rows where a later one has something else are told one by one.
+
+        Raises:
+            DataError: there is none.
+        """
         first = self.schema(self.paths[0])
         type_: pa.DataType = first.field(column).type
         for path in self.paths[1:]:
@@ -88,13 +96,13 @@ class Reader(ABC):
                 continue
             there = schema.field(column).type
             common = common_type(type_, there)
-            if common is None:
+            if common is None and (strict or not is_read_by_row(type_, there)):
                 raise DataError(
                     f"is {there} here and {type_} in {self.paths[0]}",
                     where=f"{path}, column '{column}'",
                     remedy="write the column with one type in every file, or leave it out of the dataset",
                 )
-            type_ = common
+            type_ = type_ if common is None else common
         return type_
 
     def schema(self, path: FilePath) -> pa.Schema:
