@@ -92,10 +92,8 @@ def test_types_that_are_not_one_another_are_told_by_file_and_column(second, tmp_
     proposal = propose(folder)
     assert set(proposal.document["features"]) == {"user"}
     (note,) = proposal.notes
-    assert (
-        f"1.parquet, column 'item': is {str(second.type).replace('item:', 'element:')} here and int64 in {folder}/0.parquet (write the column"
-        in note
-    )
+    written = str(second.type).replace("item:", "element:")
+    assert f"1.parquet, column 'item': is {written} here and int64 in {folder}/0.parquet (write the column" in note
     assert f"# {note}" in as_yaml(proposal.document, proposal.notes).splitlines()
     assert list(Source(str(folder)).stream(["user"]))
 

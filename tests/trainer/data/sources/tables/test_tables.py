@@ -41,6 +41,14 @@ def test_a_table_further_down_is_named(table, tmp_path):
 
 
 @every_format
+def test_a_table_in_object_storage_is_refused(table):
+    with pytest.raises(
+        DataError, match=f"s3://rows/clicks: a table of {table.name} is read from a folder of this machine"
+    ):
+        table.snapshot("s3://rows/clicks", (), {})
+
+
+@every_format
 def test_the_log_is_among_the_files_that_a_registration_examines(table, tmp_path):
     write_table(tmp_path, table)
     assert [str(one.relative_to(tmp_path)) for one in data_files(tmp_path)] == sorted(
