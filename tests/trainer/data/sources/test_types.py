@@ -251,14 +251,20 @@ def test_a_column_whose_name_has_a_dot_is_not_a_field(tmp_path):
 def test_fields_of_lines_are_found_over_all_files(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"item": {"id": 1, "at": null}}\n')
     (tmp_path / "b.jsonl").write_text('{"item": {"id": 2.5, "at": "x", "more": 1}}\n')
+    (tmp_path / "c.jsonl").write_text('{"item": {"id": 3, "at": null}}\n')
     source = Source(str(tmp_path))
     source.require(["item.id", "item.at"])
     assert [source.column_type(name) for name in ("item.id", "item.at")] == [pa.float64(), pa.string()]
     rows = [row for chunk in source.stream(["item.at", "item.id"]) for row in chunk.batch.to_pylist()]
-    assert rows == [{"item.at": None, "item.id": 1.0}, {"item.at": "x", "item.id": 2.5}]
+    assert rows == [
+        {"item.at": None, "item.id": 1.0},
+        {"item.at": "x", "item.id": 2.5},
+        {"item.at": None, "item.id": 3.0},
+    ]
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_too_little_memory_is_not_blamed_on_the_file(tmp_path):
     """A row group of 400 MB of one byte each, in a process that may have so much at all."""
     path = tmp_path / "rows.parquet"

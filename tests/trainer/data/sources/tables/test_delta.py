@@ -44,6 +44,11 @@ def test_rows_are_those_of_the_table(dataset_spec, job_spec, tmp_path):
     assert source.fingerprint_files() != before
     # A column that most files lack is null there, also where nothing else is read.
     assert sorted(str(row["price"]) for row in rows_of(source, ["price"])) == ["1.5"] + ["None"] * 15
+    for number, file in enumerate(source.files):
+        prices = [row["price"] for chunk in source.stream_file(file, ["price"]) for row in chunk.batch.to_pylist()]
+        chunks = source.stream(["price"], 2, start=(number, 1))
+        rest = [one for chunk in chunks if chunk.file == file for one in chunk.column("price").to_pylist()]
+        assert rest == prices[1:]
     assert "left out" not in str(propose(path).notes)
     data = prepare(dataset_spec(path), job_spec(), tmp_path / "data")
     assert data.num_rows_read == 16

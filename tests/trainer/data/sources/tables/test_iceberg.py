@@ -49,13 +49,21 @@ def test_rows_are_those_of_the_table(table, dataset_spec, job_spec, tmp_path):
     expected = table.scan().to_arrow().to_pylist()
     assert len(expected) == source.reader.num_rows() == 16
     columns = ["click", "thing", "price", "user"]
-    rows = [row for chunk in source.stream(columns, 3) for row in chunk.batch.to_pylist()]
+    chunks = list(source.stream(columns, 3))
+    assert max(map(len, chunks)) == 3
+    rows = [row for chunk in chunks for row in chunk.batch.to_pylist()]
     assert sorted(map(str, rows)) == sorted(str({name: row[name] for name in columns}) for row in expected)
     # Names are drawn: either file may be the first.
     in_first = sum(len(chunk) for chunk in source.stream_file(source.files[0], columns))
     rest = [row for chunk in source.stream(columns, 3, start=(0, 4)) for row in chunk.batch.to_pylist()]
     assert rest == rows[min(4, in_first) :]
-    assert source.fingerprint_files() != before
+    after = source.fingerprint_files()
+    assert after != before
+    with table.update_schema() as update:
+        update.rename_column("thing", "item")
+    assert Source(str(folder_of(table))).fingerprint_files() != after
+    with table.update_schema() as update:
+        update.rename_column("item", "thing")
     spec = dataset_spec(folder_of(table), features={"user": {}, "item": {"column": "thing"}})
     assert prepare(spec, job_spec(), tmp_path / "data").num_rows_read == 16
 
@@ -75,6 +83,12 @@ def test_a_table_that_was_moved_is_told(table, tmp_path):
     shutil.copytree(folder_of(table), tmp_path / "copy")
     with pytest.raises(DataError, match=f"its log names file://{tmp_path}/shop.*, which is not in the folder"):
         Source(str(tmp_path / "copy"))
+
+
+def test_a_file_that_is_gone_is_told(table):
+    next(folder_of(table).rglob("*.parquet")).unlink()
+    with pytest.raises(DataError, match=r"its log names .*\.parquet, which is not in the folder"):
+        Source(str(folder_of(table)))
 
 
 def test_two_latest_versions_are_told_and_a_hint_decides(table):
