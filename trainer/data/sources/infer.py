@@ -332,13 +332,14 @@ def _unreadable(column: _Column) -> str:
 
 
 def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
-    """Return ``timestamp`` or ``order``; a column with nulls cannot order rows."""
-    for column in columns.values():
+    """Return ``timestamp`` or ``order``; a column with nulls, or of integers that are no int64, orders none."""
+    able = [one for one in columns.values() if one.nulls == 0 and one.name != label and not one.beyond_ids]
+    for column in able:
         is_time = pa.types.is_timestamp(column.type) or (_TIME_NAMES.match(column.name) and column.low is not None)
-        if is_time and column.nulls == 0 and column.name != label:
+        if is_time:
             return {"timestamp": column.name}
-    for column in columns.values():
-        if _ORDER_NAMES.match(column.name) and column.low is not None and column.nulls == 0 and column.name != label:
+    for column in able:
+        if _ORDER_NAMES.match(column.name) and column.low is not None:
             return {"order": column.name}
     return {}
 

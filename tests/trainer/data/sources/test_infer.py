@@ -103,6 +103,12 @@ def test_an_action_is_a_label_before_a_rating_and_negatives(tmp_path):
     assert proposal.notes == ()
 
 
+def test_integers_that_are_no_int64_order_nothing(tmp_path):
+    path = write(tmp_path, user=[1, 2], click=[0, 1], timestamp=pa.array([2**63, 1], pa.uint64()), pos=[0, 1])
+    assert infer(path)["order"] == "pos"
+    assert "timestamp" not in infer(path)
+
+
 def test_what_cannot_be_read_is_named_where_nothing_else_is_there(tmp_path):
     path = write(tmp_path, user=pa.array([2**63, 1], pa.uint64()), click=[0, 1])
     with pytest.raises(DataError, match=r"shows no id-like column .*left out: .*column 'user': integers of 2"):
