@@ -54,8 +54,8 @@ format: setup  ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-serve: setup  ## the service, which prints its address; it reads data sets below here and in ../shared/data
-	@EVENKEEL_DATA_ROOTS="$${EVENKEEL_DATA_ROOTS:-.:../shared/data}" $(BIN)/evenkeel serve
+serve: setup  ## the service, which prints its address; it reads data sets below here
+	@$(BIN)/evenkeel serve
 
 bench: setup  ## every benchmark, one JSON line per case
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

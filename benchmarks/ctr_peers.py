@@ -264,7 +264,7 @@ def read_lines(path: Path | None) -> list[Line]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr_peers", description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="?", default="all", choices=["all", "auc", "speed", "quick"])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets, for auc")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets, for auc")
     parser.add_argument("--tasks", default="amazon_sports,ml1m", help="for auc")
     parser.add_argument("--libraries", default=",".join(installed()))
     parser.add_argument("--models", default=",".join(MODELS))

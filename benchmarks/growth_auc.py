@@ -49,7 +49,7 @@ def test_auc(table: dict[str, int], seed: int, data: Path) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with epinions.parquet")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder with epinions.parquet")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--out", type=Path, default=Path("growth_auc.jsonl"))

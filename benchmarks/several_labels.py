@@ -1,6 +1,6 @@
 """Several labels of MovieLens-1M in one job, beside a job for each: test AUC of each label, mean over seeds.
 
-``python -m benchmarks.several_labels [--data ../shared/data/ml1m.parquet] [--seeds 3] [--epochs 8] [--methods ...]``.
+``python -m benchmarks.several_labels [--data data/ml1m.parquet] [--seeds 3] [--epochs 8] [--methods ...]``.
 The labels are ``like`` (rating >= 4) and ``love`` (rating == 5). Rows, order, batch, optimizers and tables are the same
 for every method; hidden layers are as wide and as deep for a label as those of the models that learn it alone:
 
@@ -134,9 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.several_labels", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument(
-        "--data", default="../shared/data/ml1m.parquet", help="Parquet file with user, item, rating, pos"
-    )
+    parser.add_argument("--data", default="data/ml1m.parquet", help="Parquet file with user, item, rating, pos")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1: split, order and initial weights")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--methods", default=",".join(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")

@@ -14,7 +14,9 @@ from service.client import Client
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec
 
-datasets = typer.Typer(help="Datasets: register, propose a manifest, list, profile, delete.", no_args_is_help=True)
+datasets = typer.Typer(
+    help="Datasets: register, propose a manifest, fetch public ones, list, profile, delete.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -65,13 +67,31 @@ def infer_dataset(
     as_json: JsonFlag = False,
 ) -> None:
     """Propose a manifest for a file, as YAML to review and save. Contacts no service."""
-    from trainer.data.sources.infer import as_yaml, infer
+    from trainer.data.sources.infer import as_yaml, propose
 
-    document = infer(file, name=name)
+    proposal = propose(file, name=name)
     if as_json:
-        output.print_json(document)
+        output.print_json(proposal.document)
+        for note in proposal.notes:
+            typer.echo(note, err=True)
     else:
-        typer.echo(as_yaml(document), nl=False)
+        typer.echo(as_yaml(proposal.document, proposal.notes), nl=False)
+
+
+@datasets.command("get")
+def get_dataset(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="ml1m, epinions, amazon_beauty, amazon_sports or gowalla.")
+    ],
+    to: Annotated[Path, typer.Option(help="The folder of the Parquet files.")] = Path("data"),
+    downloaded: Annotated[
+        Path | None, typer.Option("--from", help="A folder with the publisher's files, instead of fetching them.")
+    ] = None,
+) -> None:
+    """Fetch a public data set from its publisher, for examples and recipes. Contacts no service."""
+    from trainer.data.published.download import get
+
+    get(name, to, downloaded, told=typer.echo)
 
 
 @datasets.command("list")

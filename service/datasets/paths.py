@@ -20,6 +20,7 @@ from trainer.data.errors import DataError
 from trainer.data.sources.locations import beside as of_dataset
 from trainer.data.sources.readers.registry import holds_rows
 from trainer.data.sources.source import Source
+from trainer.data.sources.tables.registry import is_log
 from trainer.spec import DatasetSpec
 from trainer.spec.problems import FieldProblem
 from trainer.spec.uri_schemes import is_object, split
@@ -97,12 +98,16 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
 
 
 def data_files(path: Path) -> Iterator[Path]:
-    """Yield the data files of a file or a directory, sorted; hidden ones and those beginning with ``_`` are skipped."""
+    """Yield the data files of a file or a directory, and the files of a table's log, sorted.
+
+    Hidden ones and others beginning with ``_`` are skipped.
+    """
     if not path.is_dir():
         yield path
         return
     for file in sorted(path.rglob("*")):
-        if holds_rows(file.relative_to(path).parts):
+        parts = file.relative_to(path).parts
+        if holds_rows(parts) or (is_log(parts) and file.is_file()):
             yield file
 
 

@@ -29,5 +29,11 @@ class DataAwayError(DataError):
     code = "data_away"
 
 
+class DataMemoryError(DataError):
+    """Rows could not be read for lack of memory; nothing is said against them."""
+
+    code = "out_of_memory"
+
+
 def _rebuild(kind: type[DataError], what: str, where: str, remedy: str) -> DataError:
     return kind(what, where=where, remedy=remedy)

@@ -33,7 +33,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 MAKE_ROWS = ("adamar", "alpha", "generalization", "sse")
 RENAMED = {"lecture": "generalization"}
 """Names of before, read for one release more."""
-DATA = Path("../shared/data")
+DATA = Path("data")
 SEEDS = {"rff": 10}
 """Where it is not 3: the paper's variances are of ten runs."""
 QUICK_SEEDS = {"rff": 3}

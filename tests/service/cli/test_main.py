@@ -558,3 +558,16 @@ def test_a_terminal_gets_tables_and_a_progress_bar(served: Served, spec: Path):
     listed = on_terminal("jobs", "--name", "from-cli", "--limit", "1")
     assert "\t" not in listed
     assert re.search(r"\x1b\[\d+m.*succeeded", listed)
+
+
+def test_a_public_data_set_is_got(run: Run, tmp_path: Path):
+    (tmp_path / "train.txt").write_text("0 0 1\n1 2\n")
+    (tmp_path / "test.txt").write_text("0 3\n")
+    done = run("datasets", "get", "gowalla", "--to", str(tmp_path / "data"), "--from", str(tmp_path))
+    assert done.code == 0, done.err
+    assert "no licence of the data is stated" in done.out
+    assert "there is no published checksum to compare with" in done.out
+    assert f"{tmp_path}/data/gowalla.parquet: 4 rows" in done.out
+    unknown = run("datasets", "get", "netflix")
+    assert unknown.code == 1
+    assert "there are amazon_beauty" in unknown.err

@@ -87,6 +87,22 @@ async def test_paths_outside_the_data_roots(
     refused(far, "uri", "neither a local path")
 
 
+async def test_a_log_that_leads_outside_is_not_followed(
+    client: httpx.AsyncClient, dataset_body: dict[str, Any], settings: Settings, tmp_path: Path
+) -> None:
+    table = settings.data_roots[0] / "table"
+    (table / "_delta_log").mkdir(parents=True)
+    pq.write_table(pa.table({"user": [1]}), table / "rows.parquet")
+    body = {**dataset_body, "uri": str(table)}
+    (table / "_delta_log" / "0.json").write_text("{}")
+    error = refused(await client.post("/v1/datasets", json=body), "uri", "a table of Delta Lake")
+    assert "plain Parquet files" in error["remedy"]
+    (table / "_delta_log" / "0.json").unlink()
+    (tmp_path / "0.json").write_text("{}")
+    (table / "_delta_log" / "0.json").symlink_to(tmp_path / "0.json")
+    refused(await client.post("/v1/datasets", json=body), "uri", "0.json is a link that leads outside the data roots")
+
+
 async def test_files_that_cannot_be_used(
     client: httpx.AsyncClient, dataset_body: dict[str, Any], settings: Settings, data_file: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk
+from trainer.data.sources.types import is_list
 
 Kind = Literal["int", "string"]
 LIST_SEPARATOR = "|"
@@ -36,10 +37,6 @@ def id_kind(type_: pa.DataType, where: str) -> Kind:
     raise DataError(f"holds {type_}: ids are integers or strings", where=where, remedy="convert the column")
 
 
-def is_list(type_: pa.DataType) -> bool:
-    return pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
-
-
 def element_type(type_: pa.DataType) -> pa.DataType:
     """Return the type of single ids in the column: a list's element, or the type itself."""
     return type_.value_type if is_list(type_) else type_
@@ -62,10 +59,11 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
             array = pc.if_else(pc.is_nan(array), None, array)
         return array.cast(pa.int64())
     except pa.ArrowException as error:
+        remedy = "make every id of this table an integer, or every one a string"
+        if pa.types.is_uint64(array.type):
+            remedy = "write the column as text, or as int64: ids are signed, of -2^63 to 2^63 - 1"
         raise DataError(
-            f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}",
-            where=where,
-            remedy="make every id of this table an integer, or every one a string",
+            f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}", where=where, remedy=remedy
         ) from None
 
 

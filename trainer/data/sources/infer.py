@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source, local_path, to_days
+from trainer.data.sources.types import plain_type
 from trainer.spec import DatasetSpec, Label, parse_dataset
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.losses import LOSSES
@@ -32,6 +34,14 @@ _LABEL_NAMES = re.compile(
     r"^(is_?)?(label|target|y|click|clicked|clicks|conversion|converted|purchase|purchased)$", re.I
 )
 _RATING_NAMES = re.compile(r"^(rating|ratings|stars|score)$", re.I)
+_ACTION_NAMES = re.compile(
+    r"^(is_?|has_?|did_?)?(dis)?(likes?|liked|buy|bought|orders?|ordered|cart|carted|add(ed)?[_-]?to[_-]?cart|shared?|follow(ed)?"
+    r"|comment(ed)?|fav|favou?rited?|saved?|bookmark(ed)?|install(ed)?|download(ed)?|subscribed?|forward(ed)?|hate|hated"
+    r"|skip(ped)?|watch(ed)?|play(ed)?|finish(ed)?|completed?|view(ed)?|long_?view|effective_?view|read|reply|replied"
+    r"|retweet(ed)?|apply|applied|book(ed)?|sign(ed)?_?up|register(ed)?|pay|paid|payment)$"
+    r"|_(label|target)$|^(label|target|y)_",
+    re.I,
+)
 _ORDER_NAMES = re.compile(r"^(pos|position|order|rank|seq|sequence|step)$", re.I)
 _TIME_NAMES = re.compile(r"^(ts|time|timestamp|datetime|event_?time|created(_at)?|unix_?time)$", re.I)
 _DAY_NAMES = re.compile(r"^(date|day|dt|ds)$", re.I)
@@ -43,6 +53,14 @@ _NOT_FEATURES = re.compile(
     r"^(is_)?(train|test|valid|validation|split|fold)$|^(probability|weight|index)$|^__index", re.I
 )
 _MEAN_TEXT_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A DatasetSpec document, and what its reader should know of what is not in it."""
+
+    document: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,8 @@ class _Column:
     whole: bool = False
     mean_length: float = 0.0
     is_dates: bool = False
+    beyond_ids: bool = False
+    """Integers that are no int64."""
 
     @property
     def is_binary(self) -> bool:
@@ -66,20 +86,37 @@ class _Column:
 
 
 def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
+    """Return the document of :func:`propose`.
+
+    Raises:
+        DataError: the file cannot be read, or holds nothing to learn from.
+    """
+    return propose(uri, name).document
+
+
+def propose(uri: str | Path, name: str | None = None) -> Proposal:
     """Return a DatasetSpec document for a file or directory, from its names and first million rows.
 
     The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
-    column.
+    column. Other 0/1 columns named like labels are no features; the notes have the ``labels`` for all of them. Columns
+    that cannot be read from every file are left out, and the notes say why.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.
     """
     source = Source(str(uri))
-    columns = {column.name: column for column in _columns(source)}
+    source.require([])
+    problems = source.problems(source.column_names())
+    columns = {column.name: column for column in _columns(source, problems)}
+    notes = [f"left out: {error}" for error in problems.values()]
+    notes += [f"left out: {source.uri}, column '{c.name}': {why}" for c in columns.values() if (why := _unreadable(c))]
     label, label_column = _label(columns)
+    others = [c.name for c in _named_labels(columns) if c.name != label_column] if label_column is not None else []
+    if others and label is not None and label_column is not None:
+        notes.append(_several_labels(label, label_column, others))
     ordering = _ordering(columns, label_column)
     partition = next((c.name for c in columns.values() if _DAY_NAMES.match(c.name) and c.is_dates), None)
-    used = {label_column, partition, *ordering.values()}
+    used = {label_column, partition, *ordering.values(), *others}
     features: dict[str, Any] = {}
     for column in columns.values():
         kind = _feature_type(column)
@@ -92,19 +129,20 @@ def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
     if label is None or not features:
         lacking = "no id-like column" if not features else "no 0/1 label, no rating, and no user and item to draw from"
         raise DataError(
-            f"shows {lacking} (columns: {', '.join(columns)})",
+            "; ".join([f"shows {lacking} (columns: {', '.join(columns)})", *notes]),
             where=str(uri),
             remedy="write the manifest by hand; examples/ has some",
         )
     document = {"name": name or _dataset_name(local_path(str(uri))), "uri": str(uri), "features": features}
     document |= {"label": label, **ordering, **({"partition": partition} if partition else {})}
     parse_dataset(document)
-    return document
+    return Proposal(document, tuple(notes))
 
 
-def as_yaml(document: dict[str, Any]) -> str:
+def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
     """Return the proposal as the text of a manifest."""
     lines = ["# Proposed from the file: check features, label and order before use."]
+    lines += [f"# {line}" for note in notes for line in note.splitlines()]
     for key, value in document.items():
         if key == "features":
             lines.append("features:")
@@ -249,7 +287,7 @@ class Range:
 
 
 def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | None]:
-    named = [c for c in columns.values() if c.is_binary and _LABEL_NAMES.match(c.name)]
+    named = _named_labels(columns)
     ratings = [c for c in columns.values() if _RATING_NAMES.match(c.name) and c.low is not None and c.distinct > 1]
     if named:
         return {"column": named[0].name}, named[0].name
@@ -264,14 +302,44 @@ def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | No
     return None, None
 
 
+def _named_labels(columns: dict[str, _Column]) -> list[_Column]:
+    """Return the 0/1 columns named like labels; what most logs call theirs comes before other actions."""
+    binary = [column for column in columns.values() if column.is_binary]
+    usual = [column for column in binary if _LABEL_NAMES.match(column.name)]
+    return usual + [column for column in binary if column not in usual and _ACTION_NAMES.search(column.name)]
+
+
+def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[str]) -> str:
+    labels: dict[str, Any] = {}
+    for column in [label_column, *others]:
+        labels[_identifier(column, labels)] = label if column == label_column else {"column": column}
+    names = " and ".join(f"'{name}'" for name in others)
+    return (
+        f"{names} may be labels too, and are no features here. For a model of several labels, in place of label:\n"
+        f"labels: {_flow(labels)}"
+    )
+
+
+def _unreadable(column: _Column) -> str:
+    """Return why no feature can read a column, where its type or its range says so."""
+    if column.beyond_ids:
+        return "integers of 2^63 and more (write it as text, or as int64)"
+    try:
+        values.id_kind(values.element_type(column.type), "")
+    except DataError as error:
+        return "" if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type) else str(error)[2:]
+    return ""
+
+
 def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
-    """Return ``timestamp`` or ``order``; a column with nulls cannot order rows."""
-    for column in columns.values():
+    """Return ``timestamp`` or ``order``; a column with nulls, or of integers that are no int64, orders none."""
+    able = [one for one in columns.values() if one.nulls == 0 and one.name != label and not one.beyond_ids]
+    for column in able:
         is_time = pa.types.is_timestamp(column.type) or (_TIME_NAMES.match(column.name) and column.low is not None)
-        if is_time and column.nulls == 0 and column.name != label:
+        if is_time:
             return {"timestamp": column.name}
-    for column in columns.values():
-        if _ORDER_NAMES.match(column.name) and column.low is not None and column.nulls == 0 and column.name != label:
+    for column in able:
+        if _ORDER_NAMES.match(column.name) and column.low is not None:
             return {"order": column.name}
     return {}
 
@@ -280,14 +348,11 @@ def _feature_type(column: _Column) -> str | None:
     """Return ``id``, ``id_list``, or None for what no embedding table should hold."""
     if _NOT_FEATURES.match(column.name) or _TIME_NAMES.match(column.name) or _ORDER_NAMES.match(column.name):
         return None
+    if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type) or _unreadable(column):
+        return None
     if values.is_list(column.type):
-        element = column.type.value_type
-        return (
-            "id_list"
-            if pa.types.is_integer(element) or pa.types.is_large_string(element) or pa.types.is_string(element)
-            else None
-        )
-    if column.distinct < 2 or pa.types.is_temporal(column.type) or column.mean_length > _MEAN_TEXT_LENGTH:
+        return None if pa.types.is_floating(column.type.value_type) else "id_list"
+    if column.distinct < 2 or column.mean_length > _MEAN_TEXT_LENGTH:
         return None
     if pa.types.is_floating(column.type) and not column.whole:
         return None
@@ -298,10 +363,15 @@ def _feature_name(column: str, features: dict[str, Any]) -> str:
     for pattern, name in ((_USER_NAMES, "user"), (_ITEM_NAMES, "item")):
         if pattern.match(column) and name not in features:
             return name
+    return _identifier(column, features)
+
+
+def _identifier(column: str, taken: dict[str, Any]) -> str:
+    """Return a name for what is read from a column, other than those that are taken."""
     name = re.sub(r"\W", "_", column, flags=re.ASCII)[:60]
     name = name if re.match(r"[A-Za-z_]", name) else f"c_{name}"
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    return next(candidate for candidate in candidates if candidate not in features)
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _dataset_name(path: Path) -> str:
@@ -312,37 +382,47 @@ def _dataset_name(path: Path) -> str:
 # --- figures
 
 
-def _columns(source: Source) -> list[_Column]:
-    names = source.column_names()
+def _columns(source: Source, without: Collection[str]) -> list[_Column]:
+    names = [name for name in dict.fromkeys(source.column_names()) if name not in without]
     source.require(names)
-    types = {name: source.column_type(name) for name in names}
+    types = {name: plain_type(source.column_type(name)) for name in names}
     parts: dict[str, list[pa.Array]] = {name: [] for name in names}
     rows = 0
     for chunk in source.stream(names):
         rows += len(chunk)
         for name in names:
-            parts[name].append(chunk.column(name))
+            parts[name].append(_cast(chunk.column(name), types[name]))
         if rows >= SAMPLE_ROWS:
             break
     if rows == 0:
         raise DataError("has no rows", where=source.uri, remedy="point at data with rows")
-    return [_figures(name, types[name], pa.chunked_array(parts[name])) for name in names]
+    return [_figures(name, types[name], pa.chunked_array(parts[name], types[name])) for name in names]
+
+
+def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    return column if column.type == type_ else pc.cast(column, type_, safe=False)
 
 
 def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     rows, nulls = len(column), column.null_count
     if pa.types.is_nested(type_):
         return _Column(name, type_, rows, nulls, distinct=rows)
-    distinct = pc.count_distinct(column).as_py()
+    try:
+        distinct = pc.count_distinct(column).as_py()
+    except pa.ArrowNotImplementedError:
+        # Of a type that no feature reads either.
+        return _Column(name, type_, rows, nulls, distinct=rows)
     is_number = pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_)
     if is_number and rows > nulls:
-        numbers = column.cast(pa.float64()).drop_null().to_numpy()
+        numbers = pc.cast(column, pa.float64(), safe=False).drop_null().to_numpy()
         finite = numbers[np.isfinite(numbers)]
         nulls += len(numbers) - len(finite)
         if len(finite):
             whole = bool((finite == np.floor(finite)).all())
             bounds = float(finite.min()), float(finite.max())
-            return _Column(name, type_, rows, nulls, distinct, *bounds, whole, is_dates=_are_dates(column))
+            beyond = pa.types.is_uint64(type_) and pc.max(column).as_py() >= 2**63
+            dates = not beyond and _are_dates(column)
+            return _Column(name, type_, rows, nulls, distinct, *bounds, whole, is_dates=dates, beyond_ids=beyond)
     is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
     length = pc.mean(pc.utf8_length(column)).as_py() or 0.0 if is_text else 0.0
     return _Column(name, type_, rows, nulls, distinct, mean_length=length, is_dates=_are_dates(column))

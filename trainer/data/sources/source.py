@@ -2,14 +2,14 @@
 
 A directory is read recursively in the order of its sorted relative paths; folders named ``key=value`` add the column
 ``key`` (hive partitions); what lies under a prefix of object storage likewise. Names that start with ``.`` or ``_``
-are passed over.
+are passed over. A folder that is a table of Delta Lake or Iceberg is read by its log (trainer.data.sources.tables).
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -21,8 +21,10 @@ import pyarrow.compute as pc
 from trainer.data.errors import DataError
 from trainer.data.prefetch import read_ahead
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
-from trainer.data.sources.readers.base import Reader
+from trainer.data.sources.readers.base import Reader, TextReader
 from trainer.data.sources.readers.registry import BROKEN_READERS, READERS, SUFFIXES, holds_rows, reader_of
+from trainer.data.sources.tables.base import Snapshot
+from trainer.data.sources.tables.registry import snapshot_of
 
 CHUNK_ROWS = 1 << 18
 __all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
@@ -80,12 +82,12 @@ class Source:
     def __init__(self, uri: str, window: Window | None = None):
         self.uri = uri
         self.window = window
-        self.is_file, self.files = _find_files(uri)
-        reader = _reader_of(uri, self.files)
+        found = _find_files(uri)
+        self.is_file, self.files, self._version = found.is_file, found.files, found.version
         self._hive = _hive_types(self.files)
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
-        self.reader = reader([file.path for file in self.files])
+        self.reader = found.reader([file.path for file in self.files])
 
     def column_names(self) -> list[str]:
         """Return the names in the first file, then those of the folders."""
@@ -93,25 +95,54 @@ class Source:
         return names + [name for name in self._hive if name not in names]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Check that every file has each column, and find the types of text.
+        """Check that every file has each column, once and of a type that goes with the others', and find their types.
 
         Raises:
-            DataError: a column is missing.
+            DataError: a column is missing, occurs twice, or is of types that are not one another.
         """
+        self._require_once(columns)
         stored = [name for name in dict.fromkeys(columns) if name not in self._hive]
-        for file in self.files:
-            names = self.reader.schema(file.path).names
-            for column in stored:
-                if column not in names:
-                    raise DataError(
-                        f"no column '{column}' (there are {', '.join(sorted(set(names) | set(self._hive)))})",
-                        where=str(file.path),
-                        remedy="name an existing column in the dataset spec, or add it to the file",
-                    )
         self.reader.infer_types(stored)
 
+    def problems(self, columns: Sequence[str]) -> dict[str, DataError]:
+        """Return what is wrong with each of the columns where not every file has it, once and in one type.
+
+        Reads no rows; that of text is found by reading.
+        """
+        found = {}
+        for column in columns:
+            try:
+                self._require_once([column])
+                if column not in self._hive and not isinstance(self.reader, TextReader):
+                    self.reader.declared_type(column, strict=True)
+            except DataError as error:
+                found[column] = error
+        return found
+
+    def _require_once(self, columns: Sequence[str]) -> None:
+        """Check that every file has each column once."""
+        before: pa.Schema | None = None
+        for file in self.files:
+            schema = self.reader.schema(file.path)
+            if schema is before:
+                continue
+            before, names = schema, schema.names
+            for column in columns:
+                if column not in self._hive and names.count(column) != 1:
+                    raise self._lacks(file, column) if column not in names else _twice(file, column)
+
+    def _lacks(self, file: SourceFile, column: str) -> DataError:
+        names = set(self.reader.schema(file.path).names) | set(self._hive)
+        others = [one for one in self.files if column in self.reader.schema(one.path).names]
+        beside = f", which {others[0].path} has" if others else ""
+        return DataError(
+            f"no column '{column}'{beside} (there are {', '.join(sorted(names))})",
+            where=str(file.path),
+            remedy="name an existing column in the dataset spec, or add it to the file",
+        )
+
     def column_type(self, column: str) -> pa.DataType:
-        """Return the type of a required column, from the first file."""
+        """Return the type of a required column, which holds the values of every file."""
         return self._hive[column] if column in self._hive else self.reader.column_type(column)
 
     def stream(
@@ -159,9 +190,10 @@ class Source:
                     yield Chunk(file, rows, self._with_hive(file, batch, names), first_row)
 
     def fingerprint_files(self) -> list[list[object]]:
-        """Return path below the root, size and modification time of each file."""
+        """Return path below the root, size and modification time of each file; of a table also its version."""
         stats = [(file.path, file.path.stat()) for file in self.files]
-        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+        version: list[list[object]] = [[self._version]] if self._version else []
+        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + version
 
     def _with_hive(self, file: SourceFile, batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         values = dict(file.partitions)
@@ -185,6 +217,14 @@ class Source:
         if not inside:
             raise no_rows_in_window(self.uri, window, min(days), max(days))
         return tuple(inside)
+
+
+def _twice(file: SourceFile, column: str) -> DataError:
+    return DataError(
+        "the file has two columns of this name",
+        where=f"{file.path}, column '{column}'",
+        remedy="rename one of them, or write the file without it",
+    )
 
 
 def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, last_day: int | None = None) -> DataError:
@@ -230,15 +270,29 @@ def _day(date: datetime.date) -> int:
     return (date - datetime.date(1970, 1, 1)).days
 
 
-def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
-    """Return (whether the uri is a file itself, the files with rows in the order of their paths' parts)."""
+@dataclass(frozen=True)
+class _Found:
+    """What lies at a uri: whether it is a file itself, the files with rows in the order of their paths' parts."""
+
+    is_file: bool
+    files: tuple[SourceFile, ...]
+    reader: Callable[[Sequence[FilePath]], Reader]
+    version: str = ""
+    """Of a table."""
+
+
+def _find_files(uri: str) -> _Found:
     single, listing = listed(uri)
     if single:
         (parts, path), *_ = listing
         if not path.name.endswith(SUFFIXES):
             remedy = "; ".join(["convert it, or rename it", *BROKEN_READERS.values()])
             raise DataError(f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy=remedy)
-        return True, (_checked(SourceFile(path)),)
+        only = (_checked(SourceFile(path)),)
+        return _Found(True, only, _reader_of(uri, only))
+    table = snapshot_of(uri, dict(listing))
+    if table is not None:
+        return _Found(False, _files_of(table, dict(listing)), table.reader, table.version)
     files = []
     for parts, path in sorted(listing, key=lambda one: one[0]):
         if not holds_rows(parts):
@@ -249,7 +303,15 @@ def _find_files(uri: str) -> tuple[bool, tuple[SourceFile, ...]]:
     if not files:
         remedy = "; ".join(["put the data there, or correct uri", *BROKEN_READERS.values()])
         raise DataError(f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy=remedy)
-    return False, tuple(files)
+    return _Found(False, tuple(files), _reader_of(uri, files))
+
+
+def _files_of(table: Snapshot, paths: Mapping[tuple[str, ...], FilePath]) -> tuple[SourceFile, ...]:
+    files = []
+    for file in sorted(table.files, key=lambda one: one.parts):
+        values = tuple((key, HIVE_NULL if value is None else value) for key, value in file.partitions)
+        files.append(_checked(SourceFile(paths[file.parts], values, file.parts)))
+    return tuple(files)
 
 
 def _checked(file: SourceFile) -> SourceFile:

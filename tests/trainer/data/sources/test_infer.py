@@ -14,7 +14,7 @@ import yaml
 
 from trainer.data.errors import DataError
 from trainer.data.sources.click_log import ClickLog, generate
-from trainer.data.sources.infer import as_yaml, infer, profile
+from trainer.data.sources.infer import as_yaml, infer, profile, propose
 from trainer.spec import parse_dataset
 
 
@@ -74,6 +74,45 @@ def test_any_binary_column_is_the_last_resort(tmp_path):
     found = infer(write(tmp_path, user=[1, 2, 3, 1], page=[5, 6, 7, 8], bounced=[0, 1, 0, 1]))
     assert found["label"] == {"column": "bounced"}
     assert set(found["features"]) == {"user", "page"}
+
+
+def test_other_columns_named_like_labels_are_noted_and_no_features(tmp_path):
+    bits = [[n >> shift & 1 for n in range(16)] for shift in range(4)]
+    columns = {"add-to-cart": bits[0], "is_liked": bits[1], "click": bits[2], "is_mobile": bits[3]}
+    path = write(tmp_path, user=list(range(16)), page=[n % 5 for n in range(16)], **columns, order=list(range(16)))
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user", "page", "is_mobile"}
+    assert proposal.document["label"] == {"column": "click"}
+    (note,) = proposal.notes
+    assert note.startswith("'add-to-cart' and 'is_liked' may be labels too")
+    # What it proposes in place of label is a dataset with them.
+    text = as_yaml(proposal.document, proposal.notes)
+    (line,) = [line for line in text.splitlines() if line.startswith("# labels: ")]
+    document = yaml.safe_load(text) | yaml.safe_load(line.removeprefix("# "))
+    del document["label"]
+    found = parse_dataset(document).labels
+    assert {name: label.column for name, label in found.items()} == {
+        "click": "click", "add_to_cart": "add-to-cart", "is_liked": "is_liked"
+    }  # fmt: skip
+
+
+def test_an_action_is_a_label_before_a_rating_and_negatives(tmp_path):
+    path = write(tmp_path, user=[1, 2, 3, 1], item=[5, 6, 7, 8], rating=[5, 3, 4, 1], bought=[0, 1, 0, 1])
+    proposal = propose(path)
+    assert proposal.document["label"] == {"column": "bought"}
+    assert proposal.notes == ()
+
+
+def test_integers_that_are_no_int64_order_nothing(tmp_path):
+    path = write(tmp_path, user=[1, 2], click=[0, 1], timestamp=pa.array([2**63, 1], pa.uint64()), pos=[0, 1])
+    assert infer(path)["order"] == "pos"
+    assert "timestamp" not in infer(path)
+
+
+def test_what_cannot_be_read_is_named_where_nothing_else_is_there(tmp_path):
+    path = write(tmp_path, user=pa.array([2**63, 1], pa.uint64()), click=[0, 1])
+    with pytest.raises(DataError, match=r"shows no id-like column .*left out: .*column 'user': integers of 2"):
+        infer(path)
 
 
 def test_what_is_no_feature_is_left_out(tmp_path):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import pyarrow as pa
 
-from trainer.data.errors import DataError
+from trainer.data.errors import DataError, DataMemoryError
 from trainer.data.sources.locations import FilePath, opened
+from trainer.data.sources.types import FieldPath, common_type, field_of, fields_of, is_read_by_row
 
 
 class Reader(ABC):
@@ -26,10 +28,17 @@ class Reader(ABC):
     """Endings of the names of its files."""
     remedy: ClassVar[str]
     """What to do about a file that cannot be read."""
+    reads_fields: ClassVar[bool] = False
+    """Whether :meth:`read_batches` takes ``a.b``, and then gives the struct ``a`` with that field alone."""
 
     def __init__(self, paths: Sequence[FilePath]):
         self.paths = tuple(paths)
         self._schemas: dict[FilePath, pa.Schema] = {}
+        self._field_paths: dict[FilePath, dict[str, FieldPath]] = {}
+        self._lacking: dict[FilePath, dict[str, pa.DataType]] = {}
+        self._types: dict[str, pa.DataType] = {}
+        self.declared: dict[str, pa.DataType] = {}
+        """Columns that are null in the files which do not have them."""
 
     @abstractmethod
     def read_schema(self, path: FilePath) -> pa.Schema:
@@ -56,22 +65,65 @@ class Reader(ABC):
         """Return max - min + 1 of a column of integers where that is known without reading it."""
         return None
 
-    def infer_types(self, columns: Sequence[str]) -> None:  # noqa: B027 - nothing to do where files say them
-        """Find the types of columns where files do not say them: in text."""
+    def infer_types(self, columns: Sequence[str]) -> None:
+        """Find the types of columns, each of which every file has, over all files.
+
+        Raises:
+            DataError: a file has another type that cannot be read as one with that of the files before.
+        """
+        for name in columns:
+            if name not in self._types:
+                self._types[name] = self.declared_type(name)
 
     def column_type(self, column: str) -> pa.DataType:
-        """Return the type of a column for which :meth:`infer_types` was called; from the first file."""
-        return self.schema(self.paths[0]).field(column).type
+        """Return the type of a column for which :meth:`infer_types` was called; it holds the values of every file."""
+        return self._types[column]
+
+    def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
+        """Return the type that holds the values of all files, by what they declare.
+
+        Without ``strict`` text goes with numbers and times, and single values with lists: the first file says what they
+        are, and rows where a later one has something else are told one by one.
+
+        Raises:
+            DataError: there is none.
+        """
+        first = self.schema(self.paths[0])
+        type_: pa.DataType = first.field(column).type
+        for path in self.paths[1:]:
+            schema = self.schema(path)
+            if schema is first:
+                continue
+            there = schema.field(column).type
+            common = common_type(type_, there)
+            if common is None and (strict or not is_read_by_row(type_, there)):
+                raise DataError(
+                    f"is {there} here and {type_} in {self.paths[0]}",
+                    where=f"{path}, column '{column}'",
+                    remedy="write the column with one type in every file, or leave it out of the dataset",
+                )
+            type_ = type_ if common is None else common
+        return type_
 
     def schema(self, path: FilePath) -> pa.Schema:
-        """Return :meth:`read_schema`, read once.
+        """Return the columns of :meth:`read_schema`, read once; fields of structs as ``a.b``.
 
         Raises:
             DataError: the file cannot be read.
         """
         if path not in self._schemas:
             with self.reading(path):
-                self._schemas[path] = self.read_schema(path)
+                fields = list(fields_of(self.read_schema(path)))
+            stored = [(".".join(names), type_) for names, type_ in fields]
+            there = {name for name, _ in stored}
+            lacking = {name: type_ for name, type_ in self.declared.items() if name not in there}
+            schema = pa.schema([*stored, *lacking.items()])
+            # Of the thousands of files of a dataset most have the schema of the first.
+            first = self._schemas.get(self.paths[0])
+            schema = first if first is not None and first.equals(schema) else schema
+            self._schemas[path] = schema
+            self._field_paths[path] = {".".join(names): names for names, _ in fields if len(names) > 1}
+            self._lacking[path] = lacking
         return self._schemas[path]
 
     def batches(
@@ -82,11 +134,26 @@ class Reader(ABC):
         Raises:
             DataError: the file cannot be read.
         """
+        schema, nested, lacking = self.schema(path), self._field_paths[path], self._lacking[path]
+        # Rows are counted by a column that is there.
+        stored = [name for name in columns if name not in lacking] or schema.names[:1]
+        read = list(dict.fromkeys(name if self.reads_fields else nested.get(name, (name,))[0] for name in stored))
         with self.reading(path):
             if first_row:
-                yield from self.read_batches_from(path, columns, chunk_rows, first_row)
+                batches = self.read_batches_from(path, read, chunk_rows, first_row)
             else:
-                yield from self.read_batches(path, columns, chunk_rows)
+                batches = self.read_batches(path, read, chunk_rows)
+            if not (nested.keys() | lacking.keys()) & set(columns):
+                yield from batches
+                return
+            for batch in batches:
+                arrays = [
+                    pa.nulls(batch.num_rows, lacking[name])
+                    if name in lacking
+                    else field_of(batch, nested.get(name, (name,)))
+                    for name in columns
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
     @contextlib.contextmanager
     def reading(self, path: FilePath) -> Iterator[None]:
@@ -94,6 +161,8 @@ class Reader(ABC):
         try:
             yield
         except (pa.ArrowException, OSError) as error:
+            if isinstance(error, pa.ArrowMemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+                raise _needs_memory(path, self.name, error) from None
             raise self.unreadable(path, str(error).splitlines()[0]) from None
 
     def unreadable(self, path: FilePath, why: str) -> DataError:
@@ -103,16 +172,15 @@ class Reader(ABC):
 class TextReader(Reader):
     """A format whose values have no declared types: a column gets the narrowest that fits every value of every file."""
 
-    def __init__(self, paths: Sequence[FilePath]):
-        super().__init__(paths)
-        self._types: dict[str, pa.DataType] = {}
-
     @abstractmethod
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
         """Return the narrowest types that fit the values of one file; null for a column without any value."""
 
     def infer_types(self, columns: Sequence[str]) -> None:
-        missing = [name for name in columns if name not in self._types]
+        self.schema(self.paths[0])
+        nested = self._field_paths[self.paths[0]]
+        roots = dict.fromkeys(nested.get(name, (name,))[0] for name in columns)
+        missing = [name for name in roots if name not in self._types]
         if not missing:
             return
         types: dict[str, pa.DataType] = {}
@@ -122,7 +190,11 @@ class TextReader(Reader):
         self._types.update({name: _with_values(kind) for name, kind in types.items()})
 
     def column_type(self, column: str) -> pa.DataType:
-        return self._types[column]
+        root, *rest = self._field_paths[self.paths[0]].get(column, (column,))
+        type_ = self._types[root]
+        for name in rest:
+            type_ = type_.field(name).type
+        return type_
 
     def merge(self, types: dict[str, pa.DataType], more: dict[str, pa.DataType]) -> None:
         """Widen ``types`` so that they also fit the values that have the types ``more``."""
@@ -143,13 +215,34 @@ class TextReader(Reader):
         return pa.float64() if left in numbers and right in numbers else pa.string()
 
 
+def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
+    return DataMemoryError(
+        f"there is not enough memory to read it as {name}: {str(error).splitlines()[0]}",
+        where=str(path),
+        remedy="give the process more memory, or write the file in smaller row groups, stripes or batches; where the "
+        "size that is asked for is beyond any reason, the file is damaged",
+    )
+
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""By the last ending of a name, how a file of text is compressed."""
+
+
+def with_compressions(*suffixes: str) -> tuple[str, ...]:
+    """Return endings of the names of files of text, plain and compressed."""
+    return tuple(suffix + more for more in ("", *COMPRESSIONS) for suffix in suffixes)
+
+
 def text_of(path: FilePath) -> pa.NativeFile:
-    """Return a stream of the bytes of a file, decompressed where its name ends in .gz."""
-    return pa.input_stream(opened(path), compression="gzip" if path.name.endswith(".gz") else None)
+    """Return a stream of the bytes of a file, decompressed where its name ends in one of ``COMPRESSIONS``."""
+    compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.endswith(suffix)), None)
+    return pa.input_stream(opened(path), compression=compression)
 
 
 def _with_values(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column as it is read: without any value it counts as integers."""
     if pa.types.is_list(kind):
         return pa.list_(_with_values(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _with_values(field.type)) for field in kind])
     return pa.int64() if pa.types.is_null(kind) else kind

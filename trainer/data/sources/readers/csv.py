@@ -2,7 +2,8 @@
 
 A column is int64, float64, a date or timestamp, bool or string: the narrowest that every value of every file fits. Only
 the empty field is null; strings such as NA are strings. Lists are written as ``a|b|c`` (see
-trainer.data.columns.values).
+trainer.data.columns.values). Fields are separated by the first of ``,``, ``;``, tab and ``|`` that the header
+has.
 """
 
 from __future__ import annotations
@@ -16,17 +17,28 @@ import pyarrow.csv
 
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath
-from trainer.data.sources.readers.base import TextReader, text_of
+from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
 
 _BLOCK_BYTES = 1 << 24
+_HEADER_BYTES = 1 << 16
+_DELIMITERS = (",", ";", "\t", "|")
+_QUOTED = re.compile(rb'"[^"]*"')
 _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
 
 
 class CsvReader(TextReader):
     name = "CSV"
-    suffixes = (".csv", ".csv.gz")
-    remedy = "correct that row: a header line, comma-separated, the same number of fields in each row, UTF-8"
-    delimiter: ClassVar[str] = ","
+    suffixes = with_compressions(".csv")
+    remedy = (
+        "correct that row: a header line, separated by commas, semicolons, tabs or pipes like the rows, the same "
+        "number of fields in each row, UTF-8"
+    )
+    delimiter: ClassVar[str | None] = None
+    """What separates fields; None: what the header has."""
+
+    def __init__(self, paths: Sequence[FilePath]):
+        super().__init__(paths)
+        self._delimiters: dict[FilePath, str] = {}
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of the header, with the types of the first block."""
@@ -57,6 +69,17 @@ class CsvReader(TextReader):
             for start in range(0, batch.num_rows, chunk_rows):
                 yield batch.slice(start, chunk_rows)
 
+    def delimiter_of(self, path: FilePath) -> str:
+        """Return what separates the fields of a file."""
+        if self.delimiter is not None:
+            return self.delimiter
+        if path not in self._delimiters:
+            with text_of(path) as stream:
+                header = stream.read(_HEADER_BYTES).lstrip(b"\xef\xbb\xbf\r\n").partition(b"\n")[0]
+            outside_quotes = _QUOTED.sub(b"", header)
+            self._delimiters[path] = next((one for one in _DELIMITERS if one.encode() in outside_quotes), ",")
+        return self._delimiters[path]
+
     def _failed_column(self, error: Exception, path: FilePath) -> str | None:
         match = _FAILED_COLUMN.search(str(error))
         return self.schema(path).names[int(match[1])] if match else None
@@ -67,7 +90,7 @@ class CsvReader(TextReader):
         return pa.csv.open_csv(
             text_of(path),
             read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-            parse_options=pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=False),
+            parse_options=pa.csv.ParseOptions(delimiter=self.delimiter_of(path), newlines_in_values=False),
             convert_options=pa.csv.ConvertOptions(
                 include_columns=columns,
                 column_types={name: kind for name, kind in types.items() if not pa.types.is_null(kind)},

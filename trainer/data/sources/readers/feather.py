@@ -1,12 +1,68 @@
-"""Feather, which is Arrow's IPC file format. Torch-free."""
+"""Arrow's IPC formats: files, of which Feather is one, and streams. Torch-free."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from trainer.data.sources.locations import FilePath, opened, read_edges
 from trainer.data.sources.readers.scanned import ScannedReader
+
+_FILE = b"ARROW1"
+_FEATHER_1 = b"FEA1"
+_CONTINUES = b"\xff\xff\xff\xff"
+_STOPS = bytes(4)
 
 
 class FeatherReader(ScannedReader):
     name = "Feather"
-    suffixes = (".feather", ".arrow")
-    remedy = "the file may be truncated, or a stream or Feather 1: write it with pyarrow.feather.write_feather"
+    suffixes = (".feather", ".arrow", ".arrows", ".ipc")
+    remedy = (
+        "the file may be truncated, its writer not closed, or Feather 1: write it with pyarrow.feather.write_feather"
+    )
     arrow_format = "IpcFileFormat"
+
+    def read_schema(self, path: FilePath) -> pa.Schema:
+        if not self._is_stream(path):
+            return super().read_schema(path)
+        with self._stream(path) as stream:
+            return stream.schema
+
+    def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+        if not self._is_stream(path):
+            yield from super().read_batches(path, columns, chunk_rows)
+            return
+        with self._stream(path) as stream:
+            for batch in stream:
+                # Offsets in a damaged file would be followed anywhere.
+                batch.validate(full=True)
+                chosen = batch.select(columns)
+                for start in range(0, chosen.num_rows, chunk_rows):
+                    yield chosen.slice(start, chunk_rows)
+
+    def num_rows(self) -> int | None:
+        return None if any(self._is_stream(path) for path in self.paths) else super().num_rows()
+
+    def _is_stream(self, path: FilePath) -> bool:
+        """Return whether a file holds a stream.
+
+        Raises:
+            DataError: it holds Feather 1, or a stream without its end.
+        """
+        edges = read_edges(path, 8)
+        head, tail = edges[:8], edges[-8:]
+        if head.startswith(_FILE):
+            return False
+        if head.startswith(_FEATHER_1):
+            raise self.unreadable(path, "it is Feather 1, which Arrow has given up")
+        # Arrow takes the end of the file for that of the stream: rows would be missing, and nobody told.
+        end = _CONTINUES + _STOPS if head.startswith(_CONTINUES) else _STOPS
+        if not tail.endswith(end):
+            raise self.unreadable(path, "it is neither an Arrow file nor a stream with its end")
+        return True
+
+    def _stream(self, path: FilePath) -> pa.ipc.RecordBatchStreamReader:
+        return pa.ipc.open_stream(pa.OSFile(str(path)) if isinstance(path, Path) else opened(path))

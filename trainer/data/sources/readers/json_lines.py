@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from trainer.data.sources.locations import FilePath
-from trainer.data.sources.readers.base import TextReader, text_of
+from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
 
 _BLOCK_BYTES = 1 << 24
 _ROW = re.compile(r"in row (\d+)$")
@@ -26,7 +26,7 @@ _OTHER_BYTES = bytes(set(range(256)) - set(b'"[]{}'))
 
 class JsonLinesReader(TextReader):
     name = "JSON Lines"
-    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+    suffixes = with_compressions(".jsonl", ".ndjson")
     remedy = "correct that row: one JSON object in each line, values of one type in each column, UTF-8"
 
     def read_schema(self, path: FilePath) -> pa.Schema:
@@ -43,12 +43,24 @@ class JsonLinesReader(TextReader):
         if pa.types.is_list(left) and pa.types.is_list(right):
             values = self.common_type(left.value_type, right.value_type)
             return None if values is None else pa.list_(values)
+        if pa.types.is_struct(left) and pa.types.is_struct(right):
+            return self._common_struct(left, right)
         common = super().common_type(left, right)
         # Strings may look like times in one place alone; a number is never read as text.
         quoted = [
             pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_timestamp(kind) for kind in (left, right)
         ]
         return None if common == pa.string() and not all(quoted) else common
+
+    def _common_struct(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+        """Return the fields of both; one that an object lacks is null there."""
+        fields: dict[str, pa.DataType] = {field.name: field.type for field in left}
+        for field in right:
+            common = self.common_type(fields.get(field.name, pa.null()), field.type)
+            if common is None:
+                return None
+            fields[field.name] = common
+        return pa.struct(list(fields.items()))
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(name, self.column_type(name)) for name in columns])

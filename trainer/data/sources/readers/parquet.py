@@ -16,6 +16,7 @@ class ParquetReader(Reader):
     name = "Parquet"
     suffixes = (".parquet", ".pq")
     remedy = "the file may be truncated or not Parquet: write it again"
+    reads_fields = True
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         return pq.read_schema(opened(path))

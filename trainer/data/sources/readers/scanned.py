@@ -29,7 +29,7 @@ class ScannedReader(Reader):
             batch.validate(full=True)
             yield batch
 
-    def num_rows(self) -> int:
+    def num_rows(self) -> int | None:
         return sum(self._fragment(path).count_rows() for path in self.paths)
 
     def _fragment(self, path: FilePath) -> Any:

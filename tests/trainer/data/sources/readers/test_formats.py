@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.infer import column_names, infer, profile
 from trainer.data.sources.readers import json_lines
+from trainer.data.sources.readers.base import COMPRESSIONS
 from trainer.data.sources.readers.registry import READERS, reader_of
 from trainer.data.sources.source import Source
 
@@ -57,29 +57,43 @@ def rows_table(num_rows: int = 400) -> pa.Table:
 def write_lines(table: pa.Table, path: Path) -> None:
     lines = ({key: value for key, value in row.items() if value is not None} for row in table.to_pylist())
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(text) if path.name.endswith(".gz") else text)
+    with pa.output_stream(path, compression=COMPRESSIONS.get(path.suffix)) as stream:
+        stream.write(text)
 
 
-def write_tabs(table: pa.Table, path: Path) -> None:
+def write_fields(table: pa.Table, path: Path, delimiter: str) -> None:
     if "tags" in table.column_names:
         place = table.column_names.index("tags")
         table = table.set_column(place, "tags", pc.binary_join(table["tags"], "|"))
-    with pa.output_stream(path) as stream:
-        pa.csv.write_csv(table, stream, pa.csv.WriteOptions(delimiter="\t"))
+    with pa.output_stream(path, compression=COMPRESSIONS.get(path.suffix)) as stream:
+        pa.csv.write_csv(table, stream, pa.csv.WriteOptions(delimiter=delimiter))
 
 
 def write_feather(table: pa.Table, path: Path) -> None:
     pa.feather.write_feather(table, path, chunksize=97)
 
 
+def write_stream(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=97)
+
+
+write_tabs = functools.partial(write_fields, delimiter="\t")
 WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
     "rows.jsonl": write_lines,
     "rows.ndjson.gz": write_lines,
     "rows.feather": write_feather,
     "rows.arrow": write_feather,
+    "stream.arrow": write_stream,
+    "rows.arrows": write_stream,
     "rows.orc": pa.orc.write_table,
     "rows.tsv": write_tabs,
     "rows.tsv.gz": write_tabs,
+    "commas.csv.gz": functools.partial(write_fields, delimiter=","),
+    "semicolons.csv": functools.partial(write_fields, delimiter=";"),
+    "tabs.csv.zst": write_tabs,
+    "pipes.csv": functools.partial(write_fields, delimiter="|"),
+    "rows.jsonl.zst": write_lines,
 }
 every_format = pytest.mark.parametrize("name", WRITERS)
 
@@ -110,7 +124,7 @@ def test_folders_are_columns(name, tmp_path):
         WRITERS[name](table.slice(day * 100, 100), tmp_path / f"day=2026-01-{day:02d}" / name)
     source = Source(str(tmp_path))
     chunks = list(source.stream(["day", "item"], 30))
-    assert [len(chunk) for chunk in chunks] == [30, 30, 30, 10] * 2 or name.endswith((".feather", ".arrow"))
+    assert [len(chunk) for chunk in chunks] == [30, 30, 30, 10] * 2 or name.endswith((".feather", ".arrow", ".arrows"))
     items = pa.concat_arrays([chunk.column("item") for chunk in chunks])
     assert items.equals(table["item"].slice(100, 200).combine_chunks())
     assert chunks[0].column("day")[0].as_py() == "2026-01-01"
@@ -134,7 +148,7 @@ def test_a_manifest_is_proposed_and_profiled(name, dataset_spec, tmp_path):
     assert sorted(column_names(tmp_path / name)) == sorted(rows_table().column_names)
     document = infer(tmp_path / name)
     # Text does not say that it is a list.
-    assert document["features"]["tags"] == {"type": "id" if ".tsv" in name else "id_list"}
+    assert document["features"]["tags"] == {"type": "id" if ".tsv" in name or ".csv" in name else "id_list"}
     assert profile(dataset_spec(tmp_path / name, **FIELDS))["rows"] == 400
 
 
@@ -144,6 +158,64 @@ def test_a_file_that_was_cut(name, says, tmp_path):
     (tmp_path / name).write_bytes((tmp_path / "whole").read_bytes()[:900])
     with pytest.raises(DataError, match=f"cannot be read as {says}"):
         column_names(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "rows.tsv.zst", "rows.jsonl.zst", "rows.ndjson.gz"])
+def test_a_compressed_file_that_was_cut(name, tmp_path):
+    write = write_lines if "json" in name else functools.partial(write_fields, delimiter="\t" if "tsv" in name else ",")
+    write(rows_table(3000), tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match="cannot be read as"):
+        infer(tmp_path / name)
+
+
+def test_a_stream_whose_writer_was_not_closed(tmp_path):
+    """It ends where a batch does, which Arrow takes for the end of the stream."""
+    path, table = tmp_path / "rows.arrow", rows_table()
+    with pa.OSFile(str(path), "wb") as file:
+        writer = pa.ipc.new_stream(file, table.schema)
+        writer.write_table(table, max_chunksize=97)
+    with pytest.raises(DataError, match=r"cannot be read as Feather: .*nor a stream with its end .*writer not closed"):
+        column_names(path)
+    write_stream(table, path)
+    (chunk, *_) = Source(str(path)).stream(["item", "user"], 1000)
+    assert chunk.batch.to_pylist() == table.select(["item", "user"]).slice(0, 97).to_pylist()
+
+
+def test_a_damaged_stream(tmp_path):
+    write_stream(pa.table({"user": ["a" * 50, "b"] * 50}), tmp_path / "rows.arrow")
+    content = bytearray((tmp_path / "rows.arrow").read_bytes())
+    offsets = content.index(np.array([0, 50, 51, 101], np.int32).tobytes())
+    content[offsets + 4 : offsets + 8] = np.int32(2**30).tobytes()
+    (tmp_path / "rows.arrow").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read as Feather"):
+        list(Source(str(tmp_path / "rows.arrow")).stream(["user"]))
+
+
+def test_feather_1_is_told(tmp_path):
+    (tmp_path / "rows.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
+    with pytest.raises(DataError, match="it is Feather 1, which Arrow has given up"):
+        column_names(tmp_path / "rows.feather")
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("user;price\n1;2,5\n", {"user": [1], "price": ["2,5"]}),
+        ('\ufeff"a,b";c\n1;2\n', {"a,b": [1], "c": [2]}),
+        ("\r\nuser|item\r\n1|2\r\n", {"user": [1], "item": [2]}),
+        ("user\titem|s\n1\t2\n", {"user": [1], "item|s": [2]}),
+        ("user,tags|s;\n1,a|b\n", {"user": [1], "tags|s;": ["a|b"]}),
+        ("user\na|b;c\n", {"user": ["a|b;c"]}),
+    ],
+)
+def test_the_header_says_what_separates_fields(text, rows, tmp_path):
+    (tmp_path / "rows.csv").write_text(text)
+    source = Source(str(tmp_path / "rows.csv"))
+    assert source.column_names() == list(rows)
+    (chunk,) = source.stream(list(rows))
+    assert chunk.batch.to_pydict() == rows
 
 
 def test_fields_of_a_tsv_file_hold_commas_and_quoted_tabs(tmp_path):

@@ -1,0 +1,348 @@
+"""Columns of one dataset whose files were written by many hands: what reads, and what is said where it does not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.feather
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data.columns import values
+from trainer.data.errors import DataError
+from trainer.data.prepare.preparation import prepare
+from trainer.data.sources.infer import as_yaml, infer, profile, propose
+from trainer.data.sources.readers.parquet import ParquetReader
+from trainer.data.sources.source import Source
+from trainer.data.sources.types import common_type, fields_of, plain_type
+
+BASE = {"user": [1, 2, 3] * 3, "item": [4, 5, 6] * 3, "click": [0, 1, 0] * 3}
+DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+
+
+def folder_of(tmp_path, *items):
+    """A folder with a Parquet file for each of these columns ``item``."""
+    for number, item in enumerate(items):
+        pq.write_table(pa.table({**BASE, "item": item}), tmp_path / f"{number}.parquet")
+    return tmp_path
+
+
+def described(dataset_spec, path):
+    return dataset_spec(path, features={"user": {}, "item": {}})
+
+
+def items_of(source):
+    kind = values.id_kind(source.column_type("item"), "")
+    return [one for chunk in source.stream(["item"]) for one in values.as_ids(chunk.column("item"), kind, "")]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [pa.array(["a", "b", "c"] * 3).cast(DICTIONARY)],
+        [pa.array(["a", "b", "c"] * 3).cast(DICTIONARY), pa.array(["d", "b", "c"] * 3).cast(DICTIONARY)],
+        [pa.array(["a", "b", "c"] * 3).cast(DICTIONARY), pa.array(["d", "b", "c"] * 3)],
+        [pa.array(["a", "b", "c"] * 3, pa.string_view())],
+        [pa.array(["a", "b", "c"] * 3, pa.large_string()), pa.array(["d", "b", "c"] * 3)],
+        [pa.array([4, 5, 6] * 3), pa.array([4, 5, 7] * 3, pa.int32())],
+        [pa.array([4, 5, 6] * 3), pa.array([4.0, None, 7.0] * 3)],
+        [pa.nulls(9), pa.array([4, 5, 6] * 3)],
+        [pa.array([2**62 + 5, 5, 6] * 3)],
+    ],
+    ids=lambda parts: " and ".join(str(part.type) for part in parts),
+)
+def test_types_that_mean_the_same_read(parts, dataset_spec, job_spec, tmp_path):
+    folder = folder_of(tmp_path, *parts)
+    expected = [one for part in parts for one in part.to_pylist()]
+    source = Source(str(folder))
+    source.require(["item"])
+    assert [one.as_py() for one in items_of(source)] == expected
+    assert infer(folder)["features"]["item"] == {"type": "id"}
+    spec = described(dataset_spec, folder)
+    distinct = {one for one in expected if one is not None}
+    assert profile(spec)["features"]["item"] == {
+        "column": "item", "nulls": expected.count(None), "distinct": len(distinct)
+    }  # fmt: skip
+    data = prepare(spec, job_spec(), tmp_path / "data")
+    assert data.num_rows_read == len(expected)
+    assert 0 < len(data.vocabulary("item")) == len(distinct & set(data.vocabulary("item").to_pylist()))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pa.array(["4", "5", "6"] * 3),
+        pa.array([[4], [5], []] * 3),
+        pa.array([1, 2, 3] * 3).cast(pa.timestamp("us")),
+        pa.array([b"4", b"5", b"6"] * 3),
+    ],
+    ids=lambda second: str(second.type),
+)
+def test_types_that_are_not_one_another_are_told_by_file_and_column(second, tmp_path):
+    folder = folder_of(tmp_path, BASE["item"], second)
+    proposal = propose(folder)
+    assert set(proposal.document["features"]) == {"user"}
+    (note,) = proposal.notes
+    written = str(second.type).replace("item:", "element:")
+    assert f"1.parquet, column 'item': is {written} here and int64 in {folder}/0.parquet (write the column" in note
+    assert f"# {note}" in as_yaml(proposal.document, proposal.notes).splitlines()
+    assert list(Source(str(folder)).stream(["user"]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.array(BASE["item"]), pa.array([1, 2, 3] * 3).cast(pa.timestamp("us"))),
+        (pa.array([1, 2, 3] * 3).cast(pa.timestamp("us")), pa.array([1, 2, 3] * 3).cast(pa.timestamp("us", "UTC"))),
+        (pa.array(BASE["item"]), pa.array([b"4", b"5", b"6"] * 3)),
+    ],
+    ids=str,
+)
+def test_types_that_cannot_be_read_as_one_are_refused(first, second, dataset_spec, tmp_path):
+    folder = folder_of(tmp_path, first, second)
+    says = "1.parquet, column 'item': is .* here and .* in .*0.parquet .write the column with one type in every file"
+    with pytest.raises(DataError, match=says):
+        Source(str(folder)).require(["item"])
+    with pytest.raises(DataError, match=says):
+        profile(described(dataset_spec, folder))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_text_beside_numbers_is_what_the_first_file_says(reverse, dataset_spec, tmp_path):
+    items = [pa.array(BASE["item"]), pa.array(["4", "7", "6"] * 3)]
+    folder = folder_of(tmp_path, *(items[::-1] if reverse else items))
+    source = Source(str(folder))
+    source.require(["item"])
+    found = {one.as_py() for one in items_of(source)}
+    assert found == ({"4", "5", "6", "7"} if reverse else {4, 5, 6, 7})
+    if not reverse:
+        folder_of(tmp_path, items[0], pa.array(["4", "x", "6"] * 3))
+        with pytest.raises(DataError, match=r"1\.parquet, column 'item': has an id that is no 64-bit integer: .*'x'"):
+            profile(described(dataset_spec, folder))
+
+
+def test_a_column_that_a_file_lacks(dataset_spec, tmp_path):
+    folder = folder_of(tmp_path, BASE["item"])
+    pq.write_table(pa.table({key: BASE[key] for key in ("user", "click")}), folder / "1.parquet")
+    says = r"1.parquet: no column 'item', which .*0.parquet has \(there are click, user\)"
+    with pytest.raises(DataError, match=says):
+        profile(described(dataset_spec, folder))
+    proposal = propose(folder)
+    assert set(proposal.document["features"]) == {"user"}
+    assert "no column 'item', which" in proposal.notes[0]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "feather", "csv"])
+def test_a_column_twice(ending, dataset_spec, tmp_path):
+    path = tmp_path / f"rows.{ending}"
+    arrays = [pa.array(column) for column in (*BASE.values(), BASE["item"])]
+    table = pa.Table.from_arrays(arrays, names=[*BASE, "item"])
+    if ending == "csv":
+        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        path.write_text("\n".join(["user,item,click,item", *(",".join(map(str, row)) for row in rows)]))
+    else:
+        (pq.write_table if ending == "parquet" else pa.feather.write_feather)(table, path)
+    with pytest.raises(DataError, match=r"column 'item': the file has two columns of this name .*rename one"):
+        profile(described(dataset_spec, path))
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user"}
+    assert "two columns of this name" in proposal.notes[0]
+
+
+def test_integers_of_more_than_63_bits(dataset_spec, tmp_path):
+    path = folder_of(tmp_path, pa.array([2**63 + 4, 5, 6] * 3, pa.uint64()))
+    with pytest.raises(DataError, match=r"column 'item': .*9223372036854775812 .*write the column as text"):
+        profile(described(dataset_spec, path))
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user"}
+    assert "column 'item': integers of 2^63 and more (write it as text" in proposal.notes[0]
+    folder_of(tmp_path, pa.array([2**63 - 1, 5, 6] * 3, pa.uint64()))
+    assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 3
+    assert propose(path).notes == ()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        pa.array([b"a", b"b", b"c"] * 3),
+        pa.array([[("a", 1)]] * 9, pa.map_(pa.string(), pa.int64())),
+        pa.array([[{"a": 1}], [], None] * 3),
+        pa.array([[[1]], [[2]], []] * 3),
+    ],
+    ids=lambda item: str(item.type),
+)
+def test_types_that_no_feature_reads_are_not_proposed(item, dataset_spec, tmp_path):
+    path = folder_of(tmp_path, item)
+    with pytest.raises(DataError, match="ids are integers or strings"):
+        profile(described(dataset_spec, path))
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user"}
+    assert "column 'item': holds" in proposal.notes[0]
+
+
+NESTED = [{"id": 4, "tags": ["x"], "shop": {"city": "a.b"}}, None, {"id": None, "tags": [], "shop": None}] * 3
+FIELDS = {
+    "user": {},
+    "item": {"column": "item.id"},
+    "tags": {"type": "id_list", "column": "item.tags"},
+    "city": {"column": "item.shop.city"},
+}
+
+
+def write_nested(table, path):
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=4)
+    elif path.suffix == ".feather":
+        pa.feather.write_feather(table, path, chunksize=4)
+    elif path.suffix == ".orc":
+        pa.orc.write_table(table, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.feather", "rows.orc", "rows.jsonl"])
+def test_fields_of_structs_are_columns(name, dataset_spec, job_spec, tmp_path):
+    path = tmp_path / name
+    write_nested(pa.table({**BASE, "item": pa.array(NESTED)}), path)
+    source = Source(str(path))
+    assert sorted(source.column_names()) == ["click", "item.id", "item.shop.city", "item.tags", "user"]
+    columns = ["item.shop.city", "user", "item.id", "item.tags"]
+    batches = [chunk.batch for chunk in source.stream(columns, 4, start=(0, 3))]
+    read = pa.Table.from_batches(batches).to_pydict()
+    assert read == {
+        "item.shop.city": ["a.b", None, None] * 2,
+        "user": [1, 2, 3] * 2,
+        "item.id": [4, None, None] * 2,
+        "item.tags": [["x"], None, []] * 2,
+    }
+    spec = dataset_spec(path, features=FIELDS)
+    assert profile(spec)["features"]["city"] == {"column": "item.shop.city", "nulls": 6, "distinct": 1}
+    assert prepare(spec, job_spec(), tmp_path / "data").vocabulary("city").to_pylist() == ["a.b"]
+    assert infer(path)["features"]["item_tags"] == {"type": "id_list", "column": "item.tags"}
+    with pytest.raises(DataError, match=r"no column 'item' \(there are click, item.id, item.shop.city"):
+        source.require(["item"])
+
+
+def test_fields_of_structs_are_told_by_name_where_a_file_lacks_them(tmp_path):
+    folder_of(tmp_path, pa.array([{"id": 1, "at": 2}] * 9), pa.array([{"id": 1}] * 9))
+    Source(str(tmp_path)).require(["item.id"])
+    with pytest.raises(DataError, match=r"1\.parquet: no column 'item\.at', which .*0.parquet has"):
+        Source(str(tmp_path)).require(["item.at"])
+
+
+def test_a_column_whose_name_has_a_dot_is_not_a_field(tmp_path):
+    pq.write_table(pa.table({"a.b": [1], "a": [{"c": 2}]}), tmp_path / "rows.parquet")
+    (chunk,) = Source(str(tmp_path / "rows.parquet")).stream(["a.b", "a.c"])
+    assert chunk.batch.to_pydict() == {"a.b": [1], "a.c": [2]}
+    pq.write_table(pa.table({"a.b": [1], "a": [{"b": 2}]}), tmp_path / "both.parquet")
+    with pytest.raises(DataError, match=r"column 'a\.b': the file has two columns of this name"):
+        Source(str(tmp_path / "both.parquet")).require(["a.b"])
+
+
+def test_fields_of_lines_are_found_over_all_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"item": {"id": 1, "at": null}}\n')
+    (tmp_path / "b.jsonl").write_text('{"item": {"id": 2.5, "at": "x", "more": 1}}\n')
+    (tmp_path / "c.jsonl").write_text('{"item": {"id": 3, "at": null}}\n')
+    source = Source(str(tmp_path))
+    source.require(["item.id", "item.at"])
+    assert [source.column_type(name) for name in ("item.id", "item.at")] == [pa.float64(), pa.string()]
+    rows = [row for chunk in source.stream(["item.at", "item.id"]) for row in chunk.batch.to_pylist()]
+    assert rows == [
+        {"item.at": None, "item.id": 1.0},
+        {"item.at": "x", "item.id": 2.5},
+        {"item.at": None, "item.id": 3.0},
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_too_little_memory_is_not_blamed_on_the_file(tmp_path):
+    """A row group of 400 MB of one byte each, in a process that may have so much at all."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"item": pa.array(["x" * 100_000_000] * 4)}), path)
+    code = f"""if True:
+        import resource, sys
+        import pyarrow
+        from trainer.data.errors import DataMemoryError
+        from trainer.data.sources.source import Source
+        source = Source({str(path)!r})
+        source.require(["item"])
+        now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + 300_000_000, resource.RLIM_INFINITY))
+        try:
+            list(source.stream(["item"]))
+        except DataMemoryError as error:
+            print(error.code, error)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"out_of_memory {path}: there is not enough memory to read it as Parquet: ")
+    assert "give the process more memory" in done.stdout
+    assert "truncated" not in done.stdout
+
+
+def test_what_the_system_says_of_memory_is_not_blamed_on_the_file_either(tmp_path):
+    reader = ParquetReader([tmp_path])
+    with pytest.raises(DataError, match="not enough memory to read it as Parquet"), reader.reading(tmp_path):
+        raise OSError(12, "Cannot allocate memory")
+    with pytest.raises(DataError, match="may be truncated"), reader.reading(tmp_path):
+        raise OSError(5, "Input/output error")
+
+
+TYPES = st.sampled_from(
+    [
+        pa.null(), pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64(), pa.float32(), pa.float64(),
+        pa.string(), pa.large_string(), pa.string_view(), DICTIONARY, pa.date32(), pa.date64(), pa.timestamp("s"),
+        pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.decimal128(20, 0), pa.binary(),
+        pa.time32("s"),
+    ]
+)  # fmt: skip
+TYPES_OR_LISTS = TYPES | TYPES.map(pa.list_) | TYPES.map(pa.large_list)
+
+
+@given(st.lists(TYPES_OR_LISTS, min_size=2, max_size=4))
+def test_a_common_type_is_that_of_any_order(types):
+    found = set()
+    for order in itertools.permutations(types):
+        common = order[0]
+        for one in order[1:]:
+            common = None if common is None else common_type(common, one)
+        found.add(None if common is None else plain_type(common))
+    # Offsets of 32 or of 64 bits are the same to who reads.
+    assert len({str(one).replace("large_", "") for one in found}) == 1
+
+
+@given(TYPES_OR_LISTS, TYPES_OR_LISTS)
+def test_a_common_type_takes_what_both_hold(left, right):
+    common = common_type(left, right)
+    for type_ in (left, right):
+        if common is not None and not pa.types.is_null(common):
+            assert pc.cast(pa.nulls(2, plain_type(type_)), plain_type(common)).null_count == 2
+        assert common_type(type_, pa.null()) in (type_, plain_type(type_))
+
+
+def test_numbers_keep_their_values():
+    for type_ in (pa.int8(), pa.uint8(), pa.int32(), pa.float32()):
+        for other in (pa.int64(), pa.float64()):
+            numbers = np.array([0, 1, 100])
+            common = common_type(type_, other)
+            assert pa.array(numbers, type_).cast(common).to_pylist() == numbers.tolist()
+
+
+def test_fields_keep_their_order():
+    schema = pa.schema(
+        [("a", pa.struct([("b", pa.int8()), ("c", pa.struct([("d", pa.string())]))])), ("e", pa.int64())]
+    )
+    assert list(fields_of(schema)) == [
+        (("a", "b"), pa.int8()),
+        (("a", "c", "d"), pa.string()),
+        (("e",), pa.int64()),
+    ]

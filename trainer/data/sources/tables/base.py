@@ -1,0 +1,100 @@
+"""What a table format is: the class that formats derive from. Torch-free."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trainer.data.errors import DataError
+from trainer.data.sources.locations import FilePath
+from trainer.data.sources.readers.base import Reader
+from trainer.spec.uri_schemes import is_object
+
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file with rows: its path below the table's folder, and the values that the log gives its rows."""
+
+    parts: Parts
+    partitions: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A version of a table: its files, and who reads them."""
+
+    version: str
+    files: tuple[TableFile, ...]
+    reader: Callable[[Sequence[FilePath]], Reader]
+
+
+class TableFormat(ABC):
+    """A format of folders whose log says which files belong to the table."""
+
+    name: ClassVar[str]
+    """The format, as messages write it."""
+    extra: ClassVar[str]
+    """The extra of this package that installs its library."""
+    module: ClassVar[str]
+    """The library."""
+
+    @abstractmethod
+    def root_of(self, parts: Parts) -> Parts | None:
+        """Return the folder of the table to whose log the file at these parts belongs; None: to no log."""
+
+    def is_log(self, parts: Parts) -> bool:
+        """Return whether the file at these parts may say what the table holds."""
+        return self.root_of(parts) is not None
+
+    @abstractmethod
+    def open(self, uri: str, files: Mapping[Parts, FilePath]) -> Snapshot:
+        """Return the latest version of the table at ``uri``, a local folder that holds ``files``."""
+
+    def snapshot(self, uri: str, root: Parts, files: Mapping[Parts, FilePath]) -> Snapshot:
+        """Return :meth:`open` of a folder in which a log of this format was found, in ``root`` below it.
+
+        Raises:
+            DataError: the table cannot be read.
+        """
+        if root:
+            raise DataError(
+                f"holds a table of {self.name} in {'/'.join(root)}",
+                where=uri,
+                remedy="name the folder of the table itself: its log says which of its files hold rows",
+            )
+        if is_object(uri):
+            raise self.refused(uri, "a table of {name} is read from a folder of this machine alone", "copy it here")
+        try:
+            importlib.import_module(self.module)
+        except ImportError as error:
+            what = "is a table of {name}, whose log says which of its files hold rows, and " + str(error)
+            raise self.refused(uri, what, f"pip install 'evenkeel[{self.extra}]'") from None
+        try:
+            found = self.open(uri, files)
+        except DataError:
+            raise
+        except Exception as error:  # Each library has errors of its own, many of them of no common class.
+            what = f"cannot be read as a table of {{name}}: {type(error).__name__}: {str(error).splitlines()[0]}"
+            raise self.refused(uri, what, "see that the table is whole") from error
+        if not found.files:
+            raise DataError(f"is a table of {self.name} without rows", where=uri, remedy="point at data with rows")
+        return found
+
+    def refused(self, where: str, what: str, remedy: str) -> DataError:
+        """Return the error for a table that cannot be read; one remedy is always there."""
+        return DataError(
+            what.replace("{name}", self.name), where=where, remedy=f"{remedy}, or write its rows as plain Parquet files"
+        )
+
+    def outside(self, uri: str, path: str) -> DataError:
+        """Return the error for a file that the log names and the folder does not have."""
+        return self.refused(uri, f"its log names {path}, which is not in the folder", "see that the table is whole")
+
+    def library(self) -> Any:
+        """Return the library, which is there."""
+        return importlib.import_module(self.module)

@@ -1,0 +1,121 @@
+"""Types of a column in the files of one dataset: the fields of structs, and the type that holds several. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+FieldPath = tuple[str, ...]
+
+
+def fields_of(schema: pa.Schema) -> Iterator[tuple[FieldPath, pa.DataType]]:
+    """Yield path and type of every column; of a struct those of its fields, however deep, in its place."""
+    for field in schema:
+        yield from _leaves((field.name,), field.type)
+
+
+def field_of(batch: pa.RecordBatch, path: FieldPath) -> pa.Array:
+    """Return the column at a path; a field of a null struct is null."""
+    column = batch.column(path[0])
+    return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
+
+
+def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """Return a type that means the same for the values of both, None if there is none.
+
+    Integers and floats of any width are numbers, and booleans are the integers 0 and 1. Text is text, in a dictionary
+    or not. A date is a time. A column without any value has every type. Numbers, text and times are not one another.
+    """
+    if left == right:
+        return left
+    left, right = plain_type(left), plain_type(right)
+    if left == right or pa.types.is_null(right):
+        return left
+    if pa.types.is_null(left):
+        return right
+    if is_list(left) and is_list(right):
+        values = common_type(left.value_type, right.value_type)
+        return None if values is None else pa.large_list(values)
+    if _is_text(left) and _is_text(right):
+        return pa.large_string()
+    if _is_number(left) and _is_number(right):
+        return _common_number(left, right)
+    if pa.types.is_decimal(left) and pa.types.is_decimal(right):
+        return _common_decimal(left, right)
+    return _common_time(left, right)
+
+
+def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
+    """Return whether values of both have the meaning of either, or are found to have none row by row.
+
+    These are text beside numbers or times, and single values beside lists of them.
+    """
+    left, right = (type_.value_type if is_list(type_) else type_ for type_ in map(plain_type, (left, right)))
+    if _is_text(left) or _is_text(right):
+        return all(_is_text(one) or _is_number(one) or _is_time(one) for one in (left, right))
+    return common_type(left, right) is not None
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type without dictionaries and views, which many of Arrow's functions do not know."""
+    if pa.types.is_dictionary(type_):
+        return plain_type(type_.value_type)
+    if pa.types.is_string_view(type_):
+        return pa.large_string()
+    if is_list(type_) and (value := plain_type(type_.value_type)) != type_.value_type:
+        return pa.large_list(value)
+    return type_
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Return whether each value is a list."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def _leaves(path: FieldPath, type_: pa.DataType) -> Iterator[tuple[FieldPath, pa.DataType]]:
+    if not pa.types.is_struct(type_):
+        yield path, type_
+        return
+    for number in range(type_.num_fields):
+        field = type_.field(number)
+        yield from _leaves((*path, field.name), field.type)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_))
+
+
+def _is_time(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(type_) or pa.types.is_date(type_))
+
+
+def _common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(left) or pa.types.is_floating(right):
+        return pa.float64()
+    unsigned = pa.types.is_unsigned_integer(left) and pa.types.is_unsigned_integer(right)
+    return pa.uint64() if unsigned else pa.int64()
+
+
+def _common_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    scale = max(left.scale, right.scale)
+    digits = max(left.precision - left.scale, right.precision - right.scale) + scale
+    return pa.decimal256(digits, scale) if digits <= 76 else None
+
+
+def _common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """Return microseconds, in which times are read; none for a time of a zone and one of no zone."""
+    kinds = (left, right)
+    if not all(_is_time(kind) for kind in kinds):
+        return None
+    if all(pa.types.is_date(kind) for kind in kinds):
+        return pa.date32()
+    zones = {kind.tz is None for kind in kinds if pa.types.is_timestamp(kind)}
+    if len(zones) > 1 or (zones == {False} and any(pa.types.is_date(kind) for kind in kinds)):
+        return None
+    return pa.timestamp("us", None if zones == {True} else "UTC")
