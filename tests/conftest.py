@@ -51,8 +51,6 @@ ALLOWED_SKIPS = (
     "needs a GPU",
     "no environment with Feast",
     "DeepCTR-Torch is not installed",
-    "deltalake is not installed",
-    "pyiceberg is not installed",
     "the temporary directory is in memory",
     "no hosts here",
 )
