@@ -34,7 +34,7 @@ class IdMap:
     """The ids of a table's rows: row r >= 2 is entry r - 2.
 
     Attributes:
-        ids: distinct raw ids, int64 or large_string.
+        ids: distinct raw ids, int64 or large_string; uint64, the hashes of strings, in checkpoints of jobs of one pass.
         last_seen: int32 [n], the number of the run whose training split last had each.
         run: number of the run that this map is of, counted along the chain of warm starts from 1; 0: unknown.
         retired, retired_in: tombstones: ids without a row any more, and int32, the run that gave each up.
