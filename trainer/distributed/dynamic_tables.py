@@ -1,9 +1,10 @@
 """Dynamic tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
 
 The prepared data has codes, one for each id that there is, a job of one pass (trainer.data.one_pass) hashes of ids.
-Here, between a batch and the model, they become rows. Every rank goes through the ids of the whole batch, in one order, so that all have the same map without communication,
-whatever their number; which rows changed hands each tells the tables that it holds. The map is as of a step, like the
-rows, and is saved with them. SSE-SE swaps here too, among the rows that belong to an id.
+Here, between a batch and the model, they become rows. Every rank goes through the ids of the whole batch, in one order,
+so that all have the same map without communication, whatever their number; which rows changed hands each tells the
+tables that it holds. The map is as of a step, like the rows, and is saved with them. SSE-SE swaps here too, among the
+rows that belong to an id.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class WindowReader:
         self._plan, self._numeric = plan, tuple(numeric)
         self._features = [feature for key in keys if (feature := plan.feature(key.name)) is not None]
 
-    def windows(self, start: Place, window_rows: int = WINDOW_ROWS) -> Iterator[Window]:
+    def windows(self, start: Place) -> Iterator[Window]:
         """Yield the windows from ``start`` on, where one begins.
 
         Raises:
@@ -65,7 +65,7 @@ class WindowReader:
             held = read if held is None else (held[0].then(read[0]), np.concatenate([held[1], read[1]]))
             number = len(held[1])
             after = _after(place, held[1], source.files.index(chunk.file, place.file), chunk.end)
-            if number >= window_rows:
+            if number >= WINDOW_ROWS:
                 yield Window(place, after, *held)
                 place, held, number = after, None, 0
         if held is not None:

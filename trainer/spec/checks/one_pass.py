@@ -72,7 +72,7 @@ def one_pass_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldP
                 f"set how many ids may have a row at once, {_LEAVE_OUT}",
             )
     for name, feature in dataset.features.items():
-        yield from _feature_problems(name, feature, job.model.reads_numbers)
+        yield from _feature_problems(name, feature)
     if dataset.negatives is not None:
         yield FieldProblem(
             "label.negatives", "what a user never had is known after all rows", f"use column or rule, {_LEAVE_OUT}"
@@ -88,7 +88,7 @@ def one_pass_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldP
         yield FieldProblem(field, f"{what}: dataset.one_pass does not number users", f"leave it out, {_LEAVE_OUT}")
 
 
-def _feature_problems(name: str, feature: Feature, reads_numbers: bool) -> Iterator[FieldProblem]:
+def _feature_problems(name: str, feature: Feature) -> Iterator[FieldProblem]:
     where = f"features.{name}"
     if feature.derive is not None:
         yield FieldProblem(
@@ -98,7 +98,7 @@ def _feature_problems(name: str, feature: Feature, reads_numbers: bool) -> Itera
         yield FieldProblem(
             f"{where}.join", "joins are not looked up as rows are read yet", f"write it into a column, {_LEAVE_OUT}"
         )
-    if feature.type != "dense" or not reads_numbers:
+    if feature.type != "dense":
         return
     if feature.transform not in ("none", "log1p"):
         yield FieldProblem(
