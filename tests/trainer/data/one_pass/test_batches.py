@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.batches.order import shuffled
-from trainer.data.columns.hashing import combine, id_keys, unmix
+from trainer.data.columns.hashing import combine, id_keys, random_words, unmix
 from trainer.data.errors import DataError
 from trainer.data.one_pass import windows
 from trainer.data.one_pass.data import UNKNOWN_STEPS, OnePassData
@@ -157,14 +157,15 @@ def test_batches_are_those_of_a_preparation_where_one_window_holds_all(tmp_path,
             same(found, expected, unknown=True)
 
 
-def plain_batches(table, job, sizes, chunk_rows, window_rows):
+def plain_batches(table, job, sizes, chunk_rows, window_rows, has_pairs):
     """Numbers of rows by step, and the sides of all rows, computed row by row."""
     user, item = (table.column(name).to_pylist() for name in ("user", "item"))
 
     def keys(ids):
         return np.array([0x6E756C6C if one is None else int(id_keys(pa.array([one]))[0]) for one in ids], np.uint64)
 
-    sides = random_split(job.evaluation.split, combine(keys(user), keys(item)))
+    pairs = combine(keys(user), keys(item)) if has_pairs else combine(random_words(0, np.arange(len(user))))
+    sides = random_split(job.evaluation.split, pairs)
     chunks, start = [], 0
     for size in sizes:
         chunks += [list(range(first, min(first + chunk_rows, start + size)))
@@ -189,22 +190,25 @@ def plain_batches(table, job, sizes, chunk_rows, window_rows):
     window_rows=st.integers(1, 120),
     batch_size=st.integers(1, 90),
     world=st.integers(1, 3),
+    has_pairs=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_each_row_is_trained_on_once_and_from_the_place_of_any_batch_on_come_those_that_follow(
-    tmp_path_factory, sizes, chunk_rows, window_rows, batch_size, world, seed
+    tmp_path_factory, sizes, chunk_rows, window_rows, batch_size, world, has_pairs, seed
 ):
     """For any files, chunks and windows; ranks have consecutive parts of each batch, and the ids of the whole."""
     folder = tmp_path_factory.mktemp("log")
     kind = Kind(strings=False, lists=False)
     table = write_rows(folder / "rows", kind, sizes, seed)
     dataset, job = specs(folder / "rows", kind, batch_size=batch_size)
-    features = {"user": {"type": "id"}, "item": {"type": "id"}, "number": {"type": "dense", "missing": 0.0}}
+    features: dict[str, Any] = {"user": {"type": "id"}, "number": {"type": "dense", "missing": 0.0}}
+    features |= {"item": {"type": "id"}} if has_pairs else {}
     dataset = parse_dataset(dataset.model_dump(mode="json") | {"features": features})
+    job = job.model_copy(update={"tables": {name: one for name, one in job.tables.items() if name in features}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source.stream, "__defaults__", (chunk_rows,))
         patch.setattr(windows, "WINDOW_ROWS", window_rows)
-        expected, sides = plain_batches(table, job, sizes, chunk_rows, window_rows)
+        expected, sides = plain_batches(table, job, sizes, chunk_rows, window_rows, has_pairs)
         data = opened(folder / "data", dataset, job)
         if not expected:
             with pytest.raises(DataError, match="training split: has no rows"):
