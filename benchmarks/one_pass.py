@@ -11,6 +11,7 @@ first_step_seconds     from the start of the process to the event of its first s
 prepare_seconds        of these, those before the rank is built: the run's own phase
 data_bytes             of the run's directory then: what was written of the rows
 examples_per_second    of training steps, of a job that runs to its end (``--whole``)
+anonymous_mib          memory of the process at its highest after that, without memory-mapped files, of such a job
 total_seconds          from the start of the process to its end, of such a job, with its evaluation
 =====================  ================================================================================================
 """
@@ -76,7 +77,12 @@ def measured(rows: Path, folder: Path, one_pass: bool, whole: bool) -> dict[str,
             found["prepare_seconds"] = round(prepare["seconds"], 2)
             found["data_bytes"] = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
             if whole:
-                assert process.wait() == 0, (folder / "log.txt").read_text()[-2000:]
+                peak = 0
+                while process.poll() is None:
+                    peak = max(peak, _anonymous_mib(process.pid))
+                    time.sleep(POLL_SECONDS)
+                assert process.returncode == 0, (folder / "log.txt").read_text()[-2000:]
+                found["anonymous_mib"] = peak
                 found["total_seconds"] = round(time.monotonic() - begun, 2)
                 found |= _figures(_events(run))
         finally:
@@ -93,6 +99,14 @@ def _figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     auc = next(event["auc"] for event in events if event["type"] == "metric" and event["split"] == "test")
     examples = progress[-1]["examples"] - progress[0]["examples"]
     return {"examples_per_second": round(examples / seconds), "test_auc": round(auc, 4)}
+
+
+def _anonymous_mib(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("RssAnon:")), 0)
 
 
 def _events(run: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,6 +25,8 @@ from trainer.data.one_pass.rows import MISSING
 from trainer.data.prepare.preparation import prepare
 from trainer.data.prepare.split import SPLIT_NAMES, random_split
 from trainer.data.sources.source import Source
+from trainer.sizing import memory
+from trainer.sizing.estimate import ids_per_example
 from trainer.spec import parse_dataset, parse_job
 
 FEATURES = {
@@ -259,6 +262,30 @@ def test_the_first_batch_comes_while_most_windows_are_unread(tmp_path, monkeypat
     taken = [len(read) for _ in data.train_batches(0)]
     # Four batches wait, of up to two windows each; one is cut, and two windows are ready or in work behind it.
     assert taken[0] <= 14 < len(read) == 40
+
+
+def test_rows_in_memory_are_as_many_as_predicted_however_many_are_read(tmp_path, monkeypatch):
+    rows, names = 5000, [f"f{number}" for number in range(12)]
+    rng = np.random.default_rng(0)
+    (tmp_path / "rows").mkdir()
+    for number in range(12):
+        columns = {name: rng.integers(0, 1 << 40, rows) for name in names} | {"click": rng.integers(0, 2, rows)}
+        pq.write_table(pa.table(columns), tmp_path / "rows" / f"{number:03}.parquet")
+    dataset, job = specs(tmp_path / "rows", Kind(), tables=dict.fromkeys(names, CAPACITY))
+    dataset = parse_dataset(dataset.model_dump(mode="json") | {"features": {name: {"type": "id"} for name in names}})
+    monkeypatch.setattr(windows, "WINDOW_ROWS", rows)
+    monkeypatch.setattr(memory, "WINDOW_ROWS", rows)
+    data = opened(tmp_path / "data", dataset, job)
+    predicted = memory.window_bytes(job, ids_per_example(job, dataset))
+    assert predicted < 12 * 12 * rows * 8
+    tracemalloc.start()
+    try:
+        for _ in data.train_batches(0):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert predicted / 4 < peak < predicted
 
 
 def test_files_that_hold_less_than_was_trained_on_are_refused_by_evaluation(tmp_path):
