@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.one_pass [--rows 1000000 8000000] [--whole 1000000]``. The click log of benchmarks.prepare (26
 columns of ids, half of them strings, 13 of numbers) as one Parquet file; a DCN-V2 of dim 16 with 26 dynamic tables, on
-one rank of two threads, in a process of its own. One JSON object for each size and way:
+one rank of two threads, in a process of its own; case ``read``: its rows read and hashed alone. One JSON object for
+each size and case:
 
 =====================  ================================================================================================
 field                  meaning
@@ -33,7 +34,10 @@ from typing import Any
 import yaml
 
 from benchmarks.prepare import ID_COLUMNS, NUMBER_COLUMNS, write_log
+from trainer.data.one_pass.data import OnePassData
+from trainer.data.prepare.preparation import prepare
 from trainer.runs.events import read_events
+from trainer.spec import parse_dataset, parse_job
 
 CAPACITY = 50_000
 POLL_SECONDS = 0.02
@@ -92,6 +96,22 @@ def measured(rows: Path, folder: Path, one_pass: bool, whole: bool) -> dict[str,
     return found
 
 
+def read(rows: Path, folder: Path) -> dict[str, Any]:
+    """Read and hash all rows in this process, without training on them."""
+    dataset, job = yaml.safe_load_all(spec_of(rows, one_pass=True))
+    specs = parse_dataset(dataset), parse_job(job)
+    data = OnePassData.of(prepare(*specs, folder / "data").directory, *specs)
+    first: float | None = None
+    begun, worked = time.monotonic(), time.process_time()
+    for _ in data.all_windows():
+        first = time.monotonic() - begun if first is None else first
+    seconds, processor = time.monotonic() - begun, time.process_time() - worked
+    assert first is not None
+    return {
+        "first_window_seconds": round(first, 2), "seconds": round(seconds, 2), "processor_seconds": round(processor, 2)
+    }  # fmt: skip
+
+
 def _figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     progress = [event for event in events if event["type"] == "progress"]
     last, first = (datetime.datetime.fromisoformat(progress[place]["time"]) for place in (-1, 0))
@@ -128,6 +148,9 @@ def main() -> None:
             if not path.exists():
                 write_log(path.with_suffix(".partial"), size, options.ids)
                 os.replace(path.with_suffix(".partial"), path)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                alone = read(path, Path(folder))
+            print(json.dumps({"bench": "one_pass", "case": "read", "rows": size, **alone}), flush=True)
             for one_pass in (True, False):
                 with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                     found = measured(path, Path(folder), one_pass, size in options.whole)

@@ -28,8 +28,7 @@ from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.warm_start import id_map_file
-from trainer.data.columns.dynamic_ids import IdMap
-from trainer.data.columns.hashing import unmix
+from trainer.data.columns.dynamic_ids import IdMap, of_hashes
 from trainer.data.columns.jagged import Jagged
 from trainer.data.one_pass.rows import MISSING
 from trainer.spec import JobSpec
@@ -194,9 +193,7 @@ class DynamicRows:
         """
         whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
         if not self._has_codes:
-            # Integers come back from their hashes, strings do not.
-            keys = live.view(np.uint64)
-            return IdMap(pa.array(unmix(keys).view(np.int64) if pa.types.is_int64(whole.ids.type) else keys), run=1)
+            return of_hashes(whole, live.view(np.uint64), TOMBSTONE_RUNS)
         places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
         had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
         had_one[places] = False

@@ -17,6 +17,7 @@ from tests.trained_runs import lead
 from trainer.checkpoint import format as checkpoint_format
 from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.warm_start import id_maps
+from trainer.data.columns.dynamic_ids import hashes_of
 from trainer.data.one_pass import windows
 from trainer.data.one_pass.data import OnePassData
 from trainer.data.one_pass.place import Place
@@ -38,12 +39,12 @@ pytestmark = pytest.mark.slow
 NUM_FILES, FILE_ROWS = 10, 300
 
 
-def write_rows(folder, seed=0):
+def write_rows(folder, seed=0, first_item=0):
     """Files of users (integers) and items (strings) that come and go with time."""
     rng = np.random.default_rng(seed)
     folder.mkdir()
     for number in range(NUM_FILES):
-        item = number * 12 + (rng.random(FILE_ROWS) ** 2 * 60).astype(np.int64)
+        item = first_item + number * 12 + (rng.random(FILE_ROWS) ** 2 * 60).astype(np.int64)
         recent = [[f"i{one}" for one in item[max(0, i - rng.integers(0, 4)) : i]] for i in range(FILE_ROWS)]
         rows = {
             "user": pa.array(rng.integers(-30, 30, FILE_ROWS), mask=rng.random(FILE_ROWS) < 0.02),
@@ -238,6 +239,43 @@ def test_files_that_changed_after_rows_of_them_were_trained_on_are_refused(tmp_p
     error = small.events(run.directory, "error")[-1]
     assert "2.parquet: has changed since rows of it were trained on" in error["message"]
     assert "start a new job" in error["message"] + error["remedy"]
+
+
+def test_a_warm_start_goes_on_with_ids_rows_and_steps(log, tmp_path):
+    """Two runs of one pass end as two with a preparation, with the same ids, and the same that lost their rows."""
+    later = dataset_of(write_rows(tmp_path / "later", seed=1, first_item=60))
+    found, maps = [], []
+    for one_pass in (True, False):
+        parent = run_of(tmp_path, f"first-{one_pass}", job_of(one_pass), log)
+        assert execute(parent, start_ranks) == 0
+        places = {"init_checkpoint": str(parent.checkpoints)}
+        run = run_of(tmp_path, f"next-{one_pass}", job_of(one_pass), later, **places)
+        assert execute(run, start_ranks) == 0
+        found.append(left_by(run))
+        maps.append(id_maps(latest_valid(run.checkpoints)))
+    assert_same_bits(*found)
+    for table, expected in maps[1].items():
+        ours = maps[0][table]
+        assert ours.run == expected.run == 2
+        assert np.array_equal(hashes_of(ours.ids), hashes_of(expected.ids))
+        assert set(hashes_of(ours.retired)) == set(hashes_of(expected.retired))
+        assert set(ours.retired_in) == set(expected.retired_in) == {2}
+    assert maps[0]["user"].ids.equals(maps[1]["user"].ids)
+
+
+def test_a_job_with_a_preparation_cannot_go_on_from_hashes_of_strings(log, tmp_path, small):
+    parent = run_of(tmp_path, "first", job_of(), log)
+    assert execute(parent, start_ranks) == 0
+    run = run_of(tmp_path, "next", job_of(one_pass=False), log, init_checkpoint=str(parent.checkpoints))
+    assert execute(run, start_ranks) != 0
+    (error,) = small.events(run.directory, "error")
+    assert "table 'item': the warm start is from a job of one pass" in error["message"]
+    # And the other way round it does.
+    before = run_of(tmp_path, "prepared", job_of(one_pass=False), log)
+    assert execute(before, start_ranks) == 0
+    run = run_of(tmp_path, "after", job_of(), log, init_checkpoint=str(before.checkpoints))
+    assert execute(run, start_ranks) == 0
+    assert latest_valid(run.checkpoints).step == 2 * latest_valid(before.checkpoints).step
 
 
 def test_progress_predict_and_export(log, tmp_path, small, small_windows):

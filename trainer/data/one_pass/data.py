@@ -85,6 +85,10 @@ class OnePassData(PreparedData):
         """Return the batches of a held-out split, whose rows are read again; after the last row was trained on."""
         return read_ahead(self._held_out(split, batch_size or self.batch_size, rank, world_size), PREFETCH_BATCHES)
 
+    def all_windows(self) -> Iterator[Window]:
+        """Yield all rows as they are read, from the first on."""
+        return self._windows.windows(Place())
+
     # --- training ----------------------------------------------------------------------------------------------------
 
     def _training(self, epoch: int, step: int, rank: int, world_size: int, micro_batches: int) -> Iterator[Batch]:
@@ -162,7 +166,7 @@ class OnePassData(PreparedData):
     def _held_out(self, split: str, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
         left, step = self.num_examples[split], 0
         rows: Rows | None = None
-        with contextlib.closing(read_ahead(self._windows.windows(Place()))) as windows:
+        with contextlib.closing(read_ahead(self.all_windows())) as windows:
             while left:
                 size = min(batch_size, left)
                 while rows is None or len(rows) < size:

@@ -21,12 +21,10 @@ from embeddings.durable_files import fsync_path, fsync_tree
 from trainer.data.batches.keys import keys_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.batches.prepared_columns import FORMAT_VERSION, GRAPHS, MANIFEST
-from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
-from trainer.data.columns.hashing import id_keys
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap, hashes_of
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, with_fill, write_numeric
 from trainer.data.columns.values import as_ids, id_kind
-from trainer.data.columns.vocabulary import id_type
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, write_array
 from trainer.data.prepare.bad_rows import BadRows
@@ -38,7 +36,14 @@ from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.sequences import Sequences
 from trainer.data.prepare.split import SPLIT_NAMES
 from trainer.data.prepare.workers import Workers, num_threads
-from trainer.data.prepare.writing import codes_to_rows, finish_numeric, finish_tables, write_splits
+from trainer.data.prepare.writing import (
+    codes_to_rows,
+    finish_numeric,
+    finish_tables,
+    ids_before,
+    inherited_numeric,
+    write_splits,
+)
 from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec, JobSpec
@@ -113,7 +118,7 @@ def prepare(
     try:
         work.mkdir()
         if job.dataset.one_pass:
-            _write_without_rows(plan, work, fingerprint)
+            _write_without_rows(plan, work, fingerprint, base)
             _replace(directory, work, fence)
             return PreparedData.open(directory)
         with (
@@ -203,10 +208,11 @@ def _write(
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
 
 
-def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str) -> None:
+def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
     """Write what is known of the data of a job of one pass before a row is read."""
     if plan.numeric:
-        write_numeric([with_fill(one) for one in plan.numeric], work / NUMERIC_FILE)
+        known = None if base.numeric is None else inherited_numeric(plan, base.numeric)
+        write_numeric(known or [with_fill(one) for one in plan.numeric], work / NUMERIC_FILE)
     none = dict.fromkeys(SPLIT_NAMES, 0)
     manifest = _settings(plan, fingerprint) | {
         "tables": {table: {"num_rows": NUM_SPECIAL_ROWS} for table in plan.trained_tables},
@@ -221,7 +227,8 @@ def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str) -> None:
     }
     (work / "tables").mkdir()
     for table in plan.trained_tables:
-        IdMap(pa.array([], id_type(plan.kinds[table])), run=1).write(work / "tables" / f"{table}.arrow")
+        ids = ids_before(table, plan.kinds[table], base.vocabulary.get(table))
+        ids.write(work / "tables" / f"{table}.arrow")
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
 
 
@@ -393,7 +400,9 @@ def _digest(base: IdMap) -> str:
     digest = hashlib.sha256(str(base.run).encode())
     for ids, runs in ((base.ids, base.last_seen), (base.retired, base.retired_in)):
         # Hashes of the ids in their order: Arrow's own buffers differ for equal arrays (offsets, padding).
-        digest.update(id_keys(as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary")).tobytes())
+        if not pa.types.is_uint64(ids.type):
+            ids = as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary")
+        digest.update(hashes_of(ids).tobytes())
         digest.update(np.asarray(runs, dtype=np.int32).tobytes())
     return digest.hexdigest()
 

@@ -49,10 +49,6 @@ def one_pass_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"{spec.optimizer.alpha} comes from the number of training rows, which dataset.one_pass does not know",
             f"give a number, such as that of an earlier run's log, or another optimizer.kind, {_LEAVE_OUT}",
         )
-    if spec.init_from is not None:
-        yield FieldProblem(
-            "init_from", "dataset.one_pass does not go on from another job yet", f"leave it out, {_LEAVE_OUT}"
-        )
     if spec.publish is not None:
         yield FieldProblem(
             "publish", "dataset.one_pass holds no raw ids of items to publish", f"leave it out, {_LEAVE_OUT}"

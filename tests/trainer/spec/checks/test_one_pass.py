@@ -42,7 +42,6 @@ def test_what_it_can_do_is_accepted_and_hashes_of_other_jobs_stand():
         ("evaluation.training", {"evaluation": {"training": True}}, "leave it out"),
         ("optimizer.alpha", {"optimizer": {"kind": "adam_ar"}}, "give a number"),
         ("optimizer.alpha", {"optimizer": {"kind": "adagrad_ar", "alpha": "auto"}}, "give a number"),
-        ("init_from", {"init_from": {"job": "0123"}}, "leave it out"),
         ("publish", {"model": TWO_TOWER, "publish": {"collection": "items", "feature": "item"}}, "leave it out"),
     ],
 )  # fmt: skip
