@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,15 @@ UNKNOWN_STEPS = 1 << 62
 """Stands for the number of steps before the last row is read."""
 
 
+class GlobalBatch(NamedTuple):
+    """A batch of all ranks: ``size`` of the rows from ``start`` on, and where reading goes on after it."""
+
+    rows: Rows
+    start: int
+    size: int
+    place: Place
+
+
 class OnePassData(PreparedData):
     """Batches of rows that are read while they are trained on, once, in the order of the files.
 
@@ -44,6 +54,10 @@ class OnePassData(PreparedData):
     place: Place
     _windows: WindowReader
 
+    def __init__(self, directory: Path, manifest: dict[str, Any]):
+        super().__init__(directory, manifest)
+        self._files = manifest["files"]
+
     @classmethod
     def of(cls, directory: Path | str, dataset: DatasetSpec, job: JobSpec) -> OnePassData:
         """Open what trainer.data.prepare wrote for the job.
@@ -52,9 +66,8 @@ class OnePassData(PreparedData):
             DataError: nothing was written there, or the files do not fit the dataset.
         """
         data = cls.open(directory)
-        plan = make_plan(dataset, job)
         numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
-        data._windows = WindowReader(plan, data.keys, numeric)
+        data._windows = WindowReader(make_plan(dataset, job), data._files, data.keys, numeric)
         data.begin(Place())
         return data
 
@@ -76,8 +89,10 @@ class OnePassData(PreparedData):
 
         See :meth:`PreparedData.train_batches`. Each says where reading goes on after it (:attr:`Batch.place`).
         """
-        batches = self._training(epoch, start_step_in_epoch, rank, world_size, micro_batches)
-        return read_ahead(batches, PREFETCH_BATCHES)
+        steps = self._global_batches(epoch, start_step_in_epoch, self.place)
+        return read_ahead(
+            self._batches_of(steps, start_step_in_epoch, rank, world_size, micro_batches), PREFETCH_BATCHES
+        )
 
     def eval_batches(
         self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
@@ -91,10 +106,10 @@ class OnePassData(PreparedData):
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def _training(self, epoch: int, step: int, rank: int, world_size: int, micro_batches: int) -> Iterator[Batch]:
-        if self.place.is_end:
-            return
-        for rows, start, size, place in self._global_batches(epoch, step):
+    def _batches_of(
+        self, steps: Iterator[GlobalBatch], step: int, rank: int, world_size: int, micro_batches: int
+    ) -> Iterator[Batch]:
+        for rows, start, size, place in steps:
             reader, keys = BatchReader(self, rows), self._id_keys(rows, start, start + size)
             shares = self._shares_of(rows)
             for part in range(micro_batches):
@@ -108,16 +123,18 @@ class OnePassData(PreparedData):
                 yield replace(batch, part_offset=begin, id_keys=keys, place=place)
             step += 1
 
-    def _global_batches(self, epoch: int, step: int) -> Iterator[tuple[Rows, int, int, Place]]:
-        """Yield (rows, where in them the batch begins, its size, the place after it) of every step from ``step`` on.
+    def _global_batches(self, epoch: int, step: int, place: Place) -> Iterator[GlobalBatch]:
+        """Yield the batches of every step from ``step`` on, the window of whose first row begins at ``place``.
 
         A batch comes when a row behind it is there, or the end: so the place after it is known.
         """
+        if place.is_end:
+            return
         size, at = self.batch_size, step * self.batch_size
         rows: Rows | None = None
         places: list[Place] = []
-        begin, place = 0, self.place
-        with contextlib.closing(read_ahead(self._windows.windows(self.place))) as windows:
+        begin = 0
+        with contextlib.closing(read_ahead(self._windows.windows(place))) as windows:
             for window in windows:
                 train = self._shuffled(epoch, window)
                 if not places and at > window.place.examples[TRAIN]:
@@ -130,7 +147,7 @@ class OnePassData(PreparedData):
                     # Of windows without a row to train on, the one behind them has the next.
                     number = bisect.bisect_right(places, at, key=lambda one: one.examples[TRAIN]) - 1
                     places = places[number:]
-                    yield rows, begin, size, places[0]
+                    yield GlobalBatch(rows, begin, size, places[0])
                     begin += size
         if rows is None or not place.examples[TRAIN]:
             raise DataError(
@@ -138,7 +155,7 @@ class OnePassData(PreparedData):
                 where=f"dataset '{self._windows.name}', training split",
                 remedy="check evaluation.split, or add data",
             )
-        yield rows, begin, len(rows) - begin, replace(place, is_end=True)
+        yield GlobalBatch(rows, begin, len(rows) - begin, replace(place, is_end=True))
 
     def _shuffled(self, epoch: int, window: Window) -> Rows:
         """Return the rows of a window that train, in their order of training."""

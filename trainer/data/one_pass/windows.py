@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
 from trainer.data.columns.numeric import Numeric, read_number
 from trainer.data.columns.weights import as_factors, require_weighted
+from trainer.data.errors import DataError
 from trainer.data.one_pass.place import Place
 from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed
 from trainer.data.prepare.encode import ids_of
@@ -22,10 +24,13 @@ from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, random_split
 from trainer.data.prepare.split_column import sides_of
-from trainer.data.sources.source import Chunk, no_rows_in_window
+from trainer.data.sources.source import Chunk, SourceFile, no_rows_in_window
 
 WINDOW_ROWS = 1 << 18
 """A window ends with the chunk that fills it: rows in memory, and rows among which those to train on are shuffled."""
+
+
+_REMEDY = "bring it back as it was, with its time of change, or start a new job"
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,19 @@ class WindowReader:
 
     Args:
         plan: of a job that :mod:`trainer.spec.checks.one_pass` has no problem with.
+        files: path, size and time of change of the files that are read, as they were when the run began; others that
+            have come since are not.
         keys: of the batches.
         numeric: numeric features, with what stands for a missing value.
     """
 
-    def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric]):
+    def __init__(self, plan: DataPlan, files: Sequence[Sequence[Any]], keys: Sequence[Key], numeric: Sequence[Numeric]):
         self.name = plan.dataset.name
+        self._files = {str(file[0]): list(file) for file in files}
+        plan.source.files = tuple(file for file in plan.source.files if str(file.path) in self._files)
+        if len(plan.source.files) < len(self._files):
+            gone = sorted(self._files.keys() - {str(file.path) for file in plan.source.files})
+            raise DataError("is gone", where=gone[0], remedy=_REMEDY)
         self._plan, self._numeric = plan, tuple(numeric)
         self._features = [feature for key in keys if (feature := plan.feature(key.name)) is not None]
 
@@ -61,6 +73,7 @@ class WindowReader:
         source = self._plan.source
         place, held, number = start, None, 0
         for chunk in source.stream(self._plan.columns(), start=(start.file, start.row)):
+            self._check_file(chunk.file)
             read = self._read(chunk, place.rows + number)
             held = read if held is None else (held[0].then(read[0]), np.concatenate([held[1], read[1]]))
             number = len(held[1])
@@ -72,6 +85,12 @@ class WindowReader:
             yield Window(place, after, *held)
         elif place.rows == 0 and source.window is not None:
             raise no_rows_in_window(source.uri, source.window)
+
+    def _check_file(self, file: SourceFile) -> None:
+        # Ranks read it each for itself: they must read the same.
+        stat = file.path.stat()
+        if [stat.st_size, stat.st_mtime_ns] != self._files[str(file.path)][1:]:
+            raise DataError("has changed since the run began", where=str(file.path), remedy=_REMEDY)
 
     def _read(self, chunk: Chunk, first_row: int) -> tuple[Rows, npt.NDArray[np.uint8]]:
         """Return the rows of a chunk and their sides; ``first_row``: how many rows were read before."""

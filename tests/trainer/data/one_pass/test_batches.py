@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -286,6 +287,24 @@ def test_rows_in_memory_are_as_many_as_predicted_however_many_are_read(tmp_path,
     finally:
         tracemalloc.stop()
     assert predicted / 4 < peak < predicted
+
+
+@pytest.mark.parametrize("what", ["is gone", "has changed since the run began"])
+def test_a_file_that_goes_or_changes_before_it_is_read_is_refused_and_one_that_comes_is_not_read(tmp_path, what):
+    folder = tmp_path / "rows"
+    write_rows(folder, Kind())
+    dataset, job = specs(folder, Kind())
+    prepare(dataset, job, tmp_path / "data")
+    shutil.copy(folder / "001.parquet", folder / "002.parquet")
+    data = OnePassData.of(tmp_path / "data", dataset, job)
+    trained(data)
+    assert data.place.rows == 500
+    if what == "is gone":
+        (folder / "001.parquet").unlink()
+    else:
+        (folder / "001.parquet").touch()
+    with pytest.raises(DataError, match=rf"001.parquet: {what}"):
+        list(OnePassData.of(tmp_path / "data", dataset, job).train_batches(0))
 
 
 def test_files_that_hold_less_than_was_trained_on_are_refused_by_evaluation(tmp_path):
