@@ -143,13 +143,13 @@ def train_on_ranks(directory, dataset, job, num_steps):
 def test_two_ranks_give_the_same_ids_the_same_rows(log, ranks, tmp_path, small_windows):
     """Also with micro-batches and SSE, over windows; the metrics are of all held-out rows."""
     sse = {"item": {"probability": 0.2}, "recent": {"probability": 0.1}}
-    job = job_of(sse=sse)
+    job = job_of(sse=sse, batch_size=80)
     directory = prepare(log, job, tmp_path / "data").directory
     with single_rank_group():
         expected, metrics, state, place = train_on_ranks(directory, log, job, 10_000)
     assert place["is_end"]
     assert metrics["examples"] == place["examples"][2]
-    split = job_of(sse=sse, micro_batches=2, sharding={"item": "row_wise", "user": "column_wise"})
+    split = job_of(sse=sse, batch_size=80, micro_batches=2, sharding={"item": "row_wise", "user": "column_wise"})
     (found, scored, mine, there), (other, also) = ranks(2).run(train_on_ranks, directory, log, split, 10_000)
     assert place == there == also
     for table, of_table in state.items():

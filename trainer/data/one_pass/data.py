@@ -140,8 +140,9 @@ class OnePassData(PreparedData):
                 if not places and at > window.place.examples[TRAIN]:
                     train = train.take(np.arange(at - window.place.examples[TRAIN], len(train)))
                 places, place = [*places, window.place], window.after
-                rows = train if rows is None else rows.take(np.arange(begin, len(rows))).then(train)
+                rows = train if rows is None else Rows.joined([rows.take(np.arange(begin, len(rows))), train])
                 begin = 0
+                del train, window
                 while len(rows) - begin > size:
                     at += size
                     # Of windows without a row to train on, the one behind them has the next.
@@ -188,7 +189,7 @@ class OnePassData(PreparedData):
                 size = min(batch_size, left)
                 while rows is None or len(rows) < size:
                     more = self._of_split(next(windows, None), split)
-                    rows = more if rows is None else rows.then(more)
+                    rows = more if rows is None else Rows.joined([rows, more])
                 reader = BatchReader(self, rows)
                 first, last = rank_slice(size, rank, world_size)
                 yield reader.batch(np.arange(first, last), first, size, step, step * batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,24 +60,20 @@ class Rows:
             _taken(self.row_weights, rows),
         )
 
-    def then(self, others: Rows) -> Rows:
-        """Return these rows and the others after them; lists of both begin at 0."""
-        columns: list[Int64s | Jagged] = []
-        for one, other in zip(self.columns, others.columns, strict=True):
-            if isinstance(one, Jagged):
-                assert isinstance(other, Jagged)
-                offsets = np.concatenate([one.offsets, one.offsets[-1] + other.offsets[1:]])
-                columns.append(Jagged(np.concatenate([one.values, other.values]), offsets))
-            else:
-                assert not isinstance(other, Jagged)
-                columns.append(np.concatenate([one, other]))
-        weights = [_joined(*factors) for factors in zip(self.weights, others.weights, strict=True)]
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """Return the rows of all parts after each other; lists of each begin at 0."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        columns = [_joined_column([part.columns[number] for part in parts]) for number in range(len(first.columns))]
+        weights = [_joined([part.weights[number] for part in parts]) for number in range(len(first.weights))]
         return Rows(
             tuple(columns),
             tuple(weights),
-            np.concatenate([self.labels, others.labels]),
-            _joined(self.numbers, others.numbers),
-            _joined(self.row_weights, others.row_weights),
+            np.concatenate([part.labels for part in parts]),
+            _joined([part.numbers for part in parts]),
+            _joined([part.row_weights for part in parts]),
         )
 
 
@@ -94,7 +91,15 @@ def _taken(values: Float32s | None, rows: Int64s) -> Float32s | None:
     return None if values is None else values[rows]
 
 
-def _joined(first: Float32s | None, second: Float32s | None) -> Float32s | None:
-    if first is None or second is None:
-        return None
-    return np.concatenate([first, second])
+def _joined(parts: Sequence[Float32s | None]) -> Float32s | None:
+    there = [part for part in parts if part is not None]
+    return np.concatenate(there) if there else None
+
+
+def _joined_column(parts: Sequence[Int64s | Jagged]) -> Int64s | Jagged:
+    lists = [part for part in parts if isinstance(part, Jagged)]
+    if not lists:
+        return np.concatenate([part for part in parts if not isinstance(part, Jagged)])
+    starts = np.cumsum([0, *(part.offsets[-1] for part in lists)])
+    ends = [part.offsets[1:] + start for part, start in zip(lists, starts[:-1], strict=True)]
+    return Jagged(np.concatenate([part.values for part in lists]), np.concatenate([starts[:1], *ends]))

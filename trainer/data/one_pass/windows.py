@@ -71,18 +71,18 @@ class WindowReader:
             DataError: a file cannot be read, or a value cannot be used.
         """
         source = self._plan.source
-        place, held, number = start, None, 0
+        place, held = start, _Held()
         for chunk in source.stream(self._plan.columns(), start=(start.file, start.row)):
             self._check_file(chunk.file)
-            read = self._read(chunk, place.rows + number)
-            held = read if held is None else (held[0].then(read[0]), np.concatenate([held[1], read[1]]))
-            number = len(held[1])
-            after = _after(place, held[1], source.files.index(chunk.file, place.file), chunk.end)
-            if number >= WINDOW_ROWS:
-                yield Window(place, after, *held)
-                place, held, number = after, None, 0
-        if held is not None:
-            yield Window(place, after, *held)
+            held.add(*self._read(chunk, place.rows + held.number))
+            end = source.files.index(chunk.file, place.file), chunk.end
+            if held.number >= WINDOW_ROWS:
+                # What is handed on is not kept here while it is worked on.
+                place, windows = _window(place, held, *end)
+                held = _Held()
+                yield windows.pop()
+        if held.number:
+            yield _window(place, held, *end)[1].pop()
         elif place.rows == 0 and source.window is not None:
             raise no_rows_in_window(source.uri, source.window)
 
@@ -133,6 +133,27 @@ class WindowReader:
 def _pair_keys(column: Int64s | Jagged) -> UInt64s:
     assert not isinstance(column, Jagged)
     return np.where(column == MISSING, np.uint64(NO_ID_KEY), column.view(np.uint64))
+
+
+class _Held:
+    """Rows of the window in work, and their sides."""
+
+    def __init__(self) -> None:
+        self.rows: list[Rows] = []
+        self.sides: list[npt.NDArray[np.uint8]] = []
+        self.number = 0
+
+    def add(self, rows: Rows, sides: npt.NDArray[np.uint8]) -> None:
+        self.rows.append(rows)
+        self.sides.append(sides)
+        self.number += len(sides)
+
+
+def _window(place: Place, held: _Held, file: int, row: int) -> tuple[Place, list[Window]]:
+    """Return where the next window begins, and this one."""
+    sides = np.concatenate(held.sides)
+    after = _after(place, sides, file, row)
+    return after, [Window(place, after, Rows.joined(held.rows), sides)]
 
 
 def _after(place: Place, sides: npt.NDArray[np.uint8], file: int, row: int) -> Place:
