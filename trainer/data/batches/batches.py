@@ -97,6 +97,7 @@ class SplitColumns(NamedTuple):
 
     @staticmethod
     def of(data: PreparedColumns, split: str) -> SplitColumns:
+        """Return those of a split, memory-mapped."""
         own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
         return SplitColumns(
             [data.checked_column(split, key) for key in own],
