@@ -18,7 +18,8 @@ class Position:
 
     ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
     ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way. ``stopped``: training is
-    over, before its last epoch or with the parameters of an earlier one.
+    over, before its last epoch or with the parameters of an earlier one. ``place``: of a job of one pass, where it
+    reads on (trainer.data.one_pass.place).
     """
 
     step: int = 0
@@ -27,6 +28,7 @@ class Position:
     loss_sum: float = 0.0
     loss_count: int = 0
     stopped: bool = False
+    place: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """Dynamic tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
 
-The prepared data has codes, one for each id that there is; here, between a batch and the model, codes become rows.
-Every rank goes through the ids of the whole batch, in one order, so that all have the same map without communication,
-whatever their number; which rows changed hands each tells the tables that it holds. The map is as of a step, like the
-rows, and is saved with them. SSE-SE swaps here too, among the rows that belong to an id.
+The prepared data has codes, one for each id that there is, a job of one pass (trainer.data.one_pass) hashes of ids.
+Here, between a batch and the model, they become rows. Every rank goes through the ids of the whole batch, in one order,
+so that all have the same map without communication, whatever their number; which rows changed hands each tells the
+tables that it holds. The map is as of a step, like the rows, and is saved with them. SSE-SE swaps here too, among the
+rows that belong to an id.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.warm_start import id_map_file
-from trainer.data.columns.dynamic_ids import IdMap
+from trainer.data.columns.dynamic_ids import IdMap, of_hashes
 from trainer.data.columns.jagged import Jagged
+from trainer.data.one_pass.rows import MISSING
 from trainer.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -60,16 +62,18 @@ class DynamicRows:
         self._data, self._sharded = data, sharded
         if not self.ids:
             return
-        self._keys = {name: [key for key in data.keys if key.table == name] for name in self.ids}
-        self._tables = {key.name: key.table for key in data.keys}
-        self._raw: dict[str, Int64s] = {name: data.row_keys(name).view(np.int64) for name in self.ids}
+        self._seed = job.seed
         self._sse = {
             key.name: SSEConfig(job.sse[key.name].probability)
-            for keys in self._keys.values()
-            for key in keys
-            if key.name in job.sse and job.sse[key.name].probability
+            for key in data.keys
+            if key.table in self.ids and key.name in job.sse and job.sse[key.name].probability
         }
-        self._seed = job.seed
+        self._tables = {key.name: key.table for key in data.keys}
+        self._has_codes = not job.dataset.one_pass
+        if not self._has_codes:
+            return
+        self._keys = {name: [key for key in data.keys if key.table == name] for name in self.ids}
+        self._raw: dict[str, Int64s] = {name: data.row_keys(name).view(np.int64) for name in self.ids}
         self._order = data.order()
         self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
 
@@ -85,12 +89,10 @@ class DynamicRows:
         """
         if not self.ids:
             return parts
-        epoch, inside = divmod(position, self._data.steps_per_epoch)
-        start, size = inside * self._data.batch_size, parts[0].global_size
-        samples = self._order.rows(epoch, start, start + size)
+        keys = parts[0].id_keys if not self._has_codes else self._keys_of(position, parts[0].global_size)
+        assert keys is not None
         for table, ids in self.ids.items():
-            codes = np.concatenate([self._codes(key.name, samples) for key in self._keys[table]])
-            self._renew(table, ids.assign(self._raw[table][codes[codes >= FIRST_ROW]], step))
+            self._renew(table, ids.assign(keys[table], step))
         rows = tuple(self.known(part) for part in parts)
         if not self._sse:
             return rows
@@ -107,9 +109,12 @@ class DynamicRows:
             table = self._tables[name]
             if table in self.ids:
                 part = values[ends[number] : ends[number + 1]]
-                is_live = part >= FIRST_ROW
-                entries = self.ids[table].find(self._raw[table][part[is_live]])
+                is_live = part >= FIRST_ROW if self._has_codes else part != MISSING
+                keys = self._raw[table][part[is_live]] if self._has_codes else part[is_live]
+                entries = self.ids[table].find(keys)
                 part[is_live] = np.where(entries < 0, UNKNOWN_ROW, entries + FIRST_ROW)
+                if not self._has_codes:
+                    part[~is_live] = UNKNOWN_ROW
         return _with_values(batch, values)
 
     def _swapped(self, batch: Batch, step: int, taken: Mapping[str, Int64s]) -> Batch:
@@ -140,6 +145,16 @@ class DynamicRows:
             for name, ids in self.ids.items()
         ]
         return "; ".join(sentences)
+
+    def _keys_of(self, position: int, size: int) -> dict[str, Int64s]:
+        """Return, by dynamic table, the hashes of the ids of a whole batch of prepared data."""
+        epoch, inside = divmod(position, self._data.steps_per_epoch)
+        start = inside * self._data.batch_size
+        samples, found = self._order.rows(epoch, start, start + size), {}
+        for table in self.ids:
+            codes = np.concatenate([self._codes(key.name, samples) for key in self._keys[table]])
+            found[table] = self._raw[table][codes[codes >= FIRST_ROW]]
+        return found
 
     def _codes(self, name: str, samples: Int64s) -> Int64s:
         column = self._columns[name]
@@ -177,6 +192,8 @@ class DynamicRows:
         The latter are ids that had one at the end of an earlier run of the chain, and are served from there perhaps.
         """
         whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
+        if not self._has_codes:
+            return of_hashes(whole, live.view(np.uint64), TOMBSTONE_RUNS)
         places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
         had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
         had_one[places] = False

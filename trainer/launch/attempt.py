@@ -24,6 +24,7 @@ from trainer.checkpoint.warm_start import (
     rows_of_parent,
 )
 from trainer.data.batches.prepared import PreparedData
+from trainer.data.one_pass.data import OnePassData
 from trainer.data.prepare.stored import fetch_prepared
 from trainer.distributed.build import build
 from trainer.distributed.dynamic_tables import DynamicRows
@@ -72,7 +73,7 @@ class Attempt:
         self.notice = notice
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
         fetch_prepared(run.folders(run.data), run.data)
-        self.data = PreparedData.open(run.data)
+        self.data = _open_data(run)
         self.start = _find_start(run)
         self.alpha = self._choose_alpha()
         self.sharded = build(self.job, self.data, alpha=self.alpha, device=device)
@@ -194,9 +195,13 @@ class Attempt:
             rows_per_rank={
                 name: [sum(piece.row_count for piece in of_rank) for of_rank in share] for name, share in shares.items()
             },
-            steps_per_epoch=self.data.steps_per_epoch,
+            steps_per_epoch=None if self.job.dataset.one_pass else self.data.steps_per_epoch,
             unknown_share=self.data.unknown_share,
         )
+
+
+def _open_data(run: Run) -> PreparedData:
+    return OnePassData.of(run.data, run.dataset, run.job) if run.job.dataset.one_pass else PreparedData.open(run.data)
 
 
 def _find_start(run: Run) -> Start:

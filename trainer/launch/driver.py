@@ -170,16 +170,22 @@ class _Attempt:
             yield
 
     def _prepare_data(self) -> None:
+        from trainer.checkpoint.record import TrainingRecord
         from trainer.checkpoint.select import newest_of
         from trainer.checkpoint.warm_start import id_maps, numeric_features, parent_checkpoint, profile_of_rows
         from trainer.data.batches.prepared import PreparedData
-        from trainer.data.prepare.preparation import prepare
+        from trainer.data.one_pass.place import Place
+        from trainer.data.prepare.preparation import check_files_read, prepare
         from trainer.data.prepare.stored import fetch_prepared, put_prepared
 
         run = self.run
         # What an attempt on another host has prepared.
         fetch_prepared(run.folders(run.data), run.data)
-        if PreparedData.fingerprint_of(run.data) is not None and newest_of(run, run.checkpoints) is not None:
+        newest = None if PreparedData.fingerprint_of(run.data) is None else newest_of(run, run.checkpoints)
+        if newest is not None and run.job.dataset.one_pass:
+            place = Place.of_json(TrainingRecord.of(newest).position.place)
+            check_files_read(run.dataset, run.job, run.data, place.file + (place.row > 0))
+        elif newest is not None:
             # A run goes on with the rows it began with, whatever has become of the files.
             if run.has_fewer_workers:
                 check_memory(run)

@@ -16,6 +16,7 @@ from embeddings.kernels.fbgemm.placement import FOR_TABLES, Placement, place
 from embeddings.optim.registry import KINDS
 from embeddings.tables.element_types import ELEMENT_TYPES
 from embeddings.tables.shardings import ROW_WISE, SHARDINGS, TABLE_WISE
+from trainer.data.one_pass.windows import WINDOW_ROWS
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.models.sequences import SequenceSpec
@@ -30,6 +31,9 @@ NEIGHBOUR_BYTES = 4
 # of the hash map with as many before while it is made larger, and the sketch's counters (embeddings.dynamic).
 MAP_ROW_BYTES = 16 + 64 + 32
 COUNTERS_PER_ROW_BYTES = 64
+# Of a job of one pass: a window that is trained on, with its copy in the order of training and the one behind it, one
+# that is ready, one in work, and the columns that it is made of.
+WINDOWS_HELD = 10
 # Upper bounds. Ranks of a small job took 540 to 630 MiB with kernel fbgemm. The second:
 # a run beside its ranks. Measured, of this host: 330 MB of what it was forked from, 180 of its own process with what it
 # prepares; on a cluster the processes of Ray's head.
@@ -74,7 +78,8 @@ class RankMemory:
     """Bytes of the fullest rank.
 
     ``copies``: of the tables, staged for a checkpoint that is written while training goes on; or of the largest alone,
-    as a resume reads one after the other. ``graphs``: of SSE. ``ids``: the map from ids to rows of dynamic tables.
+    as a resume reads one after the other. ``graphs``: of SSE. ``ids``: the map from ids to rows of dynamic tables, and
+    the ids of rows that a job of one pass has read.
     ``exchange``: what is shared with the ranks of its host. ``kept``: what steps leave free for each other. ``on_gpu``:
     whether tables, batches and dense parameters are not in the host's memory. ``gpu_bytes``: what the rank's GPU has,
     None where that is not known. ``placed``: where kernel fbgemm puts tables then, which may be larger than the GPU.
@@ -135,14 +140,21 @@ def dynamic_table_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
     """Return the bytes of the maps from ids to rows of the dynamic tables, on every rank.
 
     They are places in a hash map, ids with their last steps, counters where they are asked for; and of each id of the
-    data its hash.
+    data its hash, where rows are prepared.
     """
-    size = 0
+    size, known = 0, 0 if job.dataset.one_pass else ID_BYTES
     for name, table in job.tables.items():
         if (growth := table.id_map) is not None and name in counted:
             counters = COUNTERS_PER_ROW_BYTES if growth.admission_threshold > 1 else 0
-            size += growth.capacity * (MAP_ROW_BYTES + counters) + counted[name] * ID_BYTES
+            size += growth.capacity * (MAP_ROW_BYTES + counters) + counted[name] * known
     return size
+
+
+def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
+    """Return the bytes of the rows that a job of one pass has read and not trained on yet, on every rank."""
+    if not job.dataset.one_pass:
+        return 0
+    return int(WINDOWS_HELD * WINDOW_ROWS * sum(ids_per_example.values()) * ID_BYTES)
 
 
 def value_bytes(stored: Table | None) -> tuple[int, int]:
@@ -196,7 +208,8 @@ def rank_memory(
         num_labels: labels of a row, which models of several have towers for.
     """
     kind, sam = job.optimizer.kind, job.regularizers.sam
-    ids, rows = dynamic_table_bytes(job, rows), table_rows(job, rows)
+    ids = dynamic_table_bytes(job, rows) + window_bytes(job, ids_per_example)
+    rows = table_rows(job, rows)
     by_table, tables, shapes = _fullest_rank(job, rows)
     size = size_of(job, ids_per_example, num_labels)
     batches = _lookups(job, rows, ids_per_example) + _activations(size, _samples_kept(job))

@@ -62,8 +62,14 @@ class Window(Spec):
 
 
 class DatasetRef(Spec):
+    """The dataset of a job, and which of its rows.
+
+    ``one_pass``: without a preparation, rows are trained on as they are read, once (trainer.data.one_pass).
+    """
+
     name: Name
     window: Window | None = None
+    one_pass: bool = later(False)
 
 
 class InitFrom(Spec):

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,8 @@ import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
 from trainer.checkpoint.record import Position
+from trainer.data.one_pass.data import UNKNOWN_STEPS, OnePassData
+from trainer.data.one_pass.place import Place
 from trainer.data.prefetch import Prefetched
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator
@@ -125,11 +127,9 @@ class Trainer:
         self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device = device or torch.device("cpu")
-        self.splits = tuple(split for split in HELD_OUT if data.num_examples[split])
         going_on = resumed or Resumed()
         self.position, self.history = going_on.position, list(going_on.history)
-        self.steps_per_epoch = data.steps_per_epoch
-        self.num_steps = job.epochs * data.steps_per_epoch
+        self._know_rows(Place.of_json(self.position.place))
         self.stop_asked = False
         self.hooks = hooks or Hooks()
         self.dynamic_rows = dynamic_rows or DynamicRows(job, data, sharded)
@@ -140,6 +140,14 @@ class Trainer:
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
         self._told_step = self.position.step
         self.waited_seconds = 0.0
+
+    def _know_rows(self, place: Place) -> None:
+        """Set what follows from the number of rows, which of a job of one pass is known when the last one is read."""
+        if isinstance(self.data, OnePassData):
+            self.data.begin(place)
+        self.splits = tuple(split for split in HELD_OUT if self.data.num_examples[split])
+        self.steps_per_epoch = self.data.steps_per_epoch
+        self.num_steps = self.job.epochs * self.data.steps_per_epoch
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -218,6 +226,9 @@ class Trainer:
         self.position.loss_sum += mean_loss * size
         self.position.loss_count += size
         self._examples += size
+        if parts[0].place is not None:
+            self.position.place = asdict(parts[0].place)
+            self._know_rows(parts[0].place)
 
     def _gradients(self, step: int, parts: tuple[Batch, ...]) -> float:
         """Compute the gradients of the batch, and return this rank's part of the mean loss.
@@ -304,7 +315,7 @@ class Trainer:
             epoch=(self.position.step - 1) // self.steps_per_epoch + 1,
             epochs=self.job.epochs,
             step=self.position.step,
-            steps=self.num_steps,
+            steps=self.num_steps if self.num_steps < UNKNOWN_STEPS else None,
             examples=(self.position.step - 1) // self.steps_per_epoch * self.data.num_examples["train"]
             + self.position.loss_count,
             examples_per_second=round(rate, 1),

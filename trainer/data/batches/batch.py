@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torchrec import KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from trainer.data.one_pass.place import Place
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,9 @@ class Batch:
         dense: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
         shares: float32, like the labels: what a loss is multiplied with before the mean over the global batch is taken,
             where rows have weights or several labels (trainer.data.batches.loss_shares); None: 1.
+        id_keys: of rows that are trained on as they are read (trainer.data.one_pass), whose ``features`` are hashes of
+            ids: by table, those of the whole global batch; None where features are numbers of prepared ids.
+        place: of these, where reading goes on after this batch.
     """
 
     features: KeyedJaggedTensor
@@ -34,6 +44,8 @@ class Batch:
     seen: torch.Tensor | None = None
     dense: torch.Tensor | None = None
     shares: torch.Tensor | None = None
+    id_keys: Mapping[str, npt.NDArray[np.int64]] | None = None
+    place: Place | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])

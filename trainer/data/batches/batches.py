@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ def train_batches(
     num_examples, size = data.num_examples["train"], data.batch_size
     order = data.order()
     batch_of = _training_reader(data, epoch)
-    shares = LossShares(data) if data.tasks or data.is_weighted else None
+    shares = LossShares.of_split(data, "train") if data.tasks or data.is_weighted else None
 
     def make(number: int) -> Batch:
         step, part = divmod(number, micro_batches)
@@ -52,7 +53,7 @@ def eval_batches(data: PreparedColumns, split: str, batch_size: int, rank: int, 
     if data.sequence is not None:
         return ranking_batches(data, split, batch_size, rank, world_size)
     num_examples = data.num_examples[split]
-    reader = _Reader(data, split)
+    reader = BatchReader(data, SplitColumns.of(data, split))
 
     def make(step: int) -> Batch:
         start = step * batch_size
@@ -66,23 +67,59 @@ def eval_batches(data: PreparedColumns, split: str, batch_size: int, rank: int, 
 def _training_reader(data: PreparedColumns, epoch: int) -> Callable[[Int64s, int, int, int, int], Batch]:
     if data.sequence is not None:
         return SequenceReader(data, epoch).batch
-    return _Reader(data, "train", FreshNegatives(data, epoch) if data.is_bpr else None).batch
+    negatives = FreshNegatives(data, epoch) if data.is_bpr else None
+    return BatchReader(data, SplitColumns.of(data, "train"), negatives).batch
 
 
-class _Reader:
-    """Reader that gathers rows of one split into tensors."""
+class RowColumns(Protocol):
+    """What rows of batches are gathered from: for each key its column and weights, labels, numbers."""
 
-    def __init__(self, data: PreparedColumns, split: str, negatives: FreshNegatives | None = None):
-        self._negatives = negatives
+    @property
+    def columns(self) -> Sequence[npt.NDArray[np.integer] | Jagged]: ...
+
+    @property
+    def weights(self) -> Sequence[npt.NDArray[np.float32] | None]: ...
+
+    @property
+    def labels(self) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]: ...
+
+    @property
+    def numbers(self) -> npt.NDArray[np.float32] | None: ...
+
+
+class SplitColumns(NamedTuple):
+    """The columns of one split of prepared data."""
+
+    columns: Sequence[npt.NDArray[np.integer] | Jagged]
+    weights: Sequence[npt.NDArray[np.float32] | None]
+    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    numbers: npt.NDArray[np.float32] | None
+
+    @staticmethod
+    def of(data: PreparedColumns, split: str) -> SplitColumns:
+        """Return those of a split, memory-mapped."""
         own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
+        return SplitColumns(
+            [data.checked_column(split, key) for key in own],
+            [data.weights(split, key) if key.weighted else None for key in own],
+            data.labels(split).view(np.ndarray),
+            data.numbers(split) if data.num_dense else None,
+        )
+
+
+class BatchReader:
+    """Reader that gathers rows into tensors."""
+
+    def __init__(self, data: PreparedColumns, rows: RowColumns, negatives: FreshNegatives | None = None):
+        self._negatives = negatives
         self._names = [key.name for key in data.keys]
-        self._columns = [data.checked_column(split, key) for key in own]
-        self._labels = data.labels(split).view(np.ndarray)
-        self._numbers = data.numbers(split) if data.num_dense else None
-        self._weights = [data.weights(split, key) if key.weighted else None for key in own]
+        self._columns, self._weights = rows.columns, rows.weights
+        self._labels, self._numbers = rows.labels, rows.numbers
         self._is_bpr = data.is_bpr
-        self._user = [key.name for key in own].index("user") if data.is_bpr else -1
+        self._user = self._names.index("user") if data.is_bpr else -1
         self._single = not data.is_bpr and not any(isinstance(column, Jagged) for column in self._columns)
+        flat = [column.dtype for column in self._columns if not isinstance(column, Jagged)]
+        self._dtype = flat[0] if flat else np.dtype(np.int32)
         self._ones: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def batch(
@@ -109,12 +146,12 @@ class _Reader:
         count, number = len(rows), len(self._columns)
         if self._ones is None or len(self._ones[0]) != number * count:
             self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
-        codes = np.empty((number, count), dtype=np.int32)
+        codes = np.empty((number, count), dtype=self._dtype)
         for index, column in enumerate(self._columns):
             # Rows lie inside every column (checked_column); to clip is to need no copy of the output.
             np.take(column, rows, out=codes[index], mode="clip")
         lengths, offsets = self._ones
-        values = torch.from_numpy(codes.reshape(-1).astype(np.int64))
+        values = torch.from_numpy(codes.reshape(-1).astype(np.int64, copy=False))
         return KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, offsets=offsets, stride=count)
 
     def _bags(self, rows: Int64s, first_sample: int) -> KeyedJaggedTensor:
@@ -131,7 +168,7 @@ class _Reader:
         if self._negatives is not None:
             users = parts[self._user]
             assert not isinstance(users, Jagged)
-            flat.append(self._negatives.draw(users, first_sample))
+            flat.append(self._negatives.draw(users.astype(np.int32, copy=False), first_sample))
         elif self._is_bpr:
             lengths[-1] = 0  # the key is there in evaluation too, with empty bags: one set of keys for the model
         values = np.concatenate(flat, dtype=np.int64) if flat else np.empty(0, dtype=np.int64)

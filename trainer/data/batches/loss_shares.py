@@ -15,11 +15,23 @@ from trainer.data.columns.hashing import Int64s
 
 
 class LossShares:
-    """The shares of training rows, where rows have weights or several labels."""
+    """The shares of training rows, where rows have weights or several labels.
 
-    def __init__(self, data: PreparedColumns):
-        self._labels = data.labels("train").view(np.ndarray) if data.tasks else None
-        self._weights = data.row_weights("train").view(np.ndarray) if data.is_weighted else None
+    Args:
+        labels: [rows, labels] of several labels, else None.
+        weights: [rows], None where rows have none.
+    """
+
+    def __init__(self, labels: npt.NDArray[np.floating] | None, weights: npt.NDArray[np.float32] | None):
+        self._labels, self._weights = labels, weights
+
+    @staticmethod
+    def of_split(data: PreparedColumns, split: str) -> LossShares:
+        """Return those of prepared rows."""
+        return LossShares(
+            data.labels(split).view(np.ndarray) if data.tasks else None,
+            data.row_weights(split).view(np.ndarray) if data.is_weighted else None,
+        )
 
     def of(self, rows: Int64s, batch: Int64s) -> npt.NDArray[np.float32]:
         """Return g w_i m_it / sum_j w_j m_jt of ``rows``, j over the g rows of the global ``batch``.

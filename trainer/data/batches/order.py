@@ -63,9 +63,13 @@ class GlobalOrder:
             blocks = self._blocks[window * self.window_blocks : (window + 1) * self.window_blocks]
             spans = [np.arange(b * self.block_rows, min((b + 1) * self.block_rows, self.num_rows)) for b in blocks]
             rows = np.concatenate(spans)
-            words = random_words(derive_key(self.seed, epoch, _WINDOW, window), np.arange(len(rows)))
-            self._window = (epoch, window, rows[np.argsort(words)])
+            self._window = (epoch, window, rows[shuffled(self.seed, epoch, window, len(rows))])
         return self._window[2]
+
+
+def shuffled(seed: int, epoch: int, window: int, count: int) -> Int64s:
+    """Return the numbers [0, count) in the order of a window's rows."""
+    return np.argsort(random_words(derive_key(seed, epoch, _WINDOW, window), np.arange(count)))
 
 
 def rank_slice(size: int, rank: int, world_size: int) -> tuple[int, int]:

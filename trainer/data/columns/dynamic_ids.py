@@ -8,13 +8,14 @@ runs as an id may stay unseen, so that publishers stop serving its last vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainer.data.columns.hashing import UInt64s, id_keys, unmix
 from trainer.data.columns.vocabulary import Codes
 
 NUM_SPECIAL_ROWS = 2  # row 0 is padding, row 1 the unknown id
@@ -34,7 +35,7 @@ class IdMap:
     """The ids of a table's rows: row r >= 2 is entry r - 2.
 
     Attributes:
-        ids: distinct raw ids, int64 or large_string.
+        ids: distinct raw ids, int64 or large_string; uint64, the hashes of strings, in checkpoints of jobs of one pass.
         last_seen: int32 [n], the number of the run whose training split last had each.
         run: number of the run that this map is of, counted along the chain of warm starts from 1; 0: unknown.
         retired, retired_in: tombstones: ids without a row any more, and int32, the run that gave each up.
@@ -51,6 +52,12 @@ class IdMap:
             object.__setattr__(self, "retired", pa.array([], self.ids.type))
         if not len(self.last_seen):
             object.__setattr__(self, "last_seen", np.full(len(self.ids), self.run, dtype=np.int32))
+
+    def hashed(self) -> IdMap:
+        """Return the map with the hashes of strings in their place."""
+        if not pa.types.is_large_string(self.ids.type):
+            return self
+        return replace(self, ids=pa.array(id_keys(self.ids)), retired=pa.array(id_keys(self.retired)))
 
     def write(self, path: Path) -> None:
         """Write an Arrow file of two batches, rows and tombstones, each of ``id`` and ``run``."""
@@ -127,6 +134,33 @@ def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: in
         IdMap(ids, np.concatenate([last_seen[stayed], np.full(len(new), run, np.int32)]), run, retired, retired_in),
         rows,
         np.concatenate([np.arange(NUM_SPECIAL_ROWS), stayed + NUM_SPECIAL_ROWS, np.full(len(new), -1)]),
+    )
+
+
+def hashes_of(ids: pa.Array) -> UInt64s:
+    """Return the hashes of ids of an :class:`IdMap`."""
+    return ids.to_numpy(zero_copy_only=False) if pa.types.is_uint64(ids.type) else id_keys(ids)
+
+
+def of_hashes(whole: IdMap, live: UInt64s, tombstone_runs: int) -> IdMap:
+    """Return the ids that have a row after a run of one pass, and tombstones.
+
+    The latter are ids that had one at the end of an earlier run of the chain. Integers come back from their hashes.
+
+    Args:
+        whole: the ids that had a row before the run, int64 or uint64.
+        live: the hashes of those that have one, in the order of their rows.
+        tombstone_runs: for how many runs an id that lost its row is told of.
+    """
+    ids = pa.array(unmix(live).view(np.int64) if pa.types.is_int64(whole.ids.type) else live)
+    gone = np.flatnonzero(~np.isin(hashes_of(whole.ids), live))
+    stands = (whole.run - whole.retired_in < tombstone_runs) & ~np.isin(hashes_of(whole.retired), live)
+    standing = np.flatnonzero(stands)
+    return IdMap(
+        ids,
+        run=whole.run,
+        retired=pa.concat_arrays([whole.retired.take(pa.array(standing)), whole.ids.take(pa.array(gone))]),
+        retired_in=np.concatenate([whole.retired_in[standing], np.full(len(gone), whole.run, np.int32)]),
     )
 
 

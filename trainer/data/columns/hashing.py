@@ -19,6 +19,8 @@ Int64s = npt.NDArray[np.int64]
 
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
+_UNMIX_1 = pow(0xBF58476D1CE4E5B9, -1, 2**64)
+_UNMIX_2 = pow(0x94D049BB133111EB, -1, 2**64)
 _STRING_MULTIPLIER = 0xD1342543DE82EF95  # odd, so that multiplication is a bijection of the 64-bit words
 
 
@@ -28,6 +30,14 @@ def mix(words: UInt64s) -> UInt64s:
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return words ^ (words >> np.uint64(31))
+
+
+def unmix(words: UInt64s) -> UInt64s:
+    """Return what :func:`mix` made these words of."""
+    with np.errstate(over="ignore"):
+        words = (words ^ (words >> np.uint64(31)) ^ (words >> np.uint64(62))) * np.uint64(_UNMIX_2)
+        words = (words ^ (words >> np.uint64(27)) ^ (words >> np.uint64(54))) * np.uint64(_UNMIX_1)
+        return words ^ (words >> np.uint64(30)) ^ (words >> np.uint64(60))
 
 
 def derive_key(*parts: int) -> int:

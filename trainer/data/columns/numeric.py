@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +121,17 @@ def fitted(feature: Numeric, values: Float64s, where: str) -> Numeric:
         feature.name, feature.column, feature.transform, feature.missing, mean, std if std > 0 else 1.0,
         quantiles=quantiles, shares=shares,
     )  # fmt: skip
+    if not isinstance(feature.missing, str):
+        return with_fill(known)
+    fill = sum(float(known._transformed(piece).sum()) for piece in _pieces(values)) / count
+    return replace(known, fill=fill)
+
+
+def with_fill(feature: Numeric) -> Numeric:
+    """Return the feature with the number that stands for a missing value, where one was given."""
     if isinstance(feature.missing, str):
-        fill = sum(float(known._transformed(piece).sum()) for piece in _pieces(values)) / count
-    else:
-        fill = float(known._transformed(np.array([feature.missing]))[0])
-    return Numeric(**{**asdict(known), "fill": fill})
+        return feature
+    return replace(feature, fill=float(feature._transformed(np.array([feature.missing]))[0]))
 
 
 def _pieces(values: Float64s) -> Iterator[Float64s]:

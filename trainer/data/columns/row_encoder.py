@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer.data.columns import values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
+from trainer.data.columns.hashing import id_keys
 from trainer.data.columns.history_lookup import HistoryLookup
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric, read_numeric
@@ -81,7 +83,7 @@ class RowEncoder:
     Args:
         features: the id features to encode, by name.
         numeric: numeric features, with the statistics of training, those of the item table last.
-        vocabularies: the raw ids of each table: row r >= 2 is entry r - 2.
+        vocabularies: the raw ids of each table, or uint64, the hashes of strings: row r >= 2 is entry r - 2.
         joins: by feature, the file that stands in for the dataset's.
         history_source: opens the rows of the dataset, in which histories may be looked up.
     """
@@ -185,7 +187,7 @@ class RowEncoder:
         codes = self._codes[table]
         kind: Kind = "int" if pa.types.is_int64(codes.ids.type) else "string"
         known = values.as_ids(ids, kind, where)
-        indices = codes.encode(known)
+        indices = codes.encode(_hashed(known) if pa.types.is_uint64(codes.ids.type) else known)
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW), known.null_count
 
     # --- raw ids of a feature
@@ -265,3 +267,9 @@ class RowEncoder:
         timed = derive.order in chunk.batch.schema.names
         times = values.as_numbers(chunk, derive.order, "order of rows") if timed else None
         return self._histories[name].before(chunk.column(by), times, chunk.where(by))
+
+
+def _hashed(ids: pa.Array) -> pa.Array:
+    """Return the hashes of strings, uint64, null where one is."""
+    missing = ids.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(id_keys(pc.fill_null(ids, "")), mask=missing)

@@ -21,7 +21,7 @@ from trainer.data.sources.item_table import ITEM_TABLE
 
 CHUNK_ROWS = 1 << 18
 _NEGATIVES = 11
-_NO_ID_KEY = 0x6E756C6C  # stands for a missing id in pair keys
+NO_ID_KEY = 0x6E756C6C  # stands for a missing id in pair keys
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class ExampleRows:
 
     def _keys_of(self, domain: str) -> UInt64s:
         if domain not in self._pair_keys:
-            self._pair_keys[domain] = np.append(id_keys(self._encoded.codes[domain].ids), np.uint64(_NO_ID_KEY))
+            self._pair_keys[domain] = np.append(id_keys(self._encoded.codes[domain].ids), np.uint64(NO_ID_KEY))
         return self._pair_keys[domain]
 
 

@@ -200,6 +200,12 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
     """
     job.against(dataset)
     source = Source(dataset.uri, window_of(dataset, job))
+    if job.dataset.one_pass and not source.reader.has_types:
+        raise DataError(
+            f"is {source.reader.name}, whose columns have types once all rows are read",
+            where=dataset.uri,
+            remedy="write Parquet, Feather or ORC, or leave dataset.one_pass of the job out",
+        )
     column_of = {
         name: feature.column or name
         for name, feature in dataset.features.items()

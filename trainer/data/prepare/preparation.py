@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from embeddings.durable_files import fsync_path, fsync_tree
 from trainer.data.batches.keys import keys_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.batches.prepared_columns import FORMAT_VERSION, GRAPHS, MANIFEST
-from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
-from trainer.data.columns.hashing import id_keys
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap, hashes_of
 from trainer.data.columns.labels import label_dtype
-from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, write_numeric
+from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, with_fill, write_numeric
 from trainer.data.columns.values import as_ids, id_kind
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, write_array
@@ -35,8 +35,16 @@ from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.sequences import Sequences
+from trainer.data.prepare.split import SPLIT_NAMES
 from trainer.data.prepare.workers import Workers, num_threads
-from trainer.data.prepare.writing import codes_to_rows, finish_numeric, finish_tables, write_splits
+from trainer.data.prepare.writing import (
+    codes_to_rows,
+    finish_numeric,
+    finish_tables,
+    ids_before,
+    inherited_numeric,
+    write_splits,
+)
 from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec, JobSpec
@@ -75,7 +83,8 @@ def prepare(
     A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
     reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written, and what
     was read until then is taken up again (:mod:`trainer.data.prepare.kept_parts`). Rows that
-    ``max_bad_rows`` leaves out are written to ``bad_rows.parquet`` beside it, also where they are too many.
+    ``max_bad_rows`` leaves out are written to ``bad_rows.parquet`` beside it, also where they are too many. Of a job of
+    one pass (``dataset.one_pass``) no row is read: what is written is what the specs and the files' schemas say.
 
     Args:
         dataset: where the rows are, and what their columns mean.
@@ -109,6 +118,10 @@ def prepare(
     work, private = directory.parent / f"{name}.preparing", directory.parent / f"{name}.parts.preparing"
     try:
         work.mkdir()
+        if job.dataset.one_pass:
+            _write_without_rows(plan, work, fingerprint, base)
+            _replace(directory, work, fence)
+            return PreparedData.open(directory)
         with (
             kept_parts(directory, fingerprint, private) as parts,
             Workers(num_threads(job) if threads is None else threads) as workers,
@@ -199,6 +212,53 @@ def _write(
     }
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
+
+
+def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
+    """Write what is known of the data of a job of one pass before a row is read."""
+    if plan.numeric:
+        known = None if base.numeric is None else inherited_numeric(plan, base.numeric)
+        write_numeric(known or [with_fill(one) for one in plan.numeric], work / NUMERIC_FILE)
+    none = dict.fromkeys(SPLIT_NAMES, 0)
+    manifest = _settings(plan, fingerprint) | {
+        "tables": {table: {"num_rows": NUM_SPECIAL_ROWS} for table in plan.trained_tables},
+        "numeric": [one.name for one in plan.numeric],
+        "num_rows_read": plan.source.reader.num_rows() or 0,
+        "num_examples": none,
+        "num_positives": none,
+        "unknown_share": {},
+        "seed": plan.job.seed,
+        "batch_size": plan.job.batch_size,
+        "files": plan.source.fingerprint_files(),
+    }
+    (work / "tables").mkdir()
+    for table in plan.trained_tables:
+        ids = ids_before(table, plan.kinds[table], base.vocabulary.get(table))
+        ids.write(work / "tables" / f"{table}.arrow")
+    (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+
+
+def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_files: int) -> None:
+    """Check that the first files of a job of one pass are those that it has begun with; others may have changed.
+
+    Args:
+        dataset: of the job.
+        job: the job.
+        directory: what :func:`prepare` has written for it.
+        num_files: how many of them were read, in whole or in part.
+
+    Raises:
+        DataError: one is another, or gone.
+    """
+    begun = json.loads((directory / MANIFEST).read_text("utf-8")).get("files", [])
+    there = make_plan(dataset, job).source.fingerprint_files()
+    for number in range(num_files):
+        if there[number : number + 1] != begun[number : number + 1]:
+            raise DataError(
+                "has changed since rows of it were trained on, which are kept nowhere",
+                where=str(begun[number][0]),
+                remedy="bring it back as it was, with its time of change, or start a new job",
+            )
 
 
 def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
@@ -326,6 +386,8 @@ def _fingerprint(plan: DataPlan, base: WarmStart) -> str:
     job = plan.job
     relevant = [job.model.draws_partner, job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
     relevant.append(sorted(plan.graphs))
+    if job.dataset.one_pass:
+        relevant.append("one pass")
     if plan.is_sequence:
         relevant.append(_sequence_settings(job))
     model = job.model
@@ -351,7 +413,9 @@ def _digest(base: IdMap) -> str:
     digest = hashlib.sha256(str(base.run).encode())
     for ids, runs in ((base.ids, base.last_seen), (base.retired, base.retired_in)):
         # Hashes of the ids in their order: Arrow's own buffers differ for equal arrays (offsets, padding).
-        digest.update(id_keys(as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary")).tobytes())
+        if not pa.types.is_uint64(ids.type):
+            ids = as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary")
+        digest.update(hashes_of(ids).tobytes())
         digest.update(np.asarray(runs, dtype=np.int32).tobytes())
     return digest.hexdigest()
 

@@ -16,7 +16,8 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, Grow
 from trainer.data.columns.jagged import Jagged, sorted_unique
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import Numeric, fitted
-from trainer.data.columns.values import as_ids
+from trainer.data.columns.values import Kind, as_ids
+from trainer.data.columns.vocabulary import id_type
 from trainer.data.columns.weights import as_factors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
@@ -322,6 +323,12 @@ def _pieces(array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
 
 def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
     kind: Any = "int" if pa.types.is_int64(ids.type) else "string"
+    if pa.types.is_uint64(base.ids.type):
+        raise DataError(
+            "the warm start is from a job of one pass, whose checkpoint has hashes of strings and not the strings",
+            where=f"table '{table}'",
+            remedy="start from a job with a preparation, or without init_from",
+        )
     if pa.types.is_integer(base.ids.type) != (kind == "int"):
         raise DataError(
             f"the warm start's ids are {base.ids.type}, this data's are {ids.type}",
@@ -330,6 +337,25 @@ def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
         )
     where = f"table '{table}'"
     return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))
+
+
+def ids_before(table: str, kind: Kind, base: IdMap | None) -> IdMap:
+    """Return the ids that had a row before a run of one pass, with the run's number; hashes where they are strings.
+
+    Args:
+        table: the table.
+        kind: of its ids in the rows.
+        base: the map of a warm start, None without one.
+
+    Raises:
+        DataError: the warm start's ids are of another kind.
+    """
+    none = pa.array([], id_type(kind))
+    if base is None:
+        base = IdMap(none)
+    elif kind == "int" or not pa.types.is_uint64(base.ids.type):
+        base = _as_type_of(none, base, table)
+    return replace(base.hashed(), run=base.run + 1)
 
 
 def finish_numeric(
@@ -350,15 +376,7 @@ def finish_numeric(
             workers.map(lambda one: fitted(one, _raw_numbers(directory / "train", one), where), plan.all_numeric)
         )
     else:
-        features = tuple(base)
-        asked = [(one.name, one.transform, one.missing) for one in plan.all_numeric]
-        if [(one.name, one.transform, one.missing) for one in features] != asked:
-            raise DataError(
-                f"the warm start's numeric features are {_in_words(features)}, "
-                f"this data's {_in_words(plan.all_numeric)}",
-                where=f"dataset '{plan.dataset.name}'",
-                remedy="use the same transforms, or start without init_from",
-            )
+        features = inherited_numeric(plan, base)
     piece_rows = max(1, _REMAP_ROWS // len(features))
     for name in SPLIT_NAMES:
         raw = [_raw_numbers(directory / name, one) for one in plan.all_numeric]
@@ -370,6 +388,22 @@ def finish_numeric(
         for one in plan.all_numeric:
             _raw_file(directory / name, one).unlink()
     return features
+
+
+def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> tuple[Numeric, ...]:
+    """Return the numeric features of a warm start, which are the job's.
+
+    Raises:
+        DataError: it has other features or transforms.
+    """
+    asked = [(one.name, one.transform, one.missing) for one in plan.all_numeric]
+    if [(one.name, one.transform, one.missing) for one in base] != asked:
+        raise DataError(
+            f"the warm start's numeric features are {_in_words(base)}, this data's {_in_words(plan.all_numeric)}",
+            where=f"dataset '{plan.dataset.name}'",
+            remedy="use the same transforms, or start without init_from",
+        )
+    return tuple(base)
 
 
 def _raw_file(directory: Path, feature: Numeric) -> Path:

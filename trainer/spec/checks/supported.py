@@ -14,6 +14,7 @@ from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import model_problems
+from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
 from trainer.spec.models.registry import kinds_that
@@ -42,6 +43,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from kernel_problems(spec)
     yield from sharding_problems(spec)
     yield from dynamic_table_problems(spec)
+    yield from one_pass_problems(spec)
     if spec.resources.gpus_per_worker not in (0, 1):
         yield FieldProblem(
             "resources.gpus_per_worker",
@@ -205,6 +207,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
                     f"name a graph whose of is '{table}'",
                 )
     yield from dynamic_table_fit_problems(job, dataset)
+    yield from one_pass_fit_problems(job, dataset)
     yield from regularizer_fit_problems(job, dataset)
     yield from evaluation_fit_problems(job, dataset)
     inputs = dataset.joined_features

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.columns.hashing import below, derive_key, id_keys, random_words, unit_interval
+from trainer.data.columns.hashing import below, derive_key, id_keys, mix, random_words, unit_interval, unmix
 
 INT64S = st.integers(-(2**63), 2**63 - 1)
 
@@ -17,6 +17,12 @@ def test_splitmix64_known_answers():
     """The first outputs of splitmix64 from seed 1234567, as published with its reference code."""
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert random_words(1234567, np.arange(4)).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
+def test_unmix_undoes_mix(words):
+    given_words = np.array(words, np.uint64)
+    assert unmix(mix(given_words)).tolist() == words == mix(unmix(given_words)).tolist()
 
 
 @given(st.lists(INT64S, max_size=20))

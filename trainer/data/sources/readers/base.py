@@ -26,6 +26,8 @@ class Reader(ABC):
     """The format, as messages write it."""
     suffixes: ClassVar[tuple[str, ...]]
     """Endings of the names of its files."""
+    has_types: ClassVar[bool] = True
+    """Whether a file says the types of its columns ahead of its rows."""
     remedy: ClassVar[str]
     """What to do about a file that cannot be read."""
     reads_fields: ClassVar[bool] = False
@@ -171,6 +173,8 @@ class Reader(ABC):
 
 class TextReader(Reader):
     """A format whose values have no declared types: a column gets the narrowest that fits every value of every file."""
+
+    has_types = False
 
     @abstractmethod
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:

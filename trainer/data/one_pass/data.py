@@ -1,0 +1,206 @@
+"""The rows of a job that trains on them as they are read: what was written beforehand, and the batches."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.batches import BatchReader
+from trainer.data.batches.loss_shares import LossShares
+from trainer.data.batches.order import rank_slice, shuffled
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.numeric import open_numeric
+from trainer.data.errors import DataError
+from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.rows import MISSING, Int64s, Rows
+from trainer.data.one_pass.windows import Window, WindowReader
+from trainer.data.prefetch import PREFETCH_BATCHES, Prefetched, read_ahead
+from trainer.data.prepare.plan import make_plan
+from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
+from trainer.spec import DatasetSpec, JobSpec
+
+UNKNOWN_STEPS = 1 << 62
+"""Stands for the number of steps before the last row is read."""
+
+
+class GlobalBatch(NamedTuple):
+    """A batch of all ranks: ``size`` of the rows from ``start`` on, and where reading goes on after it."""
+
+    rows: Rows
+    start: int
+    size: int
+    place: Place
+
+
+class OnePassData(PreparedData):
+    """Batches of rows that are read while they are trained on, once, in the order of the files.
+
+    Every rank reads all rows and takes its slice of each batch: it has the ids of the whole batch, as dynamic tables
+    need them. Rows that train are shuffled inside a window, and cut into batches over the borders of windows.
+
+    Attributes:
+        place: where the window of the next row to train on begins.
+    """
+
+    place: Place
+    _windows: WindowReader
+
+    def __init__(self, directory: Path, manifest: dict[str, Any]):
+        super().__init__(directory, manifest)
+        self._files = manifest["files"]
+
+    @classmethod
+    def of(cls, directory: Path | str, dataset: DatasetSpec, job: JobSpec) -> OnePassData:
+        """Open what trainer.data.prepare wrote for the job.
+
+        Raises:
+            DataError: nothing was written there, or the files do not fit the dataset.
+        """
+        data = cls.open(directory)
+        numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
+        data._windows = WindowReader(make_plan(dataset, job), data._files, data.keys, numeric)
+        data.begin(Place())
+        return data
+
+    def begin(self, place: Place) -> None:
+        """Say where training goes on."""
+        self.place = place
+        counts = place.examples if place.is_end else (0, 0, 0)
+        self.num_examples = dict(zip(SPLIT_NAMES, counts, strict=True))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """:data:`UNKNOWN_STEPS` before the last row is read."""
+        return -(-self.num_examples["train"] // self.batch_size) if self.place.is_end else UNKNOWN_STEPS
+
+    def train_batches(
+        self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
+    ) -> Prefetched[Batch]:
+        """Return the batches from a step on, whose first row lies in the window that begins at :attr:`place`.
+
+        See :meth:`PreparedData.train_batches`. Each says where reading goes on after it (:attr:`Batch.place`).
+        """
+        steps = self._global_batches(epoch, start_step_in_epoch, self.place)
+        return read_ahead(
+            self._batches_of(steps, start_step_in_epoch, rank, world_size, micro_batches), PREFETCH_BATCHES
+        )
+
+    def eval_batches(
+        self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
+    ) -> Prefetched[Batch]:
+        """Return the batches of a held-out split, whose rows are read again; after the last row was trained on."""
+        return read_ahead(self._held_out(split, batch_size or self.batch_size, rank, world_size), PREFETCH_BATCHES)
+
+    def all_windows(self) -> Iterator[Window]:
+        """Yield all rows as they are read, from the first on."""
+        return self._windows.windows(Place())
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def _batches_of(
+        self, steps: Iterator[GlobalBatch], step: int, rank: int, world_size: int, micro_batches: int
+    ) -> Iterator[Batch]:
+        for rows, start, size, place in steps:
+            reader, keys = BatchReader(self, rows), self._id_keys(rows, start, start + size)
+            shares = self._shares_of(rows)
+            for part in range(micro_batches):
+                begin, end = rank_slice(size, part, micro_batches)
+                first, last = (begin + bound for bound in rank_slice(end - begin, rank, world_size))
+                mine = np.arange(start + first, start + last)
+                batch = reader.batch(mine, first, size, step, step * self.batch_size + first)
+                if shares is not None:
+                    of_rows = shares.of(mine, np.arange(start, start + size))
+                    batch = replace(batch, shares=torch.from_numpy(of_rows))
+                yield replace(batch, part_offset=begin, id_keys=keys, place=place)
+            step += 1
+
+    def _global_batches(self, epoch: int, step: int, place: Place) -> Iterator[GlobalBatch]:
+        """Yield the batches of every step from ``step`` on, the window of whose first row begins at ``place``.
+
+        A batch comes when a row behind it is there, or the end: so the place after it is known.
+        """
+        if place.is_end:
+            return
+        size, at = self.batch_size, step * self.batch_size
+        rows: Rows | None = None
+        places: list[Place] = []
+        begin = 0
+        with contextlib.closing(read_ahead(self._windows.windows(place))) as windows:
+            for window in windows:
+                train = self._shuffled(epoch, window)
+                if not places and at > window.place.examples[TRAIN]:
+                    train = train.take(np.arange(at - window.place.examples[TRAIN], len(train)))
+                places, place = [*places, window.place], window.after
+                rows = train if rows is None else Rows.joined([rows.take(np.arange(begin, len(rows))), train])
+                begin = 0
+                del train, window
+                while len(rows) - begin > size:
+                    at += size
+                    # Of windows without a row to train on, the one behind them has the next.
+                    number = bisect.bisect_right(places, at, key=lambda one: one.examples[TRAIN]) - 1
+                    places = places[number:]
+                    yield GlobalBatch(rows, begin, size, places[0])
+                    begin += size
+        if rows is None or not place.examples[TRAIN]:
+            raise DataError(
+                "has no rows",
+                where=f"dataset '{self._windows.name}', training split",
+                remedy="check evaluation.split, or add data",
+            )
+        yield GlobalBatch(rows, begin, len(rows) - begin, replace(place, is_end=True))
+
+    def _shuffled(self, epoch: int, window: Window) -> Rows:
+        """Return the rows of a window that train, in their order of training."""
+        mine = np.flatnonzero(window.sides == TRAIN)
+        return window.rows.take(mine[shuffled(self.seed, epoch, window.place.window, len(mine))])
+
+    def _shares_of(self, rows: Rows) -> LossShares | None:
+        if not self.tasks and rows.row_weights is None:
+            return None
+        return LossShares(rows.labels if self.tasks else None, rows.row_weights)
+
+    def _id_keys(self, rows: Rows, start: int, stop: int) -> Mapping[str, Int64s]:
+        """Return, by table, the hashes of all ids of rows ``start`` to ``stop``: key by key, missing ones left out."""
+        found: dict[str, list[Int64s]] = {name: [] for name in self.tables}
+        for key, column in zip(self.keys, rows.columns, strict=True):
+            if isinstance(column, Jagged):
+                keys = column.values[column.offsets[start] : column.offsets[stop]]
+            else:
+                keys = column[start:stop]
+            found[key.table].append(keys[keys != MISSING])
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    # --- held-out rows -----------------------------------------------------------------------------------------------
+
+    def _held_out(self, split: str, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
+        left, step = self.num_examples[split], 0
+        rows: Rows | None = None
+        with contextlib.closing(read_ahead(self.all_windows())) as windows:
+            while left:
+                size = min(batch_size, left)
+                while rows is None or len(rows) < size:
+                    more = self._of_split(next(windows, None), split)
+                    rows = more if rows is None else Rows.joined([rows, more])
+                reader = BatchReader(self, rows)
+                first, last = rank_slice(size, rank, world_size)
+                yield reader.batch(np.arange(first, last), first, size, step, step * batch_size)
+                rows = rows.take(np.arange(size, len(rows)))
+                left, step = left - size, step + 1
+
+    def _of_split(self, window: Window | None, split: str) -> Rows:
+        if window is None:
+            raise DataError(
+                f"has fewer rows in the split {split} than when they were trained on",
+                where=f"dataset '{self._windows.name}'",
+                remedy="leave the files as they are until the job has ended, and start it anew",
+            )
+        return window.rows.take(np.flatnonzero(window.sides == SPLIT_NAMES.index(split)))

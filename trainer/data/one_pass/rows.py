@@ -1,0 +1,105 @@
+"""Rows as batches are cut from them: hashes of ids, labels, numbers, weights. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.columns.hashing import id_keys, mix
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.vocabulary import encoded
+
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+
+MISSING = int(mix(np.array([1 << 63], dtype=np.uint64)).view(np.int64)[0])
+"""Stands for a missing id among hashes: that of the integer -2^63, which is read as missing."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows, in the order in which they are read or trained on.
+
+    Attributes:
+        columns: for each key of the batches the hash of each row's id, int64 [rows], or lists of them.
+        weights: for each key what the values of its lists are multiplied with; None where it has none.
+        labels: [rows], of several [rows, labels].
+        numbers: float32 [rows, numeric features], None without any.
+        row_weights: float32 [rows], None where rows have none.
+    """
+
+    columns: tuple[Int64s | Jagged, ...]
+    weights: tuple[Float32s | None, ...]
+    labels: npt.NDArray[Any]
+    numbers: Float32s | None
+    row_weights: Float32s | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Int64s) -> Rows:
+        """Return the rows of these numbers, in their order."""
+        columns, weights = [], []
+        for column, factors in zip(self.columns, self.weights, strict=True):
+            columns.append(column.take(rows) if isinstance(column, Jagged) else column[rows])
+            if factors is not None:
+                assert isinstance(column, Jagged)
+                factors = Jagged(factors, column.offsets).take(rows).values
+            weights.append(factors)
+        return Rows(
+            tuple(columns),
+            tuple(weights),
+            self.labels[rows],
+            _taken(self.numbers, rows),
+            _taken(self.row_weights, rows),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """Return the rows of all parts after each other; lists of each begin at 0."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        columns = [_joined_column([part.columns[number] for part in parts]) for number in range(len(first.columns))]
+        weights = [_joined([part.weights[number] for part in parts]) for number in range(len(first.weights))]
+        return Rows(
+            tuple(columns),
+            tuple(weights),
+            np.concatenate([part.labels for part in parts]),
+            _joined([part.numbers for part in parts]),
+            _joined([part.row_weights for part in parts]),
+        )
+
+
+def hashed(ids: pa.Array) -> Int64s:
+    """Return the hash of each id, int64 [n], :data:`MISSING` where it is null."""
+    if pa.types.is_int64(ids.type):
+        keys = id_keys(pc.fill_null(ids, 0)).view(np.int64)
+        return np.where(ids.is_valid().to_numpy(zero_copy_only=False), keys, MISSING) if ids.null_count else keys
+    # Arrow is faster at finding out which strings are equal than numpy is at hashing them.
+    distinct, places = encoded(ids)
+    return np.append(id_keys(distinct).view(np.int64), MISSING)[places]
+
+
+def _taken(values: Float32s | None, rows: Int64s) -> Float32s | None:
+    return None if values is None else values[rows]
+
+
+def _joined(parts: Sequence[Float32s | None]) -> Float32s | None:
+    there = [part for part in parts if part is not None]
+    return np.concatenate(there) if there else None
+
+
+def _joined_column(parts: Sequence[Int64s | Jagged]) -> Int64s | Jagged:
+    lists = [part for part in parts if isinstance(part, Jagged)]
+    if not lists:
+        return np.concatenate([part for part in parts if not isinstance(part, Jagged)])
+    starts = np.cumsum([0, *(part.offsets[-1] for part in lists)])
+    ends = [part.offsets[1:] + start for part, start in zip(lists, starts[:-1], strict=True)]
+    return Jagged(np.concatenate([part.values for part in lists]), np.concatenate([starts[:1], *ends]))

@@ -1,0 +1,162 @@
+"""Windows of rows, read in the order of the files, each row with its side of the split. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.batches.keys import Key
+from trainer.data.columns import values
+from trainer.data.columns.hashing import UInt64s, combine, random_words
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
+from trainer.data.columns.numeric import Numeric, read_number
+from trainer.data.columns.weights import as_factors, require_weighted
+from trainer.data.errors import DataError
+from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed
+from trainer.data.prepare.encode import ids_of
+from trainer.data.prepare.examples import NO_ID_KEY
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.prepare.split import SPLIT_NAMES, random_split
+from trainer.data.prepare.split_column import sides_of
+from trainer.data.sources.source import Chunk, SourceFile, no_rows_in_window
+
+WINDOW_ROWS = 1 << 18
+"""A window ends with the chunk that fills it: rows in memory, and rows among which those to train on are shuffled."""
+
+
+_REMEDY = "bring it back as it was, with its time of change, or start a new job"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows in the order of their files, with their sides of the split; where they begin, and where the next do."""
+
+    place: Place
+    after: Place
+    rows: Rows
+    sides: npt.NDArray[np.uint8]
+
+
+class WindowReader:
+    """Reader of the rows of a dataset as a job trains on them.
+
+    Args:
+        plan: of a job that :mod:`trainer.spec.checks.one_pass` has no problem with.
+        files: path, size and time of change of the files that are read, as they were when the run began; others that
+            have come since are not.
+        keys: of the batches.
+        numeric: numeric features, with what stands for a missing value.
+    """
+
+    def __init__(self, plan: DataPlan, files: Sequence[Sequence[Any]], keys: Sequence[Key], numeric: Sequence[Numeric]):
+        self.name = plan.dataset.name
+        self._files = {str(file[0]): list(file) for file in files}
+        plan.source.files = tuple(file for file in plan.source.files if str(file.path) in self._files)
+        if len(plan.source.files) < len(self._files):
+            gone = sorted(self._files.keys() - {str(file.path) for file in plan.source.files})
+            raise DataError("is gone", where=gone[0], remedy=_REMEDY)
+        self._plan, self._numeric = plan, tuple(numeric)
+        self._features = [feature for key in keys if (feature := plan.feature(key.name)) is not None]
+
+    def windows(self, start: Place) -> Iterator[Window]:
+        """Yield the windows from ``start`` on, where one begins.
+
+        Raises:
+            DataError: a file cannot be read, or a value cannot be used.
+        """
+        source = self._plan.source
+        place, held = start, _Held()
+        for chunk in source.stream(self._plan.columns(), start=(start.file, start.row)):
+            self._check_file(chunk.file)
+            held.add(*self._read(chunk, place.rows + held.number))
+            end = source.files.index(chunk.file, place.file), chunk.end
+            if held.number >= WINDOW_ROWS:
+                # What is handed on is not kept here while it is worked on.
+                place, windows = _window(place, held, *end)
+                held = _Held()
+                yield windows.pop()
+        if held.number:
+            yield _window(place, held, *end)[1].pop()
+        elif place.rows == 0 and source.window is not None:
+            raise no_rows_in_window(source.uri, source.window)
+
+    def _check_file(self, file: SourceFile) -> None:
+        # Ranks read it each for itself: they must read the same.
+        stat = file.path.stat()
+        if [stat.st_size, stat.st_mtime_ns] != self._files[str(file.path)][1:]:
+            raise DataError("has changed since the run began", where=str(file.path), remedy=_REMEDY)
+
+    def _read(self, chunk: Chunk, first_row: int) -> tuple[Rows, npt.NDArray[np.uint8]]:
+        """Return the rows of a chunk and their sides; ``first_row``: how many rows were read before."""
+        plan, dataset = self._plan, self._plan.dataset
+        for column in plan.required:
+            values.require_ids(chunk, column)
+        columns: dict[str, Int64s | Jagged] = {}
+        weights: list[npt.NDArray[np.float32] | None] = []
+        for feature in self._features:
+            use = feature.use
+            assert use is not None
+            ids, lengths = ids_of(chunk, use, plan.kinds[use.domain])
+            offsets = None if lengths is None else np.append(0, np.cumsum(lengths))
+            columns[feature.name] = hashed(ids) if offsets is None else Jagged(hashed(ids), offsets)
+            weights.append(None)
+            if use.weights is not None:
+                assert offsets is not None
+                weights[-1] = as_factors(Jagged(require_weighted(chunk, use).weights, offsets), feature.pooling)
+        numbers = [one.apply(read_number(one, chunk)) for one in self._numeric]
+        if dataset.label is not None:
+            labels = labels_of(chunk, dataset.label, plan.least_labels.get("label"))
+        else:
+            labels = several_labels_of(chunk, dataset.labels, plan.least_labels)
+        row_weights = None if dataset.weight is None else row_weights_of(chunk, dataset.weight)
+        rows = Rows(
+            tuple(columns.values()), tuple(weights), labels, np.stack(numbers, axis=1) if numbers else None, row_weights
+        )
+        return rows, self._sides(chunk, columns, first_row)
+
+    def _sides(self, chunk: Chunk, columns: dict[str, Int64s | Jagged], first_row: int) -> npt.NDArray[np.uint8]:
+        """Return the side of each row, as trainer.data.prepare.examples has it."""
+        split, plan = self._plan.job.evaluation.split, self._plan
+        if split.kind == "column":
+            return sides_of(chunk, str(split.column))
+        if plan.direct("user") is None or plan.direct("item") is None:
+            return random_split(split, combine(random_words(0, first_row + np.arange(len(chunk)))))
+        return random_split(split, combine(_pair_keys(columns["user"]), _pair_keys(columns["item"])))
+
+
+def _pair_keys(column: Int64s | Jagged) -> UInt64s:
+    assert not isinstance(column, Jagged)
+    return np.where(column == MISSING, np.uint64(NO_ID_KEY), column.view(np.uint64))
+
+
+class _Held:
+    """Rows of the window in work, and their sides."""
+
+    def __init__(self) -> None:
+        self.rows: list[Rows] = []
+        self.sides: list[npt.NDArray[np.uint8]] = []
+        self.number = 0
+
+    def add(self, rows: Rows, sides: npt.NDArray[np.uint8]) -> None:
+        self.rows.append(rows)
+        self.sides.append(sides)
+        self.number += len(sides)
+
+
+def _window(place: Place, held: _Held, file: int, row: int) -> tuple[Place, list[Window]]:
+    """Return where the next window begins, and this one."""
+    sides = np.concatenate(held.sides)
+    after = _after(place, sides, file, row)
+    return after, [Window(place, after, Rows.joined(held.rows), sides)]
+
+
+def _after(place: Place, sides: npt.NDArray[np.uint8], file: int, row: int) -> Place:
+    counts = np.bincount(sides, minlength=len(SPLIT_NAMES))
+    train, validation, test = (int(before + count) for before, count in zip(place.examples, counts, strict=False))
+    return Place(file, row, place.window + 1, place.rows + len(sides), (train, validation, test))
