@@ -165,7 +165,7 @@ class _EncodedWriter:
             "chunks": [column.chunks for column in self._uses.values()],
             "orders": {column: appender.dtype.str for column, appender in self._orders.items()},
         }
-        self._parts.save(state, self._workers)
+        self._parts.save(state, self._workers, [] if self._bad_rows is None else self._bad_rows.files())
 
     def append(self, chunk: Chunk) -> None:
         """Append a chunk, but for its bad rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,45 @@ def test_parts_that_are_not_what_was_saved_are_read_again(name, rows):
     found, said = finished(CASE, rows, directory)
     assert found == expected
     assert not any("goes on after" in one for one in said)
+
+
+def flip_a_bit(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("death", [(KeptParts, "save", 2), (CodedColumn, "finish", 2)], ids=["reading", "finishing"])
+def test_a_bit_that_flipped_is_found_and_all_is_read_again(death, rows):
+    """In each file in turn, of those that a preparation which goes on would use."""
+    expected = prepared_bytes(CASE, rows, 1)
+    killed = rows / "killed" / "data"
+    kill(CASE, rows, killed, death)
+    kept = sorted(path.name for path in (killed.parent / DATA_PARTS).iterdir() if path.stat().st_size)
+    assert {"parts.json", "labels", "bad-rows-0", "numeric-0", "table-0.places"} <= {*kept}
+    coded = [name for name in kept if name.endswith(".coded")]
+    assert bool(coded) == (death[0] is CodedColumn)
+    for name in kept:
+        directory = rows / "flipped" / name / "data"
+        shutil.copytree(killed.parent, directory.parent)
+        path = directory.parent / DATA_PARTS / name
+        flip_a_bit(path, path.stat().st_size // 3)
+        found, said = finished(CASE, rows, directory)
+        assert found == expected, name
+        assert not any("goes on after" in one for one in said), name
+
+
+@pytest.mark.process
+def test_what_was_written_after_the_last_save_may_be_anything(rows):
+    directory = rows / "killed" / "data"
+    kill(CASE, rows, directory, (KeptParts, "save", 2))
+    for path in (directory.parent / DATA_PARTS).iterdir():
+        if path.name.partition("-")[0] in ("numeric", "column", "table"):
+            path.write_bytes(path.read_bytes() + b"torn")
+    found, said = finished(CASE, rows, directory)
+    assert found == prepared_bytes(CASE, rows, 1)
+    assert any("goes on after" in one for one in said)
 
 
 def test_an_error_leaves_what_was_saved_and_only_that(rows, monkeypatch):
