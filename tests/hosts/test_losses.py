@@ -1,4 +1,4 @@
-"""A host that vanishes while a run prepares, trains or writes a checkpoint.
+"""A host that vanishes while a run prepares, trains, writes a checkpoint or publishes.
 
 What is not to end in the phase that a test wants to see waits there for a server that is cut off: no test needs luck.
 """
@@ -34,7 +34,8 @@ def seen(_stack: Stack) -> Iterator[Stack]:
     began = time.monotonic()
     yield _stack
     print(f"{time.monotonic() - began:.0f} s")
-    _stack.net.heal("s3")
+    for name in ("s3", "redis"):
+        _stack.net.heal(name)
 
 
 def driver_of(seen: Stack, job: str) -> str:
@@ -99,3 +100,13 @@ def test_a_host_vanishes_while_a_checkpoint_is_written(seen: Stack) -> None:
     before: Any = max(checkpoints(seen, job))
     assert_published_once(seen, job, 12)
     assert resumed_after(seen, job) == [before]
+
+
+def test_the_driver_s_host_vanishes_while_it_publishes(seen: Stack) -> None:
+    job = seen.submit(**LONG)
+    seen.wait(job, lambda job: job["metrics"])
+    seen.net.cut("redis")
+    until(lambda: '"publishing"' in seen.events(job), lambda: seen.events(job))  # and waits for the store
+    seen.net.vanish(driver_of(seen, job))
+    seen.net.heal("redis")
+    assert_published_once(seen, job, 12)
