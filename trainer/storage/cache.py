@@ -70,7 +70,8 @@ class HostCache:
                 if content.describes(place):
                     os.rename(place, to)
                     return
-                (self._files / content.sha256).unlink(missing_ok=True)
+                with self._locked():
+                    (self._files / content.sha256).unlink(missing_ok=True)
                 place.unlink()
         finally:
             place.unlink(missing_ok=True)
@@ -153,7 +154,7 @@ class HostCache:
     def _make_room(self, content: FileContent) -> None:
         """Remove files that nobody uses, those of the longest past use first, until the file fits."""
         self._remove_abandoned()
-        incoming = sum(path.stat().st_size for path in self._incoming.glob("*[0-9a-f]") if path.exists())
+        incoming = sum(map(_size, self._incoming.glob("*[0-9a-f]")))
         there = sorted((path.stat().st_mtime, path.name, path) for path in self._files.iterdir())
         used = incoming + sum(path.stat().st_size for *_, path in there)
         for *_, path in there:
@@ -183,6 +184,14 @@ class HostCache:
                     path.unlink()
                 finally:
                     os.close(descriptor)
+
+
+def _size(incoming: Path) -> int:
+    """Return the size of an incoming file, 0 once who fetched it is done, which may be at any moment."""
+    try:
+        return incoming.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def cache_of_host() -> HostCache:
