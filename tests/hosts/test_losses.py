@@ -1,4 +1,4 @@
-"""A host that vanishes while a run prepares, trains, writes a checkpoint or publishes.
+"""A host that vanishes while a run prepares, trains, writes a checkpoint or publishes, or is cut off and comes back.
 
 What is not to end in the phase that a test wants to see waits there for a server that is cut off: no test needs luck.
 """
@@ -34,7 +34,7 @@ def seen(_stack: Stack) -> Iterator[Stack]:
     began = time.monotonic()
     yield _stack
     print(f"{time.monotonic() - began:.0f} s")
-    for name in ("s3", "redis"):
+    for name in ("s3", "redis", *(name for name in _stack.nodes if _stack.net[name].alive)):
         _stack.net.heal(name)
 
 
@@ -110,3 +110,18 @@ def test_the_driver_s_host_vanishes_while_it_publishes(seen: Stack) -> None:
     seen.net.vanish(driver_of(seen, job))
     seen.net.heal("redis")
     assert_published_once(seen, job, 12)
+
+
+@pytest.mark.parametrize(("seconds", "attempt"), [(5, 1), (90, 2)], ids=["survived", "retried"])
+def test_a_rank_s_host_is_cut_off_and_comes_back(seen: Stack, seconds: float, attempt: int) -> None:
+    """Ray gives a node up after some half a minute without an answer to its health checks."""
+    job = seen.submit(**{**TWO, "epochs": 40})
+    seen.wait(job, lambda job: job["metrics"])
+    driver = driver_of(seen, job)
+    of_ranks = [name for name in seen.holders(job, "ranks") if name not in (HEAD, driver)]
+    node = of_ranks[0] if of_ranks else driver
+    seen.net.cut(node)
+    time.sleep(seconds)
+    assert '"publishing"' not in seen.events(job), "what is left must be trained with the host, or without it"
+    seen.net.heal(node)
+    assert_published_once(seen, job, 40, attempt)
