@@ -22,7 +22,7 @@ BENCHMARKS = $(filter-out __init__ harness hosts serving peers baselines gpu gpu
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu or cuda; PYTHON=, VENV=: another Python's); does nothing when it is up to date
+setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu, cuda or cpu-torch-2.14; PYTHON=, VENV=: another Python's); does nothing when it is up to date
 	@VENV=$(VENV) EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
 
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
@@ -69,7 +69,7 @@ soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES
 images:  ## build the images (KINDS="cpu cuda") with podman, buildah or docker; tells sizes and biggest parts
 	@deploy/images.sh
 
-lock:  ## resolve pyproject.toml into the two locks again (needs uv on PATH)
+lock:  ## resolve pyproject.toml into the locks again (needs uv on PATH)
 	@deploy/lock.sh
 
 clean:  ## remove .venv and caches

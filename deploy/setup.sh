@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv and installs Evenkeel into it. Idempotent: does nothing when the lock, pyproject.toml
 # and the CPU kernel's sources are unchanged.
-# EXTRA=cpu (default) or EXTRA=cuda picks the lock; PYTHON picks the interpreter (of a version that
+# EXTRA=cpu (default), cuda or cpu-torch-SERIES (a later torch, of deploy/torch-SERIES.txt) picks the lock; PYTHON picks the interpreter (of a version that
 # pyproject.toml admits); TORCH_INDEX an index of CPU builds of torch, where the configured package index has none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +16,8 @@ CUDA_BUILD_MB=12000
 
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-[ -f "$LOCK" ] || fail "no lock $LOCK: EXTRA must be cpu or cuda, not '$EXTRA'"
+LOCKS="$(for lock in deploy/requirements-c[pu]*.lock; do basename "$lock" .lock; done | sed 's/^requirements-//' | paste -sd ' ')"
+[ -f "$LOCK" ] || fail "no lock $LOCK: EXTRA must be one of $LOCKS, not '$EXTRA'"
 # The CPU kernel, compiled for the levels of instructions that processors have; does nothing when it is up to date.
 build_kernel() { "$VENV/bin/python" embeddings/kernels/cpu/build.py > /dev/null || fail "the CPU kernel was not built"; }
 stamp="$(cat "$LOCK" pyproject.toml "$0" | sha256sum | cut -d' ' -f1)"
@@ -26,6 +27,8 @@ if [ -x "$VENV/bin/evenkeel" ] && [ "$(cat "$VENV/.evenkeel-stamp" 2>/dev/null)"
 fi
 
 . deploy/versions.sh
+SERIES="deploy/${EXTRA#cpu-}.txt"
+[ ! -f "$SERIES" ] || TORCH="$(sed -n 's/^torch==//p' "$SERIES")"
 PYTHON="${PYTHON:-python$LOWEST}"
 command -v "$PYTHON" >/dev/null 2>&1 || PYTHON=python3
 command -v "$PYTHON" >/dev/null 2>&1 \

@@ -344,6 +344,8 @@ def _job_row(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _progress(job: Mapping[str, Any]) -> str:
+    if job.get("preparation"):
+        return output.preparation(job["preparation"])
     progress = job.get("progress") or {}
     return f"epoch {progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else ""
 

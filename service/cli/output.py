@@ -173,6 +173,13 @@ def _coloured(field: str, text: str) -> str:
     return f"[{colour}]{escape(text)}[/]" if colour else escape(text)
 
 
+def preparation(figures: Mapping[str, Any]) -> str:
+    """Say how far a job's preparation is: ``reading 4,194,304 of 20,000,000 rows, 210,000 rows/s``."""
+    doing = {"read": "reading", "write": "writing"}[figures["stage"]]
+    of = "" if figures["total_rows"] is None else f" of {figures['total_rows']:,}"
+    return f"{doing} {figures['rows']:,}{of} rows, {figures['rows_per_second']:,.0f} rows/s"
+
+
 class JobProgress:
     """Displays a job's progress on stderr: a bar on a terminal, otherwise one line per change of state or epoch."""
 
@@ -189,6 +196,12 @@ class JobProgress:
             if shown != self._shown:
                 self._shown = shown
                 note(f"{job['id']}  {job['state']}" + (f"  epoch {epoch} of {epochs}" if epochs else ""))
+            return
+        preparing = job.get("preparation")
+        if preparing:
+            done, of = preparing["rows"], preparing["total_rows"]
+            detail = preparation(preparing)
+            self._bar.update(self._task, total=of, completed=done, state="preparing", detail=detail)
             return
         rate = progress.get("examples_per_second")
         total = progress.get("steps")

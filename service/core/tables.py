@@ -140,6 +140,7 @@ job = sa.Table(
     sa.Column("parent_version", sa.String(64)),
     sa.Column("events_offset", sa.BigInteger, nullable=False),  # bytes of events.jsonl that are in this database
     sa.Column("heartbeat_at", UtcTime),
+    sa.Column("preparation", sa.JSON),  # how far it is; null but while the data are prepared
     sa.Column("progress", sa.JSON),
     sa.Column("publication", sa.JSON),
     sa.Column("error", sa.JSON),

@@ -235,6 +235,8 @@ async def move(connection: AsyncConnection, row: JobRow, happening: Trigger, **v
     now = tables.now()
     if state in TERMINAL:
         values = {"finished_at": now, "reason": None, **values}
+    if row["preparation"] is not None and state not in ("starting", "cancelling"):
+        values = {"preparation": None, **values}
     await change(connection, row, state=state, **values)
     data = {"state": state, "attempt": row["attempt"], "time": _text(now), "reason": row["reason"]}
     if happening == "claimed":

@@ -36,6 +36,7 @@ class JobRow(TypedDict):
     parent_version: str | None
     events_offset: int
     heartbeat_at: datetime.datetime | None
+    preparation: dict[str, Any] | None
     progress: dict[str, Any] | None
     publication: dict[str, Any] | None
     error: dict[str, Any] | None
@@ -48,9 +49,12 @@ class JobView(BaseModel):
     """A training job.
 
     ``reason``: why it is waiting, or begins with fewer workers. ``attempts``: with how many ``workers`` each began, and
-    ``because`` of what with fewer than the job asks for. ``progress`` and ``metrics`` come from the run's own events,
-    and so does ``lineage``: fingerprint of the dataset, hash of the spec, package versions, git commit, parent version,
-    warm start. ``needs``: the resources it is predicted to use on its host, once they have been computed.
+    ``because`` of what with fewer than the job asks for. ``preparation``: how far an attempt is that prepares its data
+    for more than a second, null otherwise: ``stage`` (``read``, then ``write``), the ``rows`` of ``total_rows`` (null
+    where the files do not say) that it has done, ``rows_per_second``. ``progress`` and ``metrics`` come from the run's
+    own events, and so does ``lineage``: fingerprint of the dataset, hash of the spec, package versions, git commit,
+    parent version, warm start. ``needs``: the resources it is predicted to use on its host, once they have been
+    computed.
     """
 
     # A field named like a column of tables.job shows it; job_records has what the others show.
@@ -64,6 +68,7 @@ class JobView(BaseModel):
     finished_at: AwareDatetime | None
     attempt: int
     attempts: list[dict[str, Any]]
+    preparation: dict[str, Any] | None
     progress: dict[str, Any] | None
     metrics: list[dict[str, Any]]
     publication: dict[str, Any] | None

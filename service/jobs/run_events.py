@@ -31,6 +31,7 @@ EVENTS_AT_ONCE = 1000
 PROGRESS_FIELDS = (
     "epoch", "epochs", "step", "steps", "examples", "examples_per_second", "step_seconds", "waited_seconds", "loss",
 )  # fmt: skip
+PREPARATION_FIELDS = ("stage", "rows", "total_rows", "rows_per_second")
 METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 
 
@@ -74,10 +75,13 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
     elif kind == "progress":
         progress = {name: fields[name] for name in PROGRESS_FIELDS if name in fields}
         await job_records.change(connection, row, progress=progress, heartbeat_at=_time(fields))
-        # Only the newest is worth streaming: a day-long run would leave a row a second.
-        table = tables.job_event
-        await connection.execute(table.delete().where(table.c.job_id == row["id"], table.c.type == "progress"))
-        await job_records.record(connection, row["id"], "progress", progress)
+        await _record_newest(connection, row, kind, progress)
+    elif kind == "preparation":
+        preparation = {name: fields[name] for name in PREPARATION_FIELDS}
+        await job_records.change(connection, row, preparation=preparation, heartbeat_at=_time(fields))
+        await _record_newest(connection, row, kind, preparation)
+    elif kind == "phase" and fields["name"] == "prepare" and row["preparation"] is not None:
+        await job_records.change(connection, row, preparation=None)
     elif kind == "metric":
         await _metric(connection, row, fields)
     elif kind == "publication":
@@ -105,6 +109,13 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
         await fail(connection, row, error, bool(ended.get("retryable")), base_seconds)
     elif kind == "state" and fields.get("state") in ("running", "publishing", *TERMINAL_STATES):
         await job_records.move(connection, row, fields["state"])
+
+
+async def _record_newest(connection: AsyncConnection, row: JobRow, kind: str, data: dict[str, Any]) -> None:
+    """Record an event of which only the newest is worth streaming: a day-long run would leave a row a second."""
+    table = tables.job_event
+    await connection.execute(table.delete().where(table.c.job_id == row["id"], table.c.type == kind))
+    await job_records.record(connection, row["id"], kind, data)
 
 
 async def _metric(connection: AsyncConnection, row: JobRow, fields: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
     begun, ended = job["started_at"], job["finished_at"]
     return {
         **job,
-        "percent": percent_done(job["state"], progress),
+        "percent": percent_prepared(job["preparation"]) if job["preparation"] else percent_done(job["state"], progress),
         "epoch": f"{progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else "",
         "rate": progress.get("examples_per_second"),
         "seconds": None if begun is None else ((ended or now) - begun).total_seconds(),
@@ -78,6 +78,12 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
         "reasons": publication.get("reasons") or [],
         "optimizer": StoredJob(job["spec"]).optimizer_kind,
     }
+
+
+def percent_prepared(preparation: dict[str, Any]) -> int | None:
+    """Return the share of a stage's rows that are done, in percent; None where their number is not known."""
+    total = preparation["total_rows"]
+    return min(99, int(100 * preparation["rows"] / total)) if total else None
 
 
 def percent_done(state: str, progress: dict[str, Any]) -> int | None:

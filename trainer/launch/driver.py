@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -198,7 +199,8 @@ class _Attempt:
         profile = None if parent is None else profile_of_rows(parent)
         prepare(
             run.dataset, run.job, run.data,
-            base_vocabulary=base, base_numeric=numeric, base_profile=profile, log=self._info, fence=run.fence,
+            base_vocabulary=base, base_numeric=numeric, base_profile=profile, log=self._info,
+            report=functools.partial(self.events.write, "preparation"), fence=run.fence,
         )  # fmt: skip
         check_memory(run)
         if run.job.publish is not None and run.job.publish.anchor is not None:

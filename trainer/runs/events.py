@@ -9,6 +9,7 @@ type           further fields
 state          state: starting | running | publishing | succeeded | failed | cancelled
 progress       epoch (from 1), epochs, step (in all), examples, examples_per_second, step_seconds, waited_seconds
                (for batches, this attempt's steps so far), loss (mean of the epoch so far)
+preparation    stage: read | write, rows (done), total_rows (null where no file says it), rows_per_second
 metric         epoch, split: train | validation | test, auc, logloss, ... (trainer.spec.evaluation), examples, users;
                NAME_low and NAME_high of an interval; calibration: [{rows, prediction, share}] by bin;
                frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]

@@ -70,7 +70,8 @@ class HostCache:
                 if content.describes(place):
                     os.rename(place, to)
                     return
-                (self._files / content.sha256).unlink(missing_ok=True)
+                with self._locked():
+                    (self._files / content.sha256).unlink(missing_ok=True)
                 place.unlink()
         finally:
             place.unlink(missing_ok=True)

@@ -168,7 +168,10 @@ async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0,
     responses=errors.also(204, "The job has ended and all was said.") | errors.responses(404),
 )
 async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
-    """Stream ``state``, ``metric``, ``progress`` and ``log`` events; 204 if the job has ended and all were sent."""
+    """Stream events until the job has ended: ``state``, ``metric``, ``preparation``, ``progress``, ``log``.
+
+    204 if it has ended and all were sent.
+    """
     at = output.position(last_event_id)
     state = request.app.state
     first = await output.batch(state.database, state.settings, job_id, at)

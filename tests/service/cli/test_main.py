@@ -102,6 +102,16 @@ def test_submit_wait_exits_by_what_became_of_it(
     assert f"  {ending['state']}" in done.err
 
 
+def test_a_job_that_prepares_says_how_far_it_is(run: Run, served: Served, spec: Path):
+    job_id = run("submit", str(spec)).out.strip()
+    prepared = {"stage": "read", "rows": 4_000_000, "total_rows": 20_000_000, "rows_per_second": 210_000.4}
+    served.set_job(job_id, state="starting", preparation=prepared)
+    assert "reading 4,000,000 of 20,000,000 rows, 210,000 rows/s" in run("job", job_id).out
+    served.set_job(job_id, preparation=prepared | {"stage": "write", "total_rows": None})
+    assert run("jobs").lines[1][3] == "writing 4,000,000 rows, 210,000 rows/s"
+    assert run("job", job_id, "--json").json["preparation"]["rows"] == 4_000_000
+
+
 def test_jobs_for_pipes_and_programs(run: Run, served: Served, spec: Path):
     job_id = run("submit", str(spec)).out.strip()
     served.set_job(job_id, state="running", progress={"epoch": 1, "epochs": 2})

@@ -68,6 +68,26 @@ def test_the_locks_have_the_pins(extra: str) -> None:
     assert torch.startswith(f"{abi_partner(fbgemm)}.")
 
 
+SERIES = sorted((ROOT / "deploy").glob("torch-*.txt"))
+
+
+@pytest.mark.parametrize("series", SERIES, ids=lambda path: path.stem)
+def test_the_lock_of_a_later_torch_has_its_versions_and_else_those_of_the_cpu_lock(series: Path) -> None:
+    own = {one.name: one.specifier for one in map(Requirement, series.read_text("utf-8").splitlines())}
+    lock, usual = [
+        dict(re.findall(r"(?m)^([A-Za-z0-9_.-]+)(?:\[[^]]*\])?==(\S+)", (ROOT / "deploy" / name).read_text("utf-8")))
+        for name in (f"requirements-cpu-{series.stem}.lock", "requirements-cpu.lock")
+    ]
+    (torch,) = own.pop("torch")
+    assert torch.operator == "=="
+    assert abi_partner(next(iter(own["fbgemm-gpu-cpu"])).version) == torch.version.rpartition(".")[0]
+    assert series.stem == f"torch-{torch.version.rpartition('.')[0]}"
+    assert all(specifier.contains(lock[name]) for name, specifier in own.items()), "make lock"
+    assert {name: one for name, one in lock.items() if name not in own} == {
+        name: one for name, one in usual.items() if name not in own
+    }
+
+
 UV = """\
 #!/bin/bash
 # Stands for uv, and writes down what it is asked for.
@@ -105,14 +125,53 @@ def test_set_up_refuses_a_python_that_is_not_admitted(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_locks_are_resolved_for_the_lowest_python_and_the_torch_of_the_project(tmp_path: Path) -> None:
     tree(tmp_path, ">=3.98,<3.99", "torch==9.")
+    (tmp_path / "deploy" / "torch-9.9.txt").write_text("torch==9.9.1\ntorchrec==4.4\n")
     (tmp_path / "uv").write_text(UV)
     (tmp_path / "uv").chmod(0o755)
     done = run(tmp_path, "lock.sh", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text()
     torch = re.escape("9." + pinned("cpu")["torch"])
-    assert asked.count("--python-version 3.98 ") == 2
+    assert asked.count("--python-version 3.98 ") == 3
+    assert "torch==9.9.1\ntorchrec==4.4\n" in asked
+    assert (tmp_path / "deploy" / "requirements-cpu-torch-9.9.lock").exists()
     assert re.search(rf"torch=={torch}\+cpu\n(.|\n)*torch=={torch}\n", asked)
+
+
+@pytest.mark.process
+def test_set_up_names_the_locks_that_there_are(tmp_path: Path) -> None:
+    tree(tmp_path)
+    for name in ("cuda", "cpu-torch-9.9", "compiler"):
+        (tmp_path / "deploy" / f"requirements-{name}.lock").touch()
+    done = run(tmp_path, "setup.sh", EXTRA="cpu-torch-1.0", LC_ALL="C")
+    assert done.returncode == 1
+    assert "EXTRA must be one of cpu-torch-9.9 cpu cuda, not 'cpu-torch-1.0'" in done.stderr
+
+
+TORCH = """\
+#!/bin/bash
+# Stands for Python: makes an environment of itself, and writes down what pip is to install.
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && touch "$3/bin/evenkeel" && chmod +x "$3/bin/evenkeel" ;;
+  *" install "*) echo "$*" >> asked ;;
+esac
+"""
+
+
+@pytest.mark.process
+def test_set_up_takes_the_torch_of_the_lock_that_is_chosen(tmp_path: Path) -> None:
+    tree(tmp_path)
+    (tmp_path / "deploy" / "requirements-cpu-torch-9.9.lock").touch()
+    (tmp_path / "deploy" / "torch-9.9.txt").write_text("torch==9.9.1\ntorchrec==4.4\n")
+    (tmp_path / "python").write_text(TORCH)
+    (tmp_path / "python").chmod(0o755)
+    for extra, torch in (("cpu-torch-9.9", "9.9.1"), ("cpu", pinned("cpu")["torch"])):
+        (tmp_path / "asked").unlink(missing_ok=True)
+        done = run(tmp_path, "setup.sh", PYTHON=str(tmp_path / "python"), VENV=".venv", EXTRA=extra)
+        assert done.returncode == 0, done.stderr
+        asked = (tmp_path / "asked").read_text()
+        assert re.findall(r"torch==(\S+)", asked) == [f"{torch}+cpu"]
+        assert re.findall(r"-r (\S+)", asked)[0] == f"deploy/requirements-{extra}.lock"
 
 
 @pytest.mark.process

@@ -141,6 +141,22 @@ async def test_without_a_session_there_is_the_form_and_no_data(app, client, stra
     assert (await stranger.get("/dashboard/content")).status_code == 401
 
 
+async def test_a_job_that_prepares_says_how_far_it_is(app, client, stranger, admin_key: str, settings: Settings):
+    ids = await fill(app, client, settings)
+    await signed_in(stranger, admin_key)
+    prepared = {"stage": "read", "rows": 4_000_000, "total_rows": 20_000_000, "rows_per_second": 210_000.0}
+    for figures, text in (
+        (prepared, "reading 4,000,000 of 20,000,000 rows · 210,000 rows/s"),
+        (prepared | {"stage": "write", "total_rows": None}, "writing 4,000,000 rows · 210,000 rows/s"),
+    ):
+        change = {"state": "starting", "preparation": figures}
+        async with app.state.database.write() as connection:
+            await connection.execute(tables.job.update().where(tables.job.c.id == ids["waiting"]).values(change))
+        page = (await stranger.get("/")).text
+        assert text in str(Text(page))
+        assert ("waiting: reading rows, 20 percent" in page) == (figures is prepared)
+
+
 async def test_page_says_what_there_is(app, client, stranger, admin_key: str, settings: Settings):
     ids = await fill(app, client, settings)
     await signed_in(stranger, admin_key)

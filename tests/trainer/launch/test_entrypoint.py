@@ -26,6 +26,7 @@ from tests.trained_runs import lead
 from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.errors import DataAwayError, DataError
+from trainer.data.prepare import progress
 from trainer.launch import driver
 from trainer.launch.driver import execute
 from trainer.launch.entrypoint import main
@@ -67,6 +68,7 @@ def test_without_a_directory_it_is_that_of_the_run_in_the_cache(monkeypatch, tmp
 
 def test_a_run_tells_its_life(make_run, small, monkeypatch):
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
+    monkeypatch.setattr(progress, "REPORT_SECONDS", -1.0)
     run = make_run(publish=PUBLISH)
     assert execute(run, start_ranks) == EXIT_SUCCEEDED
     told = {
@@ -81,6 +83,9 @@ def test_a_run_tells_its_life(make_run, small, monkeypatch):
     assert small.metrics(run.directory, "train")[-1]["loss"] < 0.6
     assert told["error"] == []
     assert told["heartbeat"]
+    prepared = small.events(run.directory, "preparation")
+    assert [event["stage"] for event in prepared] == ["read", "write"]
+    assert all(event["rows"] == event["total_rows"] > 0 for event in prepared)
     phases = [event["name"] for event in small.events(run.directory, "phase")]
     assert (phases[:2], phases[-1]) == (["prepare", "build"], "publish")
     assert set(phases[2:-1]) == {"evaluation", "checkpoint"}

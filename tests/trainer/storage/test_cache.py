@@ -175,6 +175,29 @@ def test_what_a_killed_process_had_begun_is_removed(storage: Mounted, uses: Path
     assert [path.name for path in uses.iterdir()] == ["b"]
 
 
+@pytest.mark.parametrize("looks", [0, 1])
+def test_a_fetch_that_ends_while_another_looks_for_room_disturbs_it_not(
+    looks: int, storage: Mounted, uses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``looks``: those at the other's file before it has gone."""
+    cache = HostCache(tmp_path / "cache", limit_bytes=200)
+    mine, other = put(storage, "a", 100), put(storage, "b", 50)
+    look, done = Path.stat, []
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path == incoming:
+            if len(done) == looks:
+                incoming.unlink(missing_ok=True)
+            done.append(path)
+        return look(path, **options)
+
+    with cache._fetching(other) as incoming, monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stat)
+        cache.link(storage, "a", mine, uses / "a")
+    assert done
+    assert content_of(uses / "a") == mine
+
+
 def test_the_host_says_where_its_cache_is_and_how_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENKEEL_CACHE", str(tmp_path / "here"))
     monkeypatch.setenv("EVENKEEL_CACHE_BYTES", "1000")

@@ -111,6 +111,10 @@ class BadRows:
             "num_files": self._num_files,
         }
 
+    def files(self) -> list[Path]:
+        """Return the files in which the rows are that were found up to :meth:`state`."""
+        return [self._file(number) for number in range(self._num_files)]
+
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from :meth:`state`."""
         self.num_rows, self.by_reason = state["num_rows"], Counter(state["by_reason"])
@@ -122,8 +126,8 @@ class BadRows:
         if self._is_written or not self.num_bad:
             return
         with pq.ParquetWriter(self.path, _SCHEMA) as writer:
-            for number in range(self._num_files):
-                with pa.OSFile(str(self._file(number))) as file, pa.ipc.open_stream(file) as batches:
+            for path in self.files():
+                with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
                     for batch in batches:
                         writer.write_batch(batch)
         self._is_written = True

@@ -18,7 +18,7 @@ from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import DistinctIds, Int32s
 from trainer.data.prepare.arrays import CODE, VALUE, Appender, map_array
 from trainer.data.prepare.id_runs import IdFile, IdRun, merge_runs
-from trainer.data.prepare.kept_parts import CODED, KeptParts
+from trainer.data.prepare.kept_parts import CODED, KeptParts, write_checksum
 from trainer.data.prepare.plan import ColumnUse
 
 
@@ -132,12 +132,15 @@ class CodedColumn:
         if self._coded.exists():
             return
         codes = map_array(self._codes.path, CODE)
-        with appearing(self._coded, durable=durable) as path, open(path, "wb") as file:
-            done = 0
-            for run, start, num_ids, count in self.chunks:
-                code_of = np.append(self._table.codes(run, start, start + num_ids), CODE.type(-1))
-                file.write(code_of[codes[done : done + count]].astype(CODE, copy=False).data)
-                done += count
+        with appearing(self._coded, durable=durable) as path:
+            with open(path, "wb") as file:
+                done = 0
+                for run, start, num_ids, count in self.chunks:
+                    code_of = np.append(self._table.codes(run, start, start + num_ids), CODE.type(-1))
+                    file.write(code_of[codes[done : done + count]].astype(CODE, copy=False).data)
+                    done += count
+            if durable:
+                write_checksum(self._coded, path)
         self._codes.path.unlink()
 
     def mapped(self) -> npt.NDArray[np.int32] | Jagged:

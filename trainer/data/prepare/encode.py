@@ -69,8 +69,8 @@ def encode(
     plan: DataPlan,
     parts: KeptParts,
     workers: Workers,
-    bad_rows: BadRows | None = None,
-    log: Callable[[str], Any] = lambda message: None,
+    bad_rows: BadRows | None,
+    progress: Progress,
 ) -> Encoded:
     """Read the source once and leave the coded columns in ``parts``, going on after what was saved there.
 
@@ -81,14 +81,14 @@ def encode(
         DataError: the rows cannot be trained on; of the first chunk of rows in which some cannot.
     """
     with contextlib.closing(_EncodedWriter(plan, parts, workers, bad_rows)) as writer:
-        progress = Progress(plan.source, log, PART_ROWS, writer.num_read)
+        progress.start_reading(plan.source, PART_ROWS, writer.num_read)
         if not writer.is_complete:
             for chunk in plan.source.stream(plan.columns(), start=writer.position):
                 if writer.num_unsaved >= PART_ROWS:
                     writer.save()
                 progress.add(len(chunk))
                 writer.append(chunk)
-            progress.end()
+            progress.end_reading()
         if bad_rows is not None:
             bad_rows.close()
             bad_rows.check()
@@ -166,7 +166,7 @@ class _EncodedWriter:
             "chunks": [column.chunks for column in self._uses.values()],
             "orders": {column: appender.dtype.str for column, appender in self._orders.items()},
         }
-        self._parts.save(state, self._workers)
+        self._parts.save(state, self._workers, [] if self._bad_rows is None else self._bad_rows.files())
 
     def append(self, chunk: Chunk) -> None:
         """Append a chunk, but for its bad rows.

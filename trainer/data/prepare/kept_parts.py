@@ -1,7 +1,8 @@
 """What a preparation has read so far, on disk, for the one that goes on after it was killed. Torch-free.
 
-Files are appended to; a manifest, written last, says how many values of each are good. What follows them was written
-after it, and goes.
+Files are appended to; a manifest, written last, says how many values of each are good, and their checksum. What follows
+them was written after it, and goes. Where anything is not as it was saved (a file system that tore it, a bit that
+flipped), nothing of it is used: the rows are read again.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
-from embeddings.durable_files import fsync_path, write_json
+from embeddings.durable_files import fsync_path, write_file, write_json
 from trainer.data.prepare.arrays import Appender, JaggedAppender
 from trainer.data.prepare.workers import Workers
 
 MANIFEST = "parts.json"
-VERSION = 1
+VERSION = 2
 CODED = ".coded"
 """Ending of the file that takes the place of a column's codes once they are those of the table's ids."""
+_SUM = ".crc32"
+"""Ending, after that, of the file with its checksum."""
+_BLOCK_BYTES = 1 << 20
 
 
 class KeptParts:
@@ -42,6 +47,8 @@ class KeptParts:
         self._fingerprint = fingerprint
         self._appenders: list[Appender] = []
         self._lengths: dict[str, int] = {}
+        self._sums: dict[str, tuple[int, int]] = {}
+        """By file: the bytes that were saved, and their checksum."""
         folder.mkdir(parents=True, exist_ok=True)
         self._load()
         if self.state is None:
@@ -61,15 +68,27 @@ class KeptParts:
         self._appenders += [lists.values, lists.offsets]
         return lists
 
-    def save(self, state: dict[str, Any], workers: Workers) -> None:
-        """Keep what was appended, with ``state`` (JSON); when this returns it survives the loss of power."""
-        workers.map(lambda appender: appender.sync(), self._appenders)
+    def save(self, state: dict[str, Any], workers: Workers, whole: Iterable[Path] = ()) -> None:
+        """Keep what was appended; when this returns it survives the loss of power.
+
+        Args:
+            state: JSON, for :attr:`state`.
+            workers: wait for the disk, and read what was appended once more for its checksums.
+            whole: other files of the folder, which are on disk and change no more.
+        """
+
+        def settle(appender: Appender) -> None:
+            appender.sync()
+            self._add_to_sum(appender.path, appender.length * appender.dtype.itemsize)
+
+        workers.map(settle, self._appenders)
+        for path in whole:
+            self._add_to_sum(path, path.stat().st_size)
         fsync_path(self.folder)
         files = {one.path.name: [one.length, one.dtype.itemsize] for one in self._appenders}
-        write_json(
-            self.folder / MANIFEST,
-            {"version": VERSION, "fingerprint": self._fingerprint, "files": files, "state": state},
-        )
+        document = {"version": VERSION, "fingerprint": self._fingerprint, "files": files, "state": state}
+        document |= {"checksums": {name: list(one) for name, one in self._sums.items()}}
+        write_json(self.folder / MANIFEST, document | {"checksum": _sum_of_json(document)})
         self.state = state
 
     def close(self) -> None:
@@ -84,18 +103,57 @@ class KeptParts:
             manifest = json.loads((self.folder / MANIFEST).read_text("utf-8"))
         except (OSError, ValueError):
             return
-        if (manifest.get("version"), manifest.get("fingerprint")) != (VERSION, self._fingerprint):
+        if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
             return
-        lengths = {}
-        for name, (length, item_bytes) in manifest["files"].items():
+        checksum = manifest.pop("checksum", None)
+        if manifest.get("fingerprint") != self._fingerprint or checksum != _sum_of_json(manifest):
+            return
+        sums = {name: (num_bytes, value) for name, (num_bytes, value) in manifest["checksums"].items()}
+        is_coded = {name: (self.folder / f"{name}{CODED}").exists() for name in sums}
+        for name, (num_bytes, value) in sums.items():
             path = self.folder / name
-            if (self.folder / f"{name}{CODED}").exists():
-                continue
-            if not path.exists() or path.stat().st_size < length * item_bytes:
+            if is_coded[name]:
+                if not _is_as_summed(Path(f"{path}{CODED}")):
+                    return
+            elif not path.exists() or path.stat().st_size < num_bytes or _checksum(path, 0, num_bytes) != value:
                 return
-            lengths[name] = length
-        self._lengths = lengths
+        self._sums = {name: one for name, one in sums.items() if not is_coded[name]}
+        self._lengths = {name: length for name, (length, _) in manifest["files"].items() if not is_coded[name]}
         self.state = manifest["state"]
+
+    def _add_to_sum(self, path: Path, num_bytes: int) -> None:
+        """Bring the checksum of a file, of which so many bytes are on disk, up to date."""
+        done, value = self._sums.get(path.name, (0, 0))
+        self._sums[path.name] = num_bytes, _checksum(path, done, num_bytes, value)
+
+
+def write_checksum(path: Path, place: Path) -> None:
+    """Write, durably, the checksum of a file that is at ``place`` now and will be at ``path``."""
+    write_file(Path(f"{path}{_SUM}"), f"{_checksum(place, 0, place.stat().st_size):08x}".encode())
+
+
+def _is_as_summed(path: Path) -> bool:
+    """Return whether a file is what :func:`write_checksum` has seen."""
+    try:
+        told = Path(f"{path}{_SUM}").read_bytes()
+    except OSError:
+        return False
+    return told == f"{_checksum(path, 0, path.stat().st_size):08x}".encode()
+
+
+def _checksum(path: Path, start: int, stop: int, value: int = 0) -> int:
+    """Return the CRC-32 of a file's bytes up to ``stop``, ``value`` being that of those before ``start``."""
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
+            value = zlib.crc32(block, value)
+            start += len(block)
+    return value
+
+
+def _sum_of_json(document: dict[str, Any]) -> int:
+    # As it is read again: tuples are lists there, and keys are text.
+    return zlib.crc32(json.dumps(json.loads(json.dumps(document)), sort_keys=True).encode())
 
 
 @contextlib.contextmanager

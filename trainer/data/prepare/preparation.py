@@ -34,6 +34,7 @@ from trainer.data.prepare.encode import encode
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.plan import DataPlan, make_plan
+from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.sequences import Sequences
 from trainer.data.prepare.split import SPLIT_NAMES
 from trainer.data.prepare.workers import Workers, num_threads
@@ -76,6 +77,7 @@ def prepare(
     base_profile: Mapping[str, Any] | None = None,
     threads: int | None = None,
     log: Callable[[str], Any] = lambda message: None,
+    report: Callable[..., Any] = lambda **figures: None,
     fence: Callable[[], None] = lambda: None,
 ) -> PreparedData:
     """Read the dataset, split it, and write coded columns under ``directory``, which ranks then open.
@@ -97,6 +99,7 @@ def prepare(
             (:mod:`trainer.data.prepare.drift`).
         threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
         log: takes messages on the progress.
+        report: takes figures of it (:class:`trainer.data.prepare.progress.Progress`).
         fence: called before the rename; what it raises leaves the directory as it was.
 
     Returns:
@@ -127,7 +130,7 @@ def prepare(
             Workers(num_threads(job) if threads is None else threads) as workers,
         ):
             left_out = _quarantine(plan, directory, work, parts, fence)
-            _write(plan, work, fingerprint, base, workers, log, parts, left_out)
+            _write(plan, work, fingerprint, base, workers, Progress(log, report), parts, left_out)
             _replace(directory, work, fence)
     except OSError as error:
         raise DataError(
@@ -159,15 +162,16 @@ def _write(
     fingerprint: str,
     base: WarmStart,
     workers: Workers,
-    log: Callable[[str], Any],
+    progress: Progress,
     parts: KeptParts,
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
+    log = progress.log
     with left_out as bad_rows:
-        encoded = encode(plan, parts, workers, bad_rows, log)
+        encoded = encode(plan, parts, workers, bad_rows, progress)
     if bad_rows is not None:
         log(bad_rows.in_words() + (f"; they are in {work.parent / BAD_ROWS}" if bad_rows.num_bad else ""))
-    writers, seen, sequences = write_splits(plan, encoded, work, workers)
+    writers, seen, sequences = write_splits(plan, encoded, work, workers, progress)
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, workers, log)

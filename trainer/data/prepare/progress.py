@@ -1,41 +1,71 @@
-"""Messages on how far the reading of rows is, and how fast. Torch-free."""
+"""How far a preparation is, and how fast: in words for the log, in figures for who follows the run. Torch-free."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from trainer.data.sources.source import Source
 
 _SECONDS = 10.0
+REPORT_SECONDS = 1.0
+"""Between two reports of a preparation; one that takes less makes none."""
+
+Stage = Literal["read", "write"]
 
 
 class Progress:
-    """Rows that were read, told every ten seconds and at the end.
+    """The progress of one preparation: rows are read and coded, then the coded rows are written as examples.
 
     Args:
-        source: what is read.
-        log: takes the messages.
-        part_rows: rows of a part, after which what was read is saved.
-        num_rows: those that an earlier process has read and saved.
+        log: takes messages, while rows are read every ten seconds, and at the end of that.
+        report: takes ``stage``, ``rows`` that are done, ``total_rows`` (None where no file says it) and
+            ``rows_per_second`` of this process, at most every :data:`REPORT_SECONDS`.
     """
 
-    def __init__(self, source: Source, log: Callable[[str], Any], part_rows: int, num_rows: int = 0):
-        self._log, self._part_rows = log, part_rows
-        self._num_before = self._num_rows = num_rows
-        self._total = source.reader.num_rows() if source.window is None else None
-        self._begin = self._told = time.monotonic()
+    def __init__(self, log: Callable[[str], Any], report: Callable[..., Any] = lambda **figures: None):
+        self.log = log
+        self._report = report
+        self._told = self._reported = time.monotonic()
+        self._part_rows = 1
+        self._start("write", None)
+
+    def start_reading(self, source: Source, part_rows: int, num_rows: int = 0) -> None:
+        """Begin with the reading.
+
+        Args:
+            source: what is read.
+            part_rows: rows of a part, after which what was read is saved.
+            num_rows: those that an earlier process has read and saved.
+        """
+        self._start("read", source.reader.num_rows() if source.window is None else None, num_rows)
+        self._told, self._part_rows = self._began, part_rows
         if num_rows:
-            log(f"goes on after {self._rows()} that an earlier attempt has read")
+            self.log(f"goes on after {self._rows()} that an earlier attempt has read")
+
+    def end_reading(self) -> None:
+        self._tell(f"{self._num_rows:,} rows")
+
+    def start_writing(self, num_rows: int) -> None:
+        """Begin to write so many rows that were read."""
+        self._start("write", num_rows)
 
     def add(self, num_rows: int) -> None:
+        """Count rows that were read, or written."""
         self._num_rows += num_rows
-        if time.monotonic() - self._told > _SECONDS:
+        now = time.monotonic()
+        if self._stage == "read" and now - self._told > _SECONDS:
             self._tell(f"{self._rows()}, part {self._part()}")
+        if now - self._reported > REPORT_SECONDS:
+            self._reported = now
+            rate = round(self._rate(now), 1)
+            self._report(stage=self._stage, rows=self._num_rows, total_rows=self._total, rows_per_second=rate)
 
-    def end(self) -> None:
-        self._tell(f"{self._num_rows:,} rows")
+    def _start(self, stage: Stage, total: int | None, num_rows: int = 0) -> None:
+        self._stage, self._total = stage, total
+        self._num_before = self._num_rows = num_rows
+        self._began = time.monotonic()
 
     def _rows(self) -> str:
         return f"{self._num_rows:,}" + ("" if self._total is None else f" of {self._total:,}") + " rows"
@@ -46,5 +76,7 @@ class Progress:
 
     def _tell(self, what: str) -> None:
         self._told = time.monotonic()
-        rate = (self._num_rows - self._num_before) / max(self._told - self._begin, 1e-9)
-        self._log(f"read and coded {what}, {rate:,.0f} rows a second")
+        self.log(f"read and coded {what}, {self._rate(self._told):,.0f} rows a second")
+
+    def _rate(self, now: float) -> float:
+        return (self._num_rows - self._num_before) / max(now - self._began, 1e-9)

@@ -41,6 +41,7 @@ from trainer.data.prepare.examples import ExampleRows, Examples, take
 from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
+from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.sequences import SequenceRows
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
 from trainer.data.prepare.workers import Workers
@@ -143,16 +144,18 @@ def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
 
 
 def write_splits(
-    plan: DataPlan, encoded: Encoded, directory: Path, workers: Workers
+    plan: DataPlan, encoded: Encoded, directory: Path, workers: Workers, progress: Progress
 ) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
     """Write all examples, still as codes; where a model trains on positives the training split keeps them only."""
     seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
+    progress.start_writing(encoded.num_rows)
     try:
         for examples in ExampleRows(plan, encoded).chunks():
             seen.add(examples)
             sequences.add(examples)
             _append(plan, writers, examples, encoded, workers)
+            progress.add(int(examples.rows[-1] - examples.rows[0]) + 1)
     finally:
         for writer in writers.values():
             writer.close()

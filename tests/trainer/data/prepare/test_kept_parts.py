@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests import forked
 from tests.trainer.data.prepare.test_threads import Case, contents, prepared_bytes, specs, write_rows
 from trainer.data.columns import vocabulary
 from trainer.data.errors import DataError
-from trainer.data.prepare import encode, progress
+from trainer.data.prepare import encode, examples, progress
 from trainer.data.prepare.coding import CodedColumn
 from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.preparation import BAD_ROWS, prepare
@@ -141,6 +143,45 @@ def test_parts_that_are_not_what_was_saved_are_read_again(name, rows):
     assert not any("goes on after" in one for one in said)
 
 
+def flip_a_bit(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("death", [(KeptParts, "save", 2), (CodedColumn, "finish", 2)], ids=["reading", "finishing"])
+def test_a_bit_that_flipped_is_found_and_all_is_read_again(death, rows):
+    """In each file in turn, of those that a preparation which goes on would use."""
+    expected = prepared_bytes(CASE, rows, 1)
+    killed = rows / "killed" / "data"
+    kill(CASE, rows, killed, death)
+    kept = sorted(path.name for path in (killed.parent / DATA_PARTS).iterdir() if path.stat().st_size)
+    assert {"parts.json", "labels", "bad-rows-0", "numeric-0", "table-0.places"} <= {*kept}
+    coded = [name for name in kept if name.endswith(".coded")]
+    assert bool(coded) == (death[0] is CodedColumn)
+    for name in kept:
+        directory = rows / "flipped" / name / "data"
+        shutil.copytree(killed.parent, directory.parent)
+        path = directory.parent / DATA_PARTS / name
+        flip_a_bit(path, path.stat().st_size // 3)
+        found, said = finished(CASE, rows, directory)
+        assert found == expected, name
+        assert not any("goes on after" in one for one in said), name
+
+
+@pytest.mark.process
+def test_what_was_written_after_the_last_save_may_be_anything(rows):
+    directory = rows / "killed" / "data"
+    kill(CASE, rows, directory, (KeptParts, "save", 2))
+    for path in (directory.parent / DATA_PARTS).iterdir():
+        if path.name.partition("-")[0] in ("numeric", "column", "table"):
+            path.write_bytes(path.read_bytes() + b"torn")
+    found, said = finished(CASE, rows, directory)
+    assert found == prepared_bytes(CASE, rows, 1)
+    assert any("goes on after" in one for one in said)
+
+
 def test_an_error_leaves_what_was_saved_and_only_that(rows, monkeypatch):
     dataset, job = specs(CASE, rows)
     directory = rows / "one" / "data"
@@ -179,3 +220,35 @@ def test_progress_says_parts_and_rates(rows, monkeypatch):
     assert said[0].startswith("read and coded 41 of 240 rows, part 1 of 3, ")
     assert said[0].endswith(" rows a second")
     assert [one for one in said if "240 of 240 rows, part 3 of 3" in one]
+
+
+def test_figures_say_how_far_reading_and_writing_are(rows, monkeypatch):
+    monkeypatch.setattr(progress, "REPORT_SECONDS", -1.0)
+    monkeypatch.setattr(examples, "CHUNK_ROWS", 100)
+    told: list[dict[str, Any]] = []
+    prepare(*specs(CASE, rows), rows / "one" / "data", report=lambda **figures: told.append(figures))
+    read, written = [[one for one in told if one["stage"] == stage] for stage in ("read", "write")]
+    assert told == [*read, *written]
+    # A chunk of 41 rows ends with its row group, of 80.
+    assert [one["rows"] for one in read] == [41, 80, 121, 162, 203, 240]
+    assert {one["total_rows"] for one in read} == {240}
+    good = written[-1]["total_rows"]
+    assert 200 < good < 240, "bad rows are not written"
+    assert [one["rows"] for one in written] == [100, 200, good]
+    assert all(one["rows_per_second"] > 0 for one in told)
+
+
+def test_a_format_that_does_not_say_its_rows_has_no_total(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "REPORT_SECONDS", -1.0)
+    case = Case(format="csv")
+    write_rows(case, tmp_path)
+    told: list[dict[str, Any]] = []
+    prepare(*specs(case, tmp_path), tmp_path / "data", report=lambda **figures: told.append(figures))
+    assert {one["total_rows"] for one in told if one["stage"] == "read"} == {None}
+
+
+def test_a_preparation_of_less_than_a_second_reports_nothing(rows, monkeypatch):
+    monkeypatch.setattr(progress, "REPORT_SECONDS", 600.0)
+    told: list[dict[str, Any]] = []
+    prepare(*specs(CASE, rows), rows / "one" / "data", report=lambda **figures: told.append(figures))
+    assert told == []
