@@ -84,6 +84,8 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
         await job_records.change(connection, row, preparation=None)
     elif kind == "metric":
         await _metric(connection, row, fields)
+    elif kind == "history":
+        await _history(connection, row, fields["metrics"])
     elif kind == "publication":
         publication = {name: fields.get(name) for name in ("status", "collection", "version")}
         publication |= {"reasons": fields.get("reasons") or [], "gate": fields.get("gate") or []}
@@ -127,6 +129,16 @@ async def _metric(connection: AsyncConnection, row: JobRow, fields: dict[str, An
     await connection.execute(table.delete().where(same))
     await connection.execute(table.insert().values(job_id=row["id"], epoch=epoch, split=split, values=values))
     await job_records.record(connection, row["id"], "metric", {"epoch": epoch, "split": split, **values})
+
+
+async def _history(connection: AsyncConnection, row: JobRow, metrics: list[dict[str, Any]]) -> None:
+    """Store those of the metrics that an earlier attempt could not tell."""
+    table = tables.job_metric
+    found = await connection.execute(sa.select(table.c.epoch, table.c.split).where(table.c.job_id == row["id"]))
+    told = {(epoch, split) for epoch, split in found}
+    for one in metrics:
+        if (int(one["epoch"]), str(one["split"])) not in told:
+            await _metric(connection, row, one)
 
 
 async def fail(

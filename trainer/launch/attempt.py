@@ -186,6 +186,8 @@ class Attempt:
         shares = self.sharded.shares()
         position = self.resumed.position
         self.reporter.emit("state", state="running")
+        if self.resumed.history:
+            self.reporter.emit("history", metrics=list(self.resumed.history))
         self.reporter.emit(
             "info",
             message=_opening(self.start, position, self.alpha) + _workers(self.run) + _unread(self.job, self.data),

@@ -13,6 +13,8 @@ preparation    stage: read | write, rows (done), total_rows (null where no file 
 metric         epoch, split: train | validation | test, auc, logloss, ... (trainer.spec.evaluation), examples, users;
                NAME_low and NAME_high of an interval; calibration: [{rows, prediction, share}] by bin;
                frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
+history        metrics: of all epochs that an attempt goes on from, each as in its metric; one of them may not have
+               been told, where the host that was to tell it is gone
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...]
 error          code, message, remedy
 phase          name (see trainer.runs.events.phase), seconds: what took so long ends now

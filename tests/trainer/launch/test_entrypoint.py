@@ -239,6 +239,11 @@ def test_sigterm_writes_a_checkpoint_and_cancels_and_the_next_attempt_goes_on(ma
     assert execute(run, start_ranks) == 0
     opening = [event for event in small.events(run.directory, "info") if "alpha" in event][-1]
     assert opening["resumed_from_step"] == step
+    (history,) = small.events(run.directory, "history")
+    told = [event for event in small.events(run.directory, "metric") if event["attempt"] == 1]
+    assert history["metrics"] == [
+        {name: value for name, value in event.items() if name not in ("type", "time", "attempt")} for event in told
+    ]
 
 
 def test_sigterm_while_data_is_prepared_cancels_at_once(make_run, small, monkeypatch):
