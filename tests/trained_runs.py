@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.runs.directory import RUN_FILE, Run, read_run, write_run
+from trainer.spec import DatasetSpec, JobSpec
 
 
 def lead(directory: Path) -> int:
@@ -62,3 +64,10 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
     else:
         shutil.copy2(source, target)
+
+
+def run_of(folder: Path, name: str, job: JobSpec, dataset: DatasetSpec, **places: Any) -> Run:
+    """Write a run of its own below ``folder``, beside whose directories its store lies."""
+    return read_run(
+        write_run(folder / name, run_id=name, job=job, dataset=dataset, store_url=str(folder / "store"), **places)
+    )

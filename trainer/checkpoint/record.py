@@ -85,6 +85,13 @@ class TrainingRecord(_Record):
     history: list[dict[str, Any]]
     labels: list[str] = field(default_factory=list)
 
+    def to_extra(self) -> dict[str, Any]:
+        """Return the record as JSON; a place is left out of a job that has none, as versions before it read that."""
+        extra = asdict(self)
+        if self.position.place is None:
+            del extra["position"]["place"]
+        return extra
+
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
         """Read the record of a checkpoint.

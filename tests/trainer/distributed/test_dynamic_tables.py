@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from embeddings.store import open_store
 from tests import forked
-from tests.trained_runs import lead
+from tests.trained_runs import lead, run_of
+from tests.trainer.trainings import trainer_of
 from trainer.checkpoint import format as checkpoint_format
 from trainer.checkpoint.format import CheckpointError, latest_valid
 from trainer.checkpoint.warm_start import id_maps, rows_of_parent
@@ -31,11 +32,10 @@ from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors
 from trainer.recipes.generalization_report import recipe
-from trainer.runs.directory import read_run, write_run
 from trainer.sizing.estimate import estimate
 from trainer.sizing.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.loop import Position, Resumed, Trainer, dense_optimizer
+from trainer.training.loop import Position, Resumed
 
 # Whole jobs.
 pytestmark = pytest.mark.slow
@@ -79,18 +79,6 @@ def job_of(tables=None, **changes):
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     return dataset_of(write_rows(tmp_path_factory.mktemp("log") / "rows.parquet"))
-
-
-def run_of(folder, name, job, dataset, **places):
-    return read_run(
-        write_run(folder / name, run_id=name, job=job, dataset=dataset, store_url=str(folder / "store"), **places)
-    )
-
-
-def trainer_of(job, data, **settings):
-    places = {name: settings.pop(name) for name in ("backend", "dtype") if name in settings}
-    sharded = build(job, data, alpha=job.optimizer.alpha, **places)
-    return Trainer(job, data, sharded, dense_optimizer(job, sharded), **settings)
 
 
 def by_id(data, trainer, decay=True):

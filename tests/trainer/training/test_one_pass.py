@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from tests import forked
-from tests.trained_runs import lead
+from tests.trained_runs import lead, run_of
+from tests.trainer.trainings import trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.columns.dynamic_ids import hashes_of
@@ -28,9 +29,8 @@ from trainer.inference.exported_model import Exported
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
-from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.loop import Trainer
 
 # Whole jobs.
 pytestmark = pytest.mark.slow
@@ -79,18 +79,6 @@ def log(tmp_path_factory):
 @pytest.fixture
 def small_windows(monkeypatch):
     monkeypatch.setattr(windows, "WINDOW_ROWS", 400)
-
-
-def run_of(folder, name, job, dataset, **places):
-    return read_run(
-        write_run(folder / name, run_id=name, job=job, dataset=dataset, store_url=str(folder / "store"), **places)
-    )
-
-
-def trainer_of(job, data, **settings):
-    places = {name: settings.pop(name) for name in ("backend", "dtype") if name in settings}
-    sharded = build(job, data, alpha=job.optimizer.alpha, **places)
-    return Trainer(job, data, sharded, dense_optimizer(job, sharded), **settings)
 
 
 def left_by(run):
