@@ -14,13 +14,15 @@ LONG = EVENKEEL_TEST_HOSTS=1 HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=20
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
+# Not --quiet: it leaves out warnings, which --strict then does not see.
+SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = $(filter-out __init__ harness hosts serving peers baselines gpu gpu_tests gpu_kernels stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long test-hosts check format serve bench soak gpu-check images lock clean
+.PHONY: help setup demo test test-fast test-long test-hosts test-containers check docs reference notebooks format serve bench soak gpu-check images dist sbom lock clean
 
 help:  ## these lines
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu, cuda or cpu-torch-2.14; PYTHON=, VENV=: another Python's); does nothing when it is up to date
 	@VENV=$(VENV) EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
@@ -41,14 +43,28 @@ test-long: setup  ## hours: 10,000 examples of each property, 200 requests of ea
 test-hosts: setup  ## minutes, as root: runs on hosts of namespaces, which vanish and are cut off
 	@EVENKEEL_TEST_HOSTS=1 $(BIN)/python -m pytest -m hosts $(OPTIONS)
 
-check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, known vulnerabilities
+test-containers: setup  ## as root with podman: an image of this code and an older one, the whole of docker-compose.yml, an upgrade
+	@EVENKEEL_TEST_CONTAINERS=1 $(BIN)/python -m pytest -m containers $(OPTIONS)
+
+check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, the site of docs/, known vulnerabilities
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --config pyproject.toml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	@$(BIN)/hadolint deploy/Dockerfile
+	@$(SITE) --site-dir build/checked_site
 	@deploy/audit.sh $(BIN)/python
+
+docs: reference  ## build the site of docs/ into build/site, which needs no network
+	@$(SITE)
+	@echo build/site/index.html
+
+reference: setup  ## write the pages of docs/ that are read from the code, and its pictures
+	@$(BIN)/python -m deploy.site
+
+notebooks: setup  ## run examples/notebooks and keep what their cells print
+	@$(BIN)/python -m deploy.site.notebooks
 
 format: setup  ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .
@@ -68,6 +84,15 @@ soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES
 
 images:  ## build the images (KINDS="cpu cuda") with podman, buildah or docker; tells sizes and biggest parts
 	@deploy/images.sh
+
+dist: setup  ## source distribution and wheel of this platform into build/dist
+	@rm -rf build/dist && mkdir -p build/dist
+	@$(BIN)/python -c "import sys; sys.path.insert(0, 'deploy'); import build_backend; build_backend.build_sdist('build/dist')" > /dev/null
+	@$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --no-build-isolation -w build/dist .
+	@ls build/dist
+
+sbom: setup  ## what an installation is made of, as CycloneDX, into build/sbom.json
+	@$(BIN)/python deploy/sbom.py deploy/requirements-cpu.lock build/sbom.json
 
 lock:  ## resolve pyproject.toml into the locks again (needs uv on PATH)
 	@deploy/lock.sh

@@ -9,6 +9,11 @@ Each user with a training row and a click of a new item is shown all new items:
 two_tower, 0          in-batch softmax, an item tower over id and features, ``item_id_dropout`` 0
 two_tower, 0.1        the same with ``item_id_dropout`` .1
 two_tower, 0.5        and .5
+genres                the same with 0, features of items being genres alone (ml1m, as the next four)
+genres, title         and the title as a text, by its words
+genres, title, parts  and by the n-grams of 3 to 5 characters of these too
+vector                the item's id and a projected vector: tf-idf of genres and words by 64 singular vectors
+genres, title, vector all three
 content               nearest neighbours by content: cosine of an item's tf-idf features and the mean of the user's
 popular features      for every user alike: the mean, over an item's features, of the clicks of an item that has it
 popularity            clicks of the item: none of any, so all are equal, and the figures are those of chance
@@ -51,7 +56,20 @@ K = 20
 NEW_SHARE = 0.1
 USERS_AT_ONCE = 1024
 DROPOUTS = {"two_tower, 0": 0.0, "two_tower, 0.1": 0.1, "two_tower, 0.5": 0.5}
-METHODS = (*DROPOUTS, "content", "popular features", "popularity", "random")
+VECTOR_DIM = 64
+GENRES = {"genres": {"type": "id_list"}}
+TITLE = {"title": {"type": "text"}}
+PARTS = {"title": {"type": "text", "ngrams": {"words": [1, 1], "characters": [3, 5]}}}
+VECTOR = {"content": {"type": "vector", "dim": VECTOR_DIM, "transform": "normalize"}}
+WITH_TITLES: dict[str, dict[str, Any]] = {
+    "genres": GENRES,
+    "genres, title": GENRES | TITLE,
+    "genres, title, parts": GENRES | PARTS,
+    "vector": VECTOR,
+    "genres, title, vector": GENRES | TITLE | VECTOR,
+}
+"""Features of the item table, by method, of data sets that have titles."""
+METHODS = (*DROPOUTS, *WITH_TITLES, "content", "popular features", "popularity", "random")
 
 Scores = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 """Scores [users, new items] of users by their numbers."""
@@ -60,7 +78,8 @@ Scores = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 class Clicks(NamedTuple):
     """A data set: users and items by number, which items are new, and the features of all items.
 
-    ``users``, ``items``: of each click. ``features`` [items]: texts of each item's features.
+    ``users``, ``items``: of each click. ``features`` [items]: texts of each item's features. ``titles`` [items], where
+    there are any.
     """
 
     name: str
@@ -68,6 +87,11 @@ class Clicks(NamedTuple):
     items: npt.NDArray[np.int64]
     features: list[list[str]]
     is_new: npt.NDArray[np.bool_]
+    titles: list[str]
+
+    @property
+    def genres(self) -> list[list[str]]:
+        return [[one for one in row if one.startswith("g:")] for row in self.features]
 
     @property
     def new(self) -> npt.NDArray[np.int64]:
@@ -81,20 +105,31 @@ class Clicks(NamedTuple):
         return np.flatnonzero(~of_new), np.flatnonzero(of_new & trained[self.users])
 
 
-def amazon_sports(folder: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, list[str]]]:
+class Loaded(NamedTuple):
+    """Users and items of clicks, and by item its features and its title, where there are titles."""
+
+    users: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int64]
+    features: dict[int, list[str]]
+    titles: dict[int, str]
+
+
+def amazon_sports(folder: Path) -> Loaded:
     rows, table = pq.read_table(folder / "amazon_sports.parquet"), pq.read_table(folder / "amazon_sports_attrs.parquet")
     features = {row["item"]: [f"a{one}" for one in row["attrs"]] for row in table.to_pylist()}
-    return rows["user"].to_numpy().astype(np.int64), rows["item"].to_numpy().astype(np.int64), features
+    return Loaded(rows["user"].to_numpy().astype(np.int64), rows["item"].to_numpy().astype(np.int64), features, {})
 
 
-def ml1m(folder: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], dict[int, list[str]]]:
+def ml1m(folder: Path) -> Loaded:
     rows, table = pq.read_table(folder / "ml1m.parquet"), pq.read_table(folder / "ml1m_movies.parquet")
     liked = rows["rating"].to_numpy() >= 4
-    features = {}
+    features, titles = {}, {}
     for row in table.to_pylist():
+        titles[row["item"]] = row["title"]
         words = {f"w:{word}" for word in re.findall(r"\w+", row["title"].lower())}
         features[row["item"]] = [f"g:{genre}" for genre in row["genres"].split("|")] + sorted(words)
-    return rows["user"].to_numpy().astype(np.int64)[liked], rows["item"].to_numpy().astype(np.int64)[liked], features
+    users, items = (rows[name].to_numpy().astype(np.int64)[liked] for name in ("user", "item"))
+    return Loaded(users, items, features, titles)
 
 
 DATASETS = {"amazon_sports": amazon_sports, "ml1m": ml1m}
@@ -102,7 +137,7 @@ DATASETS = {"amazon_sports": amazon_sports, "ml1m": ml1m}
 
 def clicks_of(name: str, folder: Path, seed: int) -> Clicks:
     """Return a data set, a share of whose items, drawn from ``seed``, is new."""
-    users, items, features = DATASETS[name](folder)
+    users, items, features, titles = DATASETS[name](folder)
     clicked = np.unique(items)
     is_new = np.random.default_rng(seed).random(len(clicked)) < NEW_SHARE
     return Clicks(
@@ -111,25 +146,40 @@ def clicks_of(name: str, folder: Path, seed: int) -> Clicks:
         np.searchsorted(clicked, items),
         [features.get(item, []) for item in clicked.tolist()],
         is_new,
+        [titles[item] for item in clicked.tolist()] if titles else [],
     )
 
 
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
-def two_tower(clicks: Clicks, dropout: float, seed: int, epochs: int, folder: Path) -> Scores:
-    """Train two towers, and return their scores of new items."""
+def two_tower(
+    clicks: Clicks,
+    seed: int,
+    epochs: int,
+    folder: Path,
+    *,
+    dropout: float = 0.0,
+    of_items: dict[str, Any] | None = None,
+) -> Scores:
+    """Train two towers, and return their scores of new items.
+
+    ``of_items``: features of the item table, left out all of an item's features as one list.
+    """
     trained, _ = clicks.split()
     rows = pa.table({"user": clicks.users[trained], "item": clicks.items[trained]})
     pq.write_table(rows, folder / "rows.parquet")
-    items = pa.table({"item": np.arange(len(clicks.features)), "features": clicks.features})
-    pq.write_table(items, folder / "items.parquet")
+    columns: dict[str, Any] = {"item": np.arange(len(clicks.features)), "features": clicks.features}
+    if of_items is not None:
+        columns |= {"genres": clicks.genres, "title": clicks.titles, "content": content_vectors(clicks).tolist()}
+    pq.write_table(pa.table(columns), folder / "items.parquet")
+    features = {"features": {"type": "id_list"}} if of_items is None else of_items
     dataset = parse_dataset(
         {
             "name": "clicks",
             "uri": str(folder / "rows.parquet"),
             "features": {"user": {"type": "id"}, "item": {"type": "id"}},
-            "items": {"uri": "items.parquet", "features": {"features": {"type": "id_list"}}},
+            "items": {"uri": "items.parquet", "features": features},
             "label": {"negatives": {"per_positive": 1, "of": "item"}},
         }
     )
@@ -161,7 +211,7 @@ def _tower_scores(clicks: Clicks, data: PreparedData, model: Any) -> Scores:
     assert catalogue is not None
     place = {item: number for number, item in enumerate(catalogue.ids.to_pylist())}
     places = np.array([place[item] for item in clicks.new.tolist()])
-    items = tower_outputs(model, data.keys, catalogue, places, device)
+    items = tower_outputs(model, data, places, device)
     row_of = np.zeros(int(clicks.users.max()) + 1, dtype=np.int64)
     row_of[data.vocabulary("user").to_numpy()] = np.arange(len(data.vocabulary("user"))) + 2
 
@@ -173,15 +223,27 @@ def _tower_scores(clicks: Clicks, data: PreparedData, model: Any) -> Scores:
     return scores
 
 
-def content(clicks: Clicks) -> Scores:
-    """Return cosines of new items with the mean of what each user clicked, by tf-idf of features."""
-    trained, _ = clicks.split()
+def profiles_of(clicks: Clicks) -> npt.NDArray[np.float32]:
+    """Return the tf-idf of the features of each item, of length 1 [items, distinct features]."""
     names = {name: number for number, name in enumerate(sorted({one for row in clicks.features for one in row}))}
     profiles = np.zeros((len(clicks.features), len(names)), dtype=np.float32)
     for item, row in enumerate(clicks.features):
         profiles[item, [names[one] for one in row]] = 1.0
     profiles *= np.log(len(profiles) / np.maximum(profiles.sum(0), 1.0))
     profiles /= np.maximum(np.linalg.norm(profiles, axis=1, keepdims=True), 1e-12)
+    return profiles
+
+
+def content_vectors(clicks: Clicks) -> npt.NDArray[np.float32]:
+    """Return :func:`profiles_of` in their first singular vectors, of which no click says anything."""
+    left, values, _ = np.linalg.svd(profiles_of(clicks), full_matrices=False)
+    return (left * values)[:, :VECTOR_DIM].astype(np.float32)
+
+
+def content(clicks: Clicks) -> Scores:
+    """Return cosines of new items with the mean of what each user clicked, by tf-idf of features."""
+    trained, _ = clicks.split()
+    profiles = profiles_of(clicks)
     order = np.argsort(clicks.users[trained], kind="stable")
     users, items = clicks.users[trained][order], clicks.items[trained][order]
 
@@ -213,7 +275,9 @@ def popular_features(clicks: Clicks) -> Scores:
 def scores_of(method: str, clicks: Clicks, seed: int, epochs: int, folder: Path) -> Scores:
     """Return a method's scores."""
     if method in DROPOUTS:
-        return two_tower(clicks, DROPOUTS[method], seed, epochs, folder)
+        return two_tower(clicks, seed, epochs, folder, dropout=DROPOUTS[method])
+    if method in WITH_TITLES:
+        return two_tower(clicks, seed, epochs, folder, of_items=WITH_TITLES[method])
     if method == "content":
         return content(clicks)
     if method == "popular features":
@@ -295,6 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for seed in range(options.seeds):
                 clicks = clicks_of(name, options.data, seed)
                 for method in methods:
+                    if method in WITH_TITLES and not clicks.titles:
+                        continue
                     started = time.perf_counter()
                     with tempfile.TemporaryDirectory(prefix="evenkeel-cold-start-") as folder:
                         found = figures(clicks, scores_of(method, clicks, seed, options.epochs, Path(folder)))

@@ -118,12 +118,12 @@ def idle_memory(folder: Path) -> None:
         report("idle api", megabytes=round(psutil.Process(pid).memory_full_info().uss / 1e6))
 
 
-def many_jobs(home: Path) -> None:
+def many_jobs(home: Path, number_of_jobs: int = NUM_JOBS) -> None:
     """Copy the one job that is there into many ended jobs, with metrics."""
     with contextlib.closing(sqlite3.connect(home / "evenkeel.db")) as database, database:
         names = [row[1] for row in database.execute("PRAGMA table_info(job)")]
         one = dict(zip(names, database.execute("SELECT * FROM job LIMIT 1").fetchone(), strict=True))
-        for number in range(NUM_JOBS):
+        for number in range(number_of_jobs):
             copy = {**one, "id": f"job_{number:019d}", "state": "succeeded", "released": 1}
             marks = ", ".join("?" * len(copy))
             database.execute(f"INSERT INTO job ({', '.join(copy)}) VALUES ({marks})", list(copy.values()))

@@ -3,13 +3,13 @@
 ``.venv/bin/pip install --no-deps deepctr-torch==0.3.0`` (extra ``bench``; left out, so is that peer), then
 ``python -m benchmarks.ctr_peers auc [--out lines.jsonl]`` and ``python -m benchmarks.ctr_peers speed``. Same rows,
 vocabularies, split, dimension, tower, batch size and epochs for all; ours is a job of ``trainer.launch.in_process``, as
-``evenkeel train`` runs it, with AdamAR and its whole state; how each peer is run is said in its file (ctr_deepctr,
-ctr_torchrec).
+``evenkeel train`` runs it, with AdamAR and its whole state, and for ``auc`` also with the peers' optimizers, Adam and
+rowwise Adagrad; how each peer is run is said in its file (ctr_deepctr, ctr_torchrec).
 
 ``auc``: each library's learning rate is chosen on the *validation* split with seed 0, on a grid of half decades which
 is climbed from the middle until the best has worse on both sides; then seeds 0 .. N-1, each at its own best validation
-epoch, and the test AUC of that epoch. Seeds have their own split, order and initial values. ``speed``: tables of
-500,000 rows; examples a second while training, after a warm-up, of each library in processes of their own, in turns.
+epoch, and the test AUC of that epoch. Seeds have their own order and initial values, and one split. ``speed``: tables
+of 500,000 rows; examples a second while training, after a warm-up, of each library in processes of their own, in turns.
 One JSON line for each training, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
 """
 
@@ -34,17 +34,24 @@ import numpy as np
 
 from benchmarks import ctr_deepctr, ctr_ours, ctr_torchrec
 from benchmarks.ctr_tasks import HELD_OUT, MODELS, Request, Task, quality_tasks, quick_task, speed_task
-from benchmarks.harness import Condition, climbed, cpu, versions
+from benchmarks.harness import Condition, climbed, cpu, mean_and_deviation, versions
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.on_host import leave
 from trainer.recipes.pages.markdown import table_of
 
 OURS, DEEPCTR, TORCHREC = "ours", "deepctr_torch", "torchrec"
-LIBRARIES = (OURS, DEEPCTR, TORCHREC)
+OPTIMIZERS = {OURS: "adam_ar", "ours_adam": "adam", "ours_rowwise_adagrad": "rowwise_adagrad"}
+LIBRARIES = (*OPTIMIZERS, DEEPCTR, TORCHREC)
+SAME_OPTIMIZER = {"ours_adam": DEEPCTR, "ours_rowwise_adagrad": TORCHREC}
+SAME_WITHIN = 0.005
+"""AUC by which ours may differ from a peer with its optimizer, either way: initial values differ."""
 PEERS: dict[str, Any] = {DEEPCTR: ctr_deepctr, TORCHREC: ctr_torchrec}
 HALF_DECADE = math.sqrt(10.0)
-MIDDLE = {OURS: 1e-3, DEEPCTR: 1e-3, TORCHREC: HALF_DECADE * 1e-2}
+ADAM_MIDDLE, ADAGRAD_MIDDLE = 1e-3, HALF_DECADE * 1e-2
+MIDDLE = dict.fromkeys((OURS, "ours_adam", DEEPCTR), ADAM_MIDDLE) | dict.fromkeys(
+    ("ours_rowwise_adagrad", TORCHREC), ADAGRAD_MIDDLE
+)
 """Where the search for a learning rate begins: Adam's own default, and what rowwise Adagrad is used with."""
 BARS = {DEEPCTR: 5.0, TORCHREC: 0.5}
 """At least so many times the peer's examples a second."""
@@ -78,8 +85,8 @@ def request(task: Task, model: str, seed: int, rate: float, place: Place, **more
 
 def train(task: Task, library: str, model: str, seed: int, rate: float, place: Place) -> Line:
     """Train, and return the AUC after each epoch, by held-out split."""
-    if library == OURS:
-        job = task.job(model, seed, rate, place.threads)
+    if library in OPTIMIZERS:
+        job = task.job(model, seed, rate, place.threads, OPTIMIZERS[library])
         events = ctr_ours.events_of(task.dataset, job, place.folder, prepared(task, seed, place))
         return {split: ctr_ours.aucs(events, split) for split in HELD_OUT}
     asked = request(task, model, seed, rate, place)
@@ -153,11 +160,17 @@ def auc_verdicts(lines: Sequence[Line]) -> list[Condition]:
                     f"{gain.mean():+.4f}, noise {noise:.4f}, {len(gain)} seeds",
                 )
             )
+        for own, peer in SAME_OPTIMIZER.items():
+            ours, theirs = _test_aucs(lines, task, model, own), _test_aucs(lines, task, model, peer)
+            if ours and theirs:
+                apart = float(np.mean(list(ours.values())) - np.mean(list(theirs.values())))
+                what = f"{task} {model}: {own} within {SAME_WITHIN} of {peer}"
+                found.append(Condition(what, abs(apart) <= SAME_WITHIN, f"{apart:+.4f}"))
     return found
 
 
 def auc_table(lines: Sequence[Line]) -> str:
-    """Return test AUC, mean and standard deviation over seeds, with the learning rate that was chosen."""
+    """Return test AUC, mean and sample standard deviation over seeds, with the learning rate that was chosen."""
     rows = []
     for task, model in _cases(lines):
         cells = []
@@ -165,7 +178,7 @@ def auc_table(lines: Sequence[Line]) -> str:
             values = np.array(list(_test_aucs(lines, task, model, library).values()))
             rates = {line["learning_rate"] for line in _of(lines, task, model, library)}
             told = ", ".join(f"{rate:.1e}" for rate in sorted(rates))
-            cells.append(f"{values.mean():.4f} ± {values.std():.4f} ({told})" if len(values) else "")
+            cells.append(f"{mean_and_deviation(values)} ({told})" if len(values) else "")
         rows.append((f"{task}, {model}", *cells))
     return table_of(("test AUC", *LIBRARIES), rows)
 
@@ -191,7 +204,7 @@ def compare_speed(
     """Yield a line for each library, variant and model in each round."""
     for _ in range(rounds):
         for model in models:
-            for library in libraries:
+            for library in (name for name in libraries if name not in SAME_OPTIMIZER):
                 for variant in ("",) if library == OURS else PEERS[library].VARIANTS:
                     fields = {"case": "speed", "task": task.name, "library": library, "variant": variant}
                     found = fields | {"model": model, "examples_per_second": round(

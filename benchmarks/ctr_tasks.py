@@ -24,6 +24,8 @@ from trainer.spec import DatasetSpec, JobSpec
 
 MODELS = ("dnn", "dcnv2", "deepfm")
 CROSS_LAYERS = 2
+DENSE_LEARNING_RATE = 0.001
+"""Of Adam beside rowwise Adagrad, ours and TorchRec's."""
 HELD_OUT = ("validation", "test")
 NO_SPLIT = {"split": {"kind": "random", "validation": 0.0, "test": 0.0}}
 
@@ -40,18 +42,23 @@ class Task:
     dim: int = 16
     hidden: tuple[int, ...] = (128, 64)
 
-    def job(self, model: str, seed: int, learning_rate: float, threads: int) -> JobSpec:
-        """Return our job: AdamAR with its whole state on the tables, Adam on the rest, one learning rate.
+    def job(
+        self, model: str, seed: int, learning_rate: float, threads: int, optimizer: str = "adam_ar"
+    ) -> JobSpec:  # fmt: skip
+        """Return our job: a row optimizer with its whole state on the tables, Adam on the rest.
 
-        alpha is chosen by the rule.
+        alpha of AdamAR is chosen by the rule. Adam has the tables' learning rate, and beside rowwise Adagrad the one
+        that it has beside TorchRec's.
         """
+        is_adam = optimizer != "rowwise_adagrad"
+        dense_rate = learning_rate if is_adam else DENSE_LEARNING_RATE
         structure = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if model == "dcnv2" else {}
         return documents.job(
             f"{self.name} {model}",
             self.dataset,
             model={"kind": model, "embedding_dim": self.dim, "hidden": list(self.hidden), **structure},
-            optimizer={"kind": "adam_ar", "learning_rate": learning_rate, "moments": "dense"},
-            dense_optimizer={"kind": "adam", "learning_rate": learning_rate},
+            optimizer={"kind": optimizer, "learning_rate": learning_rate, **({"moments": "dense"} if is_adam else {})},
+            dense_optimizer={"kind": "adam", "learning_rate": dense_rate},
             epochs=self.epochs,
             batch_size=self.batch_size,
             seed=seed,

@@ -27,7 +27,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingType
 
-from benchmarks.ctr_tasks import CROSS_LAYERS, HELD_OUT, Request, answer, auc_of
+from benchmarks.ctr_tasks import CROSS_LAYERS, DENSE_LEARNING_RATE, HELD_OUT, Request, answer, auc_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet
@@ -35,7 +35,6 @@ from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS
 from trainer.spec.models.registry import parse_model
 
-DENSE_LEARNING_RATE = 0.001
 EVALUATION_BATCH = 8192
 VARIANTS = ("memory", "reader")
 

@@ -1,6 +1,6 @@
 """Feast as a peer: materializes a feature repository once and reads random ids of it, as JSON.
 
-It is run by the interpreter of Feast's own environment (docs/store.md). It imports nothing of the project, whose
+It is run by the interpreter of Feast's own environment (docs/guides/store.md). It imports nothing of the project, whose
 dependencies are not there.
 
     python feast_peer.py FOLDER VIEW ENTITY IDS.npy [IDS.npy ...]

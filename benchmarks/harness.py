@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,12 @@ WORKLOADS = tuple(
     for kind in ("zipf", "uniform")
     for shape in ((8, 200_000, 16, 4096), (8, 200_000, 64, 4096), (26, 50_000, 16, 2048), (10, 200_000, 128, 10_000))
 )
+
+
+def mean_and_deviation(values: Sequence[float] | np.ndarray) -> str:
+    """Return the mean of some runs and their sample standard deviation (n - 1); of one run its value."""
+    found = np.asarray(values, dtype=np.float64)
+    return f"{found.mean():.4f} ± {found.std(ddof=1):.4f}" if len(found) > 1 else f"{found.mean():.4f}"
 
 
 class Seconds(float):

@@ -149,7 +149,8 @@ class _Peer:
         for before, after in itertools.pairwise(sizes):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.mlp = nn.Sequential(*layers[:-1])
-        self.optimizers: list[Any] = [torch.optim.Adam(self.mlp.parameters(), lr=job.dense_optimizer.learning_rate)]
+        rate = job.dense_optimizer.learning_rate
+        self.optimizers: list[Any] = [torch.optim.Adam(self.mlp.parameters(), lr=rate, fused=True)]
         if kind.startswith("torchrec"):
             tables = peers.fbgemm_tables(rows, DIM, EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.001)
             self.lookup = lambda features: tables(features.values(), features.offsets())
@@ -157,7 +158,9 @@ class _Peer:
         bags = [nn.EmbeddingBag(n, DIM, mode="sum", sparse=kind == "torch_sparse_adam") for n in rows]
         parameters = [bag.weight for bag in bags]
         self.optimizers.append(
-            torch.optim.SparseAdam(parameters) if kind == "torch_sparse_adam" else torch.optim.Adam(parameters)
+            torch.optim.SparseAdam(parameters)
+            if kind == "torch_sparse_adam"
+            else torch.optim.Adam(parameters, fused=True)
         )
         self.lookup = lambda features: torch.cat(
             [bag(features[name].values()[:, None]) for bag, name in zip(bags, features.keys(), strict=True)], dim=1
@@ -173,9 +176,9 @@ class _Peer:
 
 
 def peer(kind: str, data: PreparedData, job: JobSpec, steps: int) -> float:
-    """Return examples a second of ``steps`` steps after a few untimed ones."""
+    """Return examples a second of ``steps`` steps after a few untimed ones, with the memory of our own loop."""
     contestant = _Peer(kind, [data.tables[key.table].num_rows for key in data.keys], job)
-    with contextlib.closing(data.train_batches(0)) as batches:
+    with steady_memory(), contextlib.closing(data.train_batches(0)) as batches:
         for _ in range(3):
             contestant.step(next(batches))
         count, start = 0, time.perf_counter()

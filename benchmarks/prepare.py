@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.prepare.preparation import prepare
-from trainer.spec import parse_dataset, parse_job
+from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 
 NUM_IDS, NUM_NUMBERS, EXPONENT = 26, 13, 1.05
 ROW_GROUP = 1 << 18
@@ -68,8 +68,8 @@ def write_log(path: Path, num_rows: int, num_ids: int, seed: int = 0) -> None:
     writer.close()
 
 
-def ours(path: Path) -> dict[str, Any]:
-    """Prepare the log; return seconds by part."""
+def log_specs(path: Path, **resources: Any) -> tuple[DatasetSpec, JobSpec]:
+    """Return the dataset of a log, and a job on it with these resources."""
     features: dict[str, Any] = {name: {"type": "id"} for name in ID_COLUMNS}
     features |= {name: {"type": "dense", "transform": "log1p"} for name in NUMBER_COLUMNS}
     dataset = {"name": "log", "uri": str(path), "features": features, "label": {"column": "click"}}
@@ -77,9 +77,15 @@ def ours(path: Path) -> dict[str, Any]:
         "name": "prepare",
         "dataset": {"name": "log"},
         "model": {"kind": "dcnv2", "embedding_dim": 16},
-        "resources": {"cpus_per_worker": len(os.sched_getaffinity(0))},
+        "resources": resources,
         "evaluation": {"split": {"kind": "random", "validation": 0.1, "test": 0.1}},
     }
+    return parse_dataset(dataset), parse_job(job)
+
+
+def ours(path: Path) -> dict[str, Any]:
+    """Prepare the log; return seconds by part."""
+    dataset, job = log_specs(path, cpus_per_worker=len(os.sched_getaffinity(0)))
     last = _clocks()
     parts: dict[str, tuple[float, float]] = {}
 
@@ -90,7 +96,7 @@ def ours(path: Path) -> dict[str, Any]:
         last = now
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        prepare(parse_dataset(dataset), parse_job(job), Path(folder) / "data", log=log)
+        prepare(dataset, job, Path(folder) / "data", log=log)
         log("on disk")
     return {"parts": {name: seconds for name, seconds in parts.items() if max(seconds) > 0.05}}
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.harness import mean_and_deviation
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, choose_alpha
@@ -120,12 +121,12 @@ def compare(
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the mean test AUC of each label over seeds, with its standard deviation, as Markdown."""
+    """Return the mean test AUC of each label over seeds, with its sample standard deviation, as Markdown."""
     lines = []
     for method in dict.fromkeys(one.method for one in results):
         own = [one for one in results if one.method == method]
         by_label = [np.array([one.auc[name] for one in own]) for name in LABELS]
-        cells = [f"{values.mean():.4f} ± {values.std():.4f}" for values in by_label]
+        cells = [mean_and_deviation(values) for values in by_label]
         lines.append((method, *cells, f"{np.mean([one.seconds for one in own]):.0f}"))
     return table_of(("method", *LABELS, "seconds"), lines)
 

@@ -41,13 +41,14 @@ def tables(lines: Sequence[Line], source: str) -> str:
 
 
 def _honest(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
-    rows = ["| | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+    """Return a list, as its lines would be too long for a table."""
+    rows = []
     for case, words in HONEST.items():
-        cells = []
+        rows.append(f"- **{words}**")
         for model in models:
             line = next((one for one in lines if one["model"] == model and one["case"] == case), None)
             if line is None:
-                cells.append("not run")
+                rows.append(f"    - {model}: not run")
                 continue
             low, high = line["cosine_mean"]
             why = ""
@@ -55,8 +56,8 @@ def _honest(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
                 metrics = sorted({metric for failed in line["held_by"] for metric in failed})
                 why = " by " + ", ".join(f"`{metric}`" for metric in metrics[:3])
                 why += f" and {len(metrics) - 3} more" if len(metrics) > 3 else ""
-            cells.append(f"{line['held']} of {line['refreshes']} held{why}; mean cosine {low:.3f} to {high:.3f}")
-        rows.append(f"| {words} | " + " | ".join(cells) + " |")
+            held = f"{line['held']} of {line['refreshes']} held{why}"
+            rows.append(f"    - {model}: {held}; mean cosine {low:.3f} to {high:.3f}")
     return rows
 
 
@@ -76,18 +77,19 @@ def _limits(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
 
 
 def _faults(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
-    """Return the table of faults: severities in the order tried; what was not caught is struck through."""
+    """Return the list of faults, each with the smallest severity that was caught, by model family."""
     faults = [line for line in lines if line["case"] == "fault"]
     names = list(dict.fromkeys(line["fault"] for line in faults))
-    rows = ["| fault, smallest caught | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+    rows = []
     for name in names:
-        cells = []
+        unit = next(line["unit"] for line in faults if line["fault"] == name)
+        rows.append(f"- **{name} ({unit})**")
         for model in models:
             tried = [line for line in faults if line["fault"] == name and line["model"] == model]
             caught = [line for line in tried if line["caught_by"]]
             if not caught:
                 worst = tried[-1]
-                cells.append(f"**none** up to {_severity(worst)}")
+                rows.append(f"    - {model}: **none** up to {_severity(worst)}")
                 continue
             smallest = caught[0]
             starting = [line for line in tried if line["caught_by_starting_values"]]
@@ -96,8 +98,7 @@ def _faults(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
             let_through = f"; **let through** {', '.join(_severity(line) for line in missed)}" if missed else ""
             metrics = ", ".join(f"`{metric}`" for metric in smallest["caught_by"][:2])
             more = f" +{len(smallest['caught_by']) - 2}" if len(smallest["caught_by"]) > 2 else ""
-            cells.append(f"{_severity(smallest)} by {metrics}{more}{let_through}{without}")
-        rows.append(f"| {name} ({tried[0]['unit']}) | " + " | ".join(cells) + " |")
+            rows.append(f"    - {model}: {_severity(smallest)} by {metrics}{more}{let_through}{without}")
     return rows
 
 

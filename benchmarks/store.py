@@ -4,10 +4,10 @@ Vectors are 128 x float16 everywhere; answers are float32 in the order asked for
 get`` and ``redis get``: ours is what a request does, the check for a switch included. Case ``publish``: ours writes (to
 disk with fsync, or to Redis), checks and switches, beside the version before; the peers replace the same rows in one
 transaction. ``rows_per_second`` is ours, the peer's beside it. Cases ``redis get, large pages``: the server's memory is
-in pages of 2 MB, ``redis get, packed``: rows in blocks, both as docs/store.md has them.
+in pages of 2 MB, ``redis get, packed``: rows in blocks, both as docs/guides/store.md has them.
 
-Case ``feast``, where EVENKEEL_FEAST_PYTHON names the interpreter of an environment with Feast (docs/store.md): the
-first ``--feast-items`` of the items, exported, materialized into Feast's SQLite online store and read through
+Case ``feast``, where EVENKEEL_FEAST_PYTHON names the interpreter of an environment with Feast (docs/guides/store.md):
+the first ``--feast-items`` of the items, exported, materialized into Feast's SQLite online store and read through
 ``get_online_features``, in a process of its own after ours has read the same ids.
 """
 

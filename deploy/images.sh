@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Builds the image for each of KINDS (cpu cuda) with podman, buildah or docker, whichever is here, and tells its size and
-# its biggest parts in MB. OPTIONS go to the build; TAG (0.1.0) is what docker-compose.yml asks for.
+# its biggest parts in MB. OPTIONS go to the build; TAG (the version of pyproject.toml) is what
+# docker-compose.yml asks for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 KINDS="${KINDS:-cpu cuda}"
-TAG="${TAG:-0.1.0}"
+. deploy/versions.sh
+TAG="${TAG:-$VERSION}"
 PARTS="du -sm /opt/evenkeel/.venv/lib/python3.*/site-packages/* /usr 2>/dev/null | sort -rn | head -10"
 
 fail() { printf 'images: %s\n' "$*" >&2; exit 1; }
@@ -19,7 +21,7 @@ for kind in $KINDS; do
   # Without --format docker, podman and buildah drop HEALTHCHECK.
   format=(); [ "$tool" = docker ] || format=(--format docker)
   # shellcheck disable=SC2086  # OPTIONS are several words
-  "$tool" build "${format[@]}" ${OPTIONS:-} -f deploy/Dockerfile --build-arg "EXTRA=$kind" -t "$name" .
+  "$tool" build "${format[@]}" ${OPTIONS:-} -f deploy/Dockerfile --build-arg "EXTRA=$kind" --build-arg "VERSION=$VERSION" -t "$name" .
   if [ "$tool" = buildah ]; then
     container="$(buildah from --pull-never "$name")"
     size="$(buildah images --format '{{.Size}}' "$name")"

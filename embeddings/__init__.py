@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embeddings.embedding_tables import EmbeddingTables
+    from embeddings.optimized_embedding import OptimizedEmbedding
+    from embeddings.recent_counts import RecentCounts
     from embeddings.sse.config import SSEConfig
     from embeddings.tables.config import InitConfig, TableConfig
 
-__all__ = ["EmbeddingTables", "InitConfig", "SSEConfig", "TableConfig"]
+__all__ = ["EmbeddingTables", "InitConfig", "OptimizedEmbedding", "RecentCounts", "SSEConfig", "TableConfig"]
 
 _HOMES = {
     "EmbeddingTables": "embeddings.embedding_tables",
     "InitConfig": "embeddings.tables.config",
+    "OptimizedEmbedding": "embeddings.optimized_embedding",
+    "RecentCounts": "embeddings.recent_counts",
     "SSEConfig": "embeddings.sse.config",
     "TableConfig": "embeddings.tables.config",
 }

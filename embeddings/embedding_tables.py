@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from embeddings.kernels.by_bucket import ByBucketKernel
 from embeddings.kernels.cpu import CpuKernel
 from embeddings.kernels.layout import Bounds, FeatureDescriptor, Kernel, Layout, Record, Swaps
 from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
-from embeddings.optim import RowOptimizer
-from embeddings.optim.deferred_update import DeferredUpdateCoefficients, deferred_update_coefficients
+from embeddings.optim import ByBucket, RowOptimizer
+from embeddings.optim.deferred_update import deferred_update_coefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import check_sse
 from embeddings.tables.config import TableConfig
@@ -141,8 +143,9 @@ class EmbeddingTables(torch.nn.Module):
     def _begin(self, completed_steps: int, cleared: Sequence[TableConfig]) -> None:
         """Set initial rows, after clearing the tables in ``cleared``."""
         for table in cleared:
-            for rows in (self.weight(table.name), *self.state(table.name).values()):
-                rows.zero_()
+            for name, rows in (("weight", self.weight(table.name)), *self.state(table.name).items()):
+                if name != "bucket":
+                    rows.zero_()
         self.birth_step = self.completed_steps = completed_steps
         # Not looked for where nothing is: it would touch the memory of every row.
         self._may_be_ahead = False
@@ -224,7 +227,8 @@ class EmbeddingTables(torch.nn.Module):
             swaps = Swaps(self._sse, self.completed_steps + 1, self._sample_offset)
         return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
 
-    def _idle_now(self) -> DeferredUpdateCoefficients | None:
+    def _idle_now(self) -> Any:
+        """Return the coefficients of deferred updates as of now, of the kind that the kernel takes; None for none."""
         if self._may_be_ahead:
             last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
             if last > self.completed_steps - self.birth_step:
@@ -322,13 +326,13 @@ class EmbeddingTables(torch.nn.Module):
         """Return the optimizer state of table ``name``, views; raise ValueError for another name.
 
         The state is m and v, or v, or sum, [rows, dim], and last_update_step int32 [rows]. RowwiseAdagrad's sum and
-        RowwiseAdam's v are [rows].
+        RowwiseAdam's v are [rows]. With an optimizer for each bucket, also bucket, int8 [rows].
         """
         t = self._number(name)
         state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
         state |= {name: self.layout.row_value(t, name) for name in self.layout.row_names}
         state["last_update_step"] = self.layout.last_update_step(t)
-        return state
+        return state if self.layout.buckets is None else state | {"bucket": self.layout.bucket(t)}
 
     def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
         """Return rows as dense semantics would have them after ``completed_steps`` steps: a copy [len(rows), dim].
@@ -346,7 +350,11 @@ class EmbeddingTables(torch.nn.Module):
         elif rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
             raise ValueError(f"table '{name}' has {count} rows: can't read rows {int(rows.min())} to {int(rows.max())}")
         rows, idle = rows.to(self.layout.device).contiguous(), self._idle_now()
-        return self._kernel.read(t, rows, idle) if decay else read_rows_without_decay(self.layout, t, rows, idle)
+        if decay:
+            return self._kernel.read(t, rows, idle)
+        if isinstance(self._kernel, ByBucketKernel):
+            return self._kernel.read_without_decay(t, rows, idle)
+        return read_rows_without_decay(self.layout, t, rows, idle)
 
     def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the stored rows and the optimizer state of a table; set ``completed_steps`` beside it.
@@ -443,6 +451,10 @@ def _device(backend: str, device: torch.device | str | None) -> torch.device:
 
 
 def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
+    if isinstance(layout.optimizer, ByBucket):
+        if backend == "fbgemm":
+            raise ValueError("FBGEMM has one optimizer for a table: use backend cpu or triton, or one for all buckets")
+        return ByBucketKernel(layout, partial(_kernel, backend, device=device))
     if backend == "reference":
         return ReferenceKernel(layout)
     if backend == "fbgemm":

@@ -9,6 +9,7 @@ import errno
 import functools
 import gc
 import importlib
+import importlib.metadata
 import logging
 import shutil
 import signal
@@ -72,7 +73,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     """
     app = FastAPI(
         title="Evenkeel",
-        version="1",
+        version=importlib.metadata.version("evenkeel"),
         description="Distributed recommender training whose item vectors stay put.",
         docs_url=None,
         redoc_url=None,

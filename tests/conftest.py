@@ -3,6 +3,7 @@ what runs beside what."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -19,10 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # Triton reads it when it is imported: tests run its kernels by the interpreter; `make gpu-check` says 0, for the GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # Ranks run at a lower priority than the service: beside other tests they would never get to their first step.
-os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("EVENKEEL_RANK_NICENESS", "0")
 for _name, _value in ray_cluster.PATIENCE.items():
     os.environ.setdefault(_name, _value)
+# Each test prepares its own data: what another has prepared would be used otherwise.
+os.environ.setdefault("EVENKEEL_PREPARED_BYTES", "0")
 # libgomp reads it when torch is imported. Threads that wait for one another spin by default: where another worker of
 # the suite has the CPU they wait for, a step of a few rows takes tens of milliseconds of both.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -36,12 +38,26 @@ settings.register_profile(
 settings.register_profile("full", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+MAX_THREADS = 40
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Iterator[None]:
+    """Let no process groups pile up: those of runs in this process end when the garbage collector finds the run's
+    cycles, and until then each has three threads that wake a hundred times a second."""
+    yield
+    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > MAX_THREADS:
+        gc.collect()
+
+
 # A skip for any other reason is a failure: a suite that quietly skips proves nothing.
 ALLOWED_SKIPS = (
     "real data sets are not here",
     "no PostgreSQL at",
     "no Redis at",
+    "no Kafka broker at",
     "no chromium",
+    "axe-core is not installed",
     "no promtool",
     "no haproxy",
     "no podman",
@@ -53,10 +69,35 @@ ALLOWED_SKIPS = (
     "DeepCTR-Torch is not installed",
     "the temporary directory is in memory",
     "no hosts here",
+    "no MLflow server",
+    "wandb is not installed",
+    "faiss is not installed",
 )
 
 
-WITH_PROCESSES = {"ranks", "redis_url", "runs", "s3_address", "served", "service"}
+@pytest.fixture(scope="session")
+def own_broker() -> Iterator[Any]:
+    """librdkafka's own broker of Kafka's protocol, in a process; tests may send it away for a while."""
+    from tests.kafka_broker import own_broker
+
+    with own_broker() as broker:
+        yield broker
+
+
+@pytest.fixture(params=["own", "other"])
+def broker(request: pytest.FixtureRequest) -> Any:
+    """Brokers of Kafka's protocol: librdkafka's own, and the one at EVENKEEL_TEST_KAFKA."""
+    from tests.kafka_broker import Broker
+
+    if request.param == "own":
+        return request.getfixturevalue("own_broker")
+    address = os.environ.get("EVENKEEL_TEST_KAFKA")
+    if not address:
+        pytest.skip("no Kafka broker at EVENKEEL_TEST_KAFKA")
+    return Broker(address)
+
+
+WITH_PROCESSES = {"broker", "own_broker", "ranks", "redis_url", "runs", "s3_address", "served", "service"}
 """Fixtures whose tests are marked ``process`` for them."""
 _started: list[str] = []
 """The processes that the test under way has started."""

@@ -27,6 +27,8 @@ PATIENCE = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_gcs_server_port_wait_time_s": "180",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",
+    # Beside the suite's other worker, workers of Ray's own niceness (15) hardly come to their first step.
+    "RAY_worker_niceness": "0",
 }
 
 
@@ -60,7 +62,7 @@ class Cluster:
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     def start_head(self, num_cpus: int = 0) -> None:
-        """On the same ports each time: whoever knew the old head finds the new one."""
+        """On the same ports each time: processes that knew the old head find the new one."""
         self._head, self._head_cpus = None, num_cpus
         self._start(
             "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard_port}",

@@ -15,6 +15,8 @@ DOCUMENTS = [
 ]
 # Documents of what there is today: reports, decisions and the changelog may name what has gone since.
 CURRENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and not {"reports", "adr"} & set(path.parts)]
+PACKAGES = ("embeddings", "trainer", "service")
+MAX_WIDTH = 160
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
@@ -51,7 +53,8 @@ def test_the_index_of_documents_is_whole() -> None:
     assert missing == [index], f"docs/README.md or docs/reports/README.md leaves out {missing}"
 
 
-def test_every_setting_of_the_service_is_documented() -> None:
+def test_every_setting_that_the_code_reads_is_documented() -> None:
+    from service.core.environment import VARIABLES
     from service.core.settings import Settings
 
     class Asked(dict[str, str]):
@@ -61,9 +64,34 @@ def test_every_setting_of_the_service_is_documented() -> None:
 
     asked = Asked()
     Settings.from_environment(asked)
-    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
-    assert asked
-    assert [name for name in asked if f"`{name}`" not in text] == []
+    text = "".join(path.read_text("utf-8") for part in PACKAGES for path in (ROOT / part).rglob("*.py"))
+    read = set(asked) | set(re.findall(r"""["'](EVENKEEL_[A-Z_]+)["']""", text))
+    # Told by the service to its runs; of tests.
+    read -= {f"EVENKEEL_RUN_{name}" for name in ("DIR", "ID", "LAUNCHED", "ATTEMPT", "URL", "TOKEN")}
+    read -= {"EVENKEEL_CLUSTER_RUNS", "EVENKEEL_WRITE_EXAMPLES"}
+    documented = [f"EVENKEEL_{one.name}" for variables in VARIABLES.values() for one in variables]
+    of_executors = {"EVENKEEL_KUBERAY_NAMESPACE", "EVENKEEL_KUBERAY_TEMPLATE", "EVENKEEL_KUBERAY_QUEUE"}
+    assert len(set(documented)) == len(documented)
+    assert set(documented) == read | of_executors
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lines_are_short_enough_to_read(document: Path) -> None:
+    long = [number for number, line in enumerate(document.read_text("utf-8").splitlines(), 1) if len(line) > MAX_WIDTH]
+    assert long == [], f"{document.name}: lines {long} are longer than {MAX_WIDTH} characters"
+
+
+def test_lists_are_written_so_that_the_site_shows_lists() -> None:
+    """Markdown of the site wants a list in a list indented by four, and an empty line before a list."""
+    wrong = []
+    for path in DOCUMENTS:
+        before = ""
+        for line in re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE).splitlines():
+            begins = re.match(r"([-*]|\d+\.) ", line) and before.strip()
+            if re.match(r"  [-*] ", line) or (begins and not re.match(r"\s*([-*]|\d+\.) | {2,}\S|#", before)):
+                wrong.append(f"{path.name}: {line}")
+            before = line
+    assert wrong == []
 
 
 def test_the_python_of_the_readme_runs() -> None:
@@ -71,6 +99,15 @@ def test_the_python_of_the_readme_runs() -> None:
     found: dict[str, object] = {}
     exec(compile(text, "README.md", "exec"), found)
     assert found["vectors"].shape == (1, 32)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_python_of_the_library_runs(number: int) -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "library.md").read_text("utf-8"), flags=re.DOTALL
+    )
+    assert len(blocks) == 5
+    exec(compile(blocks[number], f"library.md, block {number}", "exec"), {"__name__": "library"})
 
 
 def test_the_specs_of_the_reference_are_valid_and_whole() -> None:
@@ -87,7 +124,7 @@ def test_the_specs_of_the_reference_are_valid_and_whole() -> None:
 def test_the_models_that_read_numbers_are_listed() -> None:
     from trainer.spec.models.registry import MODELS
 
-    text = (ROOT / "docs" / "using_models.md").read_text("utf-8")
+    text = (ROOT / "docs" / "guides" / "data.md").read_text("utf-8")
     (listed,) = re.findall(r"^`dense` features go to (.*?)\. Mean,", text, flags=re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) == {kind for kind, spec in MODELS.items() if spec.reads_numbers}
 

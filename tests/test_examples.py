@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = [
     "embeddings.embedding_tables.EmbeddingTables",
     "embeddings.stochastic_shared_embedding.StochasticSharedEmbedding",
+    "embeddings.optimized_embedding.OptimizedEmbedding",
     "embeddings.sse.config.SSEConfig",
     "embeddings.tables.config.InitConfig",
     "embeddings.tables.config.TableConfig",

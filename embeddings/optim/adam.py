@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -49,7 +50,8 @@ class Adam(RowOptimizer):
         rows.theta = rows.theta - rows.rate * mhat / root(vhat, self.eps, self.eps_inside_root)
         deferred = rows.coefficients
         if deferred is not None and deferred.ahead:
-            rows.theta -= deferred.lookahead * m / root(v, deferred.lookahead_eps, deferred.eps_inside_root)
+            for drift, eps_term in deferred.lookahead:
+                rows.theta -= drift * m / root(v, eps_term, deferred.eps_inside_root)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +73,11 @@ class Adam(RowOptimizer):
     @property
     def idle_momentum(self) -> bool:
         return self.moments == "dense" and self.beta1 > 0.0
+
+    @property
+    def momentum_ratio(self) -> float:
+        """The factor per step of an untouched row's movement, but for its bias corrections and eps."""
+        return self.beta1 / math.sqrt(self.beta2)
 
     @property
     def idle_ratio(self) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
-DECAYS = ("at_read", "at_update")
+DECAYS = ("at_read", "at_update", "by_epoch")
 # With dense moments and a decay, a row may be stored at most so much farther from its value than without a decay.
 MAX_LEAD = 32.0
 
@@ -31,9 +31,7 @@ class Lookahead(Protocol):
     @property
     def ahead(self) -> bool: ...
     @property
-    def lookahead(self) -> float: ...
-    @property
-    def lookahead_eps(self) -> float: ...
+    def lookahead(self) -> np.ndarray: ...
     @property
     def eps_inside_root(self) -> bool: ...
 
@@ -52,6 +50,7 @@ class TouchedRows:
         step: The step, from 1.
         rate: The learning rate at this step.
         coefficients: Those of the deferred updates, where there are any: rows may be stored ahead of their momentum.
+        left: What their decay has left of the rows since their last touch [n, 1], where running means decay with them.
     """
 
     theta: torch.Tensor
@@ -62,10 +61,14 @@ class TouchedRows:
     step: int
     rate: float
     coefficients: Lookahead | None
+    left: torch.Tensor | None = None
 
     def faded(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
-        """Fold ``value`` into the running mean ``name``, and return the mean."""
-        self.state[name] = (beta**self.num_steps).to(value.dtype) * self.state[name] + (1 - beta) * value
+        """Fold ``value`` into the running mean ``name``, and return the mean; ``v`` is one of squares."""
+        fade = (beta**self.num_steps).to(value.dtype)
+        if self.left is not None:
+            fade = fade * (self.left**2 if name == "v" else self.left)
+        self.state[name] = fade * self.state[name] + (1 - beta) * value
         return self.state[name]
 
 
@@ -122,16 +125,18 @@ class RowOptimizer:
 
     @property
     def idle_alpha(self) -> float:
-        """alpha of the decay of untouched rows; 0 is none."""
+        """alpha of the decay of untouched rows of which an update applies its own step's; 0 is none."""
         return 0.0
 
     @property
-    def read_alpha(self) -> float:
-        """alpha of the decay of untouched rows that a read applies.
+    def read_decay(self) -> tuple[float, int | None]:
+        """alpha of the decay of untouched rows that a read applies, and an epoch's steps where they matter to it."""
+        return 0.0, None
 
-        It is all of it, but where it waits for the next update.
-        """
-        return 0.0 if getattr(self, "decay", "at_read") == "at_update" else self.idle_alpha
+    @property
+    def moments_decay(self) -> bool:
+        """Whether a touch takes from the running means what the decay of the idle row has taken from it."""
+        return False
 
     @property
     def constant_decay(self) -> float:
@@ -154,12 +159,13 @@ class RowOptimizer:
 
         A setting that is not named here is one of them wherever untouched rows move at all.
         """
-        momentum, decay, adaptive = self.idle_momentum, self.constant_decay > 0.0, self.idle_alpha > 0.0
+        momentum, decay, adaptive = self.idle_momentum, self.constant_decay > 0.0, hasattr(self, "alpha")
         matters = {
             "moments": True,
             "first_touch": True,
             "alpha": adaptive,
             "decay": adaptive,
+            "epoch_steps": adaptive,
             "learning_rate": momentum or decay,
             "schedule": momentum or decay,
             "weight_decay": decay,
@@ -181,11 +187,16 @@ class AdaptiveDecay:
             (literal).
         decay: ``at_update`` is a baseline: an untouched row does not decay, and its next update has the lambda of that
             step alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
+            ``by_epoch`` (ours): none in the first epoch, and a gap in which an epoch began counts as one ten times as
+            long; a touch takes the same share from m, and its square from v. See
+            :class:`embeddings.optim.idle_decay.DecayByEpoch`.
+        epoch_steps: how many steps an epoch has, counted from the tables' first step; for ``by_epoch``.
     """
 
     alpha: float = 1e-4
     first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
-    decay: Literal["at_read", "at_update"] = field(default="at_read", kw_only=True)
+    decay: Literal["at_read", "at_update", "by_epoch"] = field(default="at_read", kw_only=True)
+    epoch_steps: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of the optimizer whose step it is
@@ -194,10 +205,25 @@ class AdaptiveDecay:
             raise ValueError(f"alpha must be a finite number above 0, not {self.alpha}: for no decay use {plain}")
         check_one_of("decay", self.decay, DECAYS)
         check_one_of("first_touch", self.first_touch, FIRST_TOUCH)
+        if (self.decay == "by_epoch") != (self.epoch_steps is not None):
+            raise ValueError(
+                f"decay '{self.decay}' with epoch_steps {self.epoch_steps}: decay 'by_epoch' needs the number of steps "
+                "of an epoch, and the others have none"
+            )
+        if self.epoch_steps is not None and self.epoch_steps < 1:
+            raise ValueError(f"epoch_steps must be at least 1, not {self.epoch_steps}")
 
     @property
     def idle_alpha(self) -> float:
-        return self.alpha
+        return 0.0 if self.decay == "by_epoch" else self.alpha
+
+    @property
+    def moments_decay(self) -> bool:
+        return self.decay == "by_epoch"
+
+    @property
+    def read_decay(self) -> tuple[float, int | None]:
+        return (0.0 if self.decay == "at_update" else self.alpha), self.epoch_steps
 
     @property
     def decays_from_start(self) -> bool:

@@ -2,29 +2,35 @@
 
 A row was last touched at step s (0 = never) with value theta and moments m, v; K steps are complete; J = K - s steps
 have passed without a touch. Dense semantics move it at each of these steps t = s + j by its decay and its momentum.
-With lambda_i = min(1, alpha i), the decay of a step keep_j = (1 - lambda_{j-1}) (1 - eta_t w), r = beta1 / sqrt(beta2),
-c_t = sqrt(1 - beta2^t) / (1 - beta1^t), and a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
+With lambda_i = min(1, alpha i), the decay of a step keep_j = (1 - lambda_{j-1}) (1 - eta_t w), P_j = keep_1 ... keep_j
+(Li and Lyu, Algorithm 1, line 12, j times; or AdamW's decay), r = beta1 / sqrt(beta2), c_t = sqrt(1 - beta2^t) / (1 -
+beta1^t), and a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
 
-    theta_read = P_J theta - C(s, J) m / (sqrt(v) + eps E(s, J))
-    P_J = keep_1 ... keep_J                       (Li and Lyu, Algorithm 1, line 12, J times; or AdamW's decay)
-    C(s, J) = keep_J C(s, J-1) + eta_t r^J c_t,              C(s, 0) = 0
-    E = C2 / C,  C2(s, J) = keep_J C2(s, J-1) + eta_t r^J c_t a_J
+    theta_read = P_J theta - sum_{j <= J} w_j m / (sqrt(v) + eps a_j),      w_j = (P_J / P_j) eta_t r^j c_t
 
-(E is the effect of eps to first order; with eps inside the root it is sqrt(v + eps E) with a_j^2 for a_j.) eta is known
-of every step, past and future, so this is exact under a learning-rate schedule too.
+(with eps inside the root, sqrt(v + eps a_j^2)). eta is known of every step, past and future, so this is exact under a
+learning-rate schedule too.
 
-**Stored ahead.** r^J vanishes, so a row that is not touched for J* steps has moved all it will. What is stored at a
-touch is therefore theta~ = theta - D m / (sqrt(v) + eps E_D) with D = C(s, J*) / P_{J*} = sum_j eta_t r^j c_t / P_j: a
-row that was not touched for J* steps or longer reads P_J theta~ and needs neither m nor v, and a row touched lately
-takes back what has not happened yet,
+**Stored ahead.** r^j vanishes, so a row that is not touched for J* steps has moved all it will. What is stored at a
+touch is therefore theta~ = theta - sum_{j <= J*} (1 / P_j) eta_t r^j c_t m / (sqrt(v) + eps a_j): a row that was not
+touched for J* steps or longer reads P_J theta~ and needs neither m nor v, and a row touched lately takes back what has
+not happened yet,
 
-    theta_read = P_J theta~ + P_J D m / (sqrt(v) + eps E_D) - C(s, J) m / (sqrt(v) + eps E).
+    theta_read = P_J theta~ + sum_{J < j <= J*} w_j m / (sqrt(v) + eps a_j).
 
-The two terms are not merged into one with an E of its own: eps is taken to first order in each, and where sqrt(v) is no
-larger than eps only what was subtracted may be added again. In one division, with R = sqrt(v) + eps E and R_D likewise,
-they are m (C R_D - P_J D R) / (R R_D). What is left out is at most eta r^{J*} / (1 - r). Where alpha is so large that P
-vanishes before r^J does, D would be huge and rows are stored as they are (``ahead`` is False); what is then left out
-after J* steps has vanished as well. Whether rows are stored ahead is a function of the optimizer's settings alone.
+What is left out is at most eta r^{J*} / (1 - r). Where alpha is so large that P vanishes before r^J does, the sum would
+be huge and rows are stored as they are (``ahead`` is False); what is then left out after J* steps has vanished as well.
+Whether rows are stored ahead is a function of the optimizer's settings alone.
+
+**A few nodes for each sum.** All three sums have positive weights and are one function of each element's sqrt(v) / eps,
+smooth in log a_j: 1 / (sqrt(v) + eps e^y) is analytic for |Im y| < pi whatever v is. So Gauss quadrature in y = log a_j
+(:mod:`embeddings.optim.quadrature`) gives them with few terms: sum_k w_k m / (sqrt(v) + eps e^{y_k}). How many is
+chosen by the steps that are complete, so that no element errs by more than MAX_ERROR of a step: as a rule two, and
+more in the first steps, whose bias corrections differ most, and where beta2 is small. The 2 n moments of each age's
+sum, about its first term, follow from those of the step before: one term goes or comes, and all decay.
+
+**By epoch.** A decay that is no function of the age alone (:class:`embeddings.optim.idle_decay.DecayByEpoch`) has
+F(s, s + j) in the place of P_j, and keep_j is F(s, s + j) / F(s, s + j - 1). The formulas are the same.
 
 All is float64. The vectors over J belong to one K; one recurrence carries them to K + 1. Numpy only.
 """
@@ -38,16 +44,19 @@ import numpy as np
 
 from embeddings.optim.adam import Adam
 from embeddings.optim.base import MAX_LEAD, RowOptimizer
+from embeddings.optim.by_bucket import ByBucket
+from embeddings.optim.idle_decay import idle_decay
+from embeddings.optim.idle_momentum import IdleMomentum
 
 # r^J below this is dropped: the rest of an idle row's movement, in units of the first step's.
 VANISHED = {"float64": 1e-13, "float32": 1e-6}
 # Where rows are stored as they are: P and r^J below this add nothing to a float64.
 VANISHED_PRESENT = 1e-18
 MAX_HORIZON = 1 << 16
-# R R_D must not vanish in float32, nor may this matter beside the root of the smallest v: floors are no smaller.
+# A product of two roots must not vanish in float32, nor may this matter beside the root of the smallest v: floors are
+# no smaller.
 SMALLEST_FLOOR = {"float64": 0.0, "float32": 1e-18}
-# Steps whose learning rates and bias corrections are computed at a time. Always the same steps together: the last bit
-# of exp may depend on an element's place.
+# Steps whose logarithms of decay are computed at a time.
 _BLOCK = 4096
 
 
@@ -72,13 +81,12 @@ class DeferredUpdateCoefficients:
         log_sums, log_slope: L[s] = sum_{t <= s} log(1 - eta_t w), float64 [n]; a step beyond the last entry adds
             ``log_slope``. Empty if there is no constant decay; else P_J = decay_J exp(L[K] - L[s]).
         log_now: L[K].
-        momentum_drift, eps_term: float64 [J* + 1], what momentum takes (:class:`Movement`) from a row that was not
-            touched for J steps: nothing beyond. ``eps_term`` has eps in it and is above 0.
-        lookahead_correction, correction_eps: float64 [J* + 1], what such a row, stored ahead, takes back of it: 0 where
-            rows are stored as they are, and beyond.
-        lookahead, lookahead_eps: what the update of step K + 1 must subtract, with the new m and v, from the row that
-            it stores; 0 where rows are stored as they are.
-        momentum: whether ``momentum_drift`` and ``lookahead_correction`` are anything but 0.
+        movements: float64 [J* + 1, n, 2], n even: the n pairs (drift, eps_term) of :class:`Movement` of a row that was
+            not touched for J steps: nothing beyond. eps is in ``eps_term``, which is above 0. Where rows are stored
+            ahead, drift is below 0: they take back.
+        lookahead: float64 [n, 2], the pairs that the update of step K + 1 must subtract, with the new m and v, from the
+            row that it stores; drift is 0 where rows are stored as they are.
+        momentum: whether any of them is anything but 0.
         from_start: whether a row that was never touched (s = 0) decays like one touched at step 0. If not, it has no
             deferred update.
         eps_inside_root: where ``eps_term`` stands.
@@ -89,25 +97,20 @@ class DeferredUpdateCoefficients:
         self.optimizer = optimizer
         self.momentum, self.from_start = optimizer.idle_momentum, optimizer.decays_from_start
         self.eps_inside_root = bool(getattr(optimizer, "eps_inside_root", False))
-        self.eps = float(getattr(optimizer, "eps", 0.0))
-        self._smallest_eps_term = SMALLEST_FLOOR[dtype] ** (2 if self.eps_inside_root else 1)
-        self._alpha, self._weight_decay = optimizer.read_alpha, optimizer.constant_decay
+        self._idle_decay, self._weight_decay = idle_decay(*optimizer.read_decay), optimizer.constant_decay
         self.ahead = self.momentum and self._can_be_ahead()
-        self.horizon = self._steps_until(VANISHED[dtype] if self.ahead else VANISHED_PRESENT)
-        idle = np.arange(self.horizon + 1, dtype=np.float64)
-        self._keep = 1.0 - np.minimum(1.0, self._alpha * idle[:-1])
-        self._powers, self._powers_eps = self._movement_powers(idle)
-        # 1 / P_j without the constant decay, for j = 1 .. J*.
-        self._undo = 1.0 / np.cumprod(self._keep) if self.ahead else np.zeros(0)
-        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.decay, self._decay_done = np.ones(1), self._alpha == 0.0
+        momentum_steps = self._steps_until(VANISHED[dtype] if self.ahead else VANISHED_PRESENT)
+        self.horizon = momentum_steps if self.ahead else self._steps_until_rows_vanish(momentum_steps)
+        self.decay = self._idle_decay.left(0)
         self.log_sums, self.log_slope = np.zeros(1 if self._weight_decay else 0), 0.0
         self._log_done = self._weight_decay == 0.0
-        self._c, self._c2 = np.zeros(self.horizon + 1), np.zeros(self.horizon + 1)
-        self.momentum_drift, self.eps_term = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
-        self.lookahead_correction, self.correction_eps = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
-        self.lookahead, self.lookahead_eps = 0.0, 1.0
-        self._last_lookahead = (-1, 0.0, 0.0)
+        self.movements, self.lookahead = np.zeros((1, 2, 2)), np.zeros((2, 2))
+        if self.momentum:
+            assert isinstance(optimizer, Adam)
+            smallest = SMALLEST_FLOOR[dtype] ** (2 if self.eps_inside_root else 1)
+            self._idle_momentum = IdleMomentum(
+                optimizer, self._idle_decay, momentum_steps, self.horizon, self.ahead, smallest
+            )
         self.log_now = 0.0
         self.completed_steps = -1
         self.at(0)
@@ -116,15 +119,10 @@ class DeferredUpdateCoefficients:
         """Return whether D stays within MAX_LEAD times its value without decay, in float64 for every dtype alike."""
         horizon = self._steps_until(VANISHED["float64"])
         steps = np.arange(1, horizon + 1, dtype=np.float64)
-        powers = self._ratio**steps
-        product = np.cumprod(1.0 - np.minimum(1.0, self._alpha * (steps - 1.0)))
+        assert isinstance(self.optimizer, Adam)
+        powers = self.optimizer.momentum_ratio**steps
+        product = np.cumprod(1.0 - np.minimum(1.0, self._idle_decay.strongest * (steps - 1.0)))
         return bool(product[-1] > 0.0 and np.sum(powers / product) <= MAX_LEAD * np.sum(powers))
-
-    @property
-    def _ratio(self) -> float:
-        optimizer = self.optimizer
-        assert isinstance(optimizer, Adam)
-        return optimizer.beta1 / math.sqrt(optimizer.beta2)
 
     def _steps_until(self, vanished: float) -> int:
         """Return after how many steps without a touch the movement by momentum is below ``vanished``.
@@ -144,93 +142,33 @@ class DeferredUpdateCoefficients:
             )
         return horizon
 
-    def _movement_powers(self, idle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return r^J, and r^J beta2^{-J/2} (eps inside the root: r^J beta2^{-J})."""
+    def _steps_until_rows_vanish(self, momentum_steps: int) -> int:
+        """Return after how many steps a row that is stored as it is needs its moments no more: nothing is left of it.
+
+        Raises:
+            ValueError: a decay that is too strong for momentum, after an epoch of too many steps without one.
+        """
         if not self.momentum:
-            return np.zeros_like(idle), np.zeros_like(idle)
-        assert isinstance(self.optimizer, Adam)
-        return self._ratio**idle, self.optimizer.idle_ratio**idle
+            return 0
+        steps = max(momentum_steps, self._idle_decay.steps_until(VANISHED_PRESENT))
+        if steps > MAX_HORIZON:
+            raise ValueError(
+                f"alpha takes from a row over an epoch's start what its momentum still moves, and may wait for {steps} "
+                f"steps, more than {MAX_HORIZON}: use a smaller alpha, such as default, or moments 'lazy'"
+            )
+        return steps
 
     def at(self, completed_steps: int) -> DeferredUpdateCoefficients:
-        """Move to K = ``completed_steps``: one recurrence if it is the next step, else at most J* of them."""
+        """Move to K = ``completed_steps``."""
         if completed_steps == self.completed_steps:
             return self
         self._reach(completed_steps)
         if self._weight_decay:
             self.log_now = float(self._log_sums_at(completed_steps, completed_steps + 1)[0])
         if self.momentum:
-            if completed_steps != self.completed_steps + 1:
-                self.completed_steps = max(0, completed_steps - self.horizon - 1) - 1
-                self._c, self._c2 = np.zeros(self.horizon + 1), np.zeros(self.horizon + 1)
-                self.lookahead_correction, self.correction_eps = np.zeros(self.horizon + 1), np.ones(self.horizon + 1)
-            for step in range(self.completed_steps + 1, completed_steps + 1):
-                self._advance(step)
-            self.momentum_drift, self.eps_term = self._c, self._eps_term(self._c2, self._c)
-            if self.ahead:
-                self.lookahead, self.lookahead_eps = self._lookahead_at(completed_steps + 1)
+            self.movements, self.lookahead = self._idle_momentum.at(completed_steps)
         self.completed_steps = completed_steps
         return self
-
-    def _advance(self, step: int) -> None:
-        """Compute C and C2 at K = ``step``, from those at the step before it."""
-        c, c2 = np.zeros_like(self._c), np.zeros_like(self._c)
-        term, term_eps = (each[0] for each in self._terms(step, step + 1))
-        keep = self._keep * (1.0 - self.optimizer.rate(step) * self._weight_decay if self._weight_decay else 1.0)
-        c[1:] = keep * self._c[:-1] + self._powers[1:] * term
-        c2[1:] = keep * self._c2[:-1] + self._powers_eps[1:] * term_eps
-        if self.ahead:
-            lookahead, eps_term = self._lookahead_at(step)
-            self.lookahead_correction = np.concatenate([[lookahead], keep * self.lookahead_correction[:-1]])
-            self.correction_eps = np.concatenate([[eps_term], self.correction_eps[:-1]])
-            # From J* on they are one.
-            c[-1] = c2[-1] = self.lookahead_correction[-1] = 0.0
-        self._c, self._c2 = c, c2
-
-    def _lookahead_at(self, step: int) -> tuple[float, float]:
-        """Return D and eps E_D of a row touched at ``step``."""
-        if self._last_lookahead[0] != step:
-            first, end = step + 1, step + 1 + self.horizon
-            terms, terms_eps = self._terms(first, end)
-            undo = self._undo
-            if self._weight_decay:
-                logs = self._log_sums_at(step, end)
-                undo = undo * np.exp(logs[0] - logs[1:])
-            lookahead = np.sum(self._powers[1:] * undo * terms, keepdims=True)
-            eps_term = self._eps_term(np.sum(self._powers_eps[1:] * undo * terms_eps, keepdims=True), lookahead)
-            self._last_lookahead = (step, float(lookahead[0]), float(eps_term[0]))
-        return self._last_lookahead[1:]
-
-    def _eps_term(self, with_eps: np.ndarray, without: np.ndarray) -> np.ndarray:
-        """Return eps E: E is a mean of the a_j, also where it is a quotient of what rounding left."""
-        assert isinstance(self.optimizer, Adam)
-        ratio = np.divide(with_eps, without, out=np.ones_like(without), where=without != 0.0)
-        beta2, power = self.optimizer.beta2, 1.0 if self.eps_inside_root else 0.5
-        eps_term = self.eps * np.clip(ratio, (1.0 - beta2) ** power, beta2 ** (-power * self.horizon))
-        return np.maximum(eps_term, self._smallest_eps_term)
-
-    def _terms(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return eta_t c_t for each step t in [first, end), and that times sqrt(1 - beta2^t), or its square.
-
-        The second one is what ``a_j`` of the module's formula is made of.
-        """
-        blocks = [self._block(number) for number in range(first // _BLOCK, (end - 1) // _BLOCK + 1)]
-        start = first - first // _BLOCK * _BLOCK
-        pair = blocks[0] if len(blocks) == 1 else tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        return pair[0][start : start + end - first], pair[1][start : start + end - first]
-
-    def _block(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        if number not in self._blocks:
-            assert isinstance(self.optimizer, Adam)
-            steps = np.arange(max(1, number * _BLOCK), (number + 1) * _BLOCK)
-            root = np.sqrt(-np.expm1(steps * math.log(self.optimizer.beta2)))
-            terms = self.optimizer.rates(steps) * root / -np.expm1(steps * math.log(self.optimizer.beta1))
-            terms_eps = terms * (root**2 if self.eps_inside_root else root)
-            # There is no step 0.
-            nothing = np.zeros(_BLOCK - len(steps))
-            while len(self._blocks) > 2 + self.horizon // _BLOCK:
-                del self._blocks[min(self._blocks)]
-            self._blocks[number] = (np.concatenate([nothing, terms]), np.concatenate([nothing, terms_eps]))
-        return self._blocks[number]
 
     def _log_sums_at(self, first: int, end: int) -> np.ndarray:
         """Return L of each step in [first, end)."""
@@ -240,14 +178,7 @@ class DeferredUpdateCoefficients:
 
     def _reach(self, completed_steps: int) -> None:
         """Make P long enough for every J <= K, and L for every s <= K."""
-        while not self._decay_done and len(self.decay) <= completed_steps:
-            first = len(self.decay) - 1
-            steps = np.arange(first, first + max(_BLOCK, first), dtype=np.float64)
-            keep = 1.0 - np.minimum(1.0, self._alpha * steps)
-            self.decay = np.concatenate([self.decay, self.decay[-1] * np.cumprod(keep)])
-            self._decay_done = self.decay[-1] == 0.0
-            if self._decay_done:
-                self.decay = self.decay[: int(np.argmax(self.decay == 0.0)) + 1].copy()
+        self.decay = self._idle_decay.left(completed_steps)
         self._reach_log(completed_steps + 1)
 
     def _reach_log(self, end: int) -> None:
@@ -269,14 +200,11 @@ class DeferredUpdateCoefficients:
             then = self.log_sums[np.minimum(last_update_step, last)]
             then = then + self.log_slope * np.maximum(last_update_step - last, 0)
             decay = decay * np.where(owing, np.exp(self.log_now - then), 1.0)
+        if not self.momentum:
+            return decay, []
         moving = owing & (idle <= self.horizon)
-        age = np.where(moving, idle, 0)
-        movements = []
-        if self.momentum:
-            movements.append(Movement(np.where(moving, self.momentum_drift[age], 0.0), self.eps_term[age]))
-        if self.ahead:
-            movements.append(Movement(np.where(moving, -self.lookahead_correction[age], 0.0), self.correction_eps[age]))
-        return decay, movements
+        pairs = self.movements[np.where(moving, idle, 0)]
+        return decay, _movements(np.where(moving[:, None], pairs[:, :, 0], 0.0), pairs[:, :, 1])
 
     def without_decay(self, last_update_step: np.ndarray) -> list[Movement]:
         """Return movements as :meth:`for_rows`, had the rows not decayed since: rows read theta - all movements."""
@@ -284,30 +212,8 @@ class DeferredUpdateCoefficients:
         if not self.momentum:
             return []
         steps, inverse = np.unique(np.where(owing, last_update_step, 0), return_inverse=True)
-        movements = [self._movement(steps, 1.0, until=self.completed_steps)]
-        if self.ahead:
-            ahead = self._movement(steps, self._undo, until=None)
-            movements.append(Movement(-ahead.drift, ahead.eps_term))
-        return [Movement(np.where(owing, drift[inverse], 0.0), eps_term[inverse]) for drift, eps_term in movements]
-
-    def _movement(self, steps: np.ndarray, undo: np.ndarray | float, until: int | None) -> Movement:
-        """Return sum_j eta_t r^j c_t undo_j of rows touched at ``steps`` (in order), over t = s + j up to ``until``.
-
-        Without a bound the constant decay is undone too.
-        """
-        weights = undo * self._powers[1:], undo * self._powers_eps[1:]
-        sums = np.zeros((2, len(steps)))
-        for block in np.unique(steps // _BLOCK):
-            chosen = steps // _BLOCK == block
-            low, high = int(steps[chosen][0]), int(steps[chosen][-1])
-            times, scale = np.arange(low + 1, high + self.horizon + 1), np.ones(int(chosen.sum()))
-            factor = np.ones(len(times)) if until is None else (times <= until).astype(np.float64)
-            if until is None and self._weight_decay:
-                logs = self._log_sums_at(low, high + self.horizon + 1)
-                factor, scale = np.exp(logs[0] - logs[1:]), np.exp(logs[steps[chosen] - low] - logs[0])
-            for part, terms in enumerate(self._terms(low + 1, high + self.horizon + 1)):
-                sums[part, chosen] = scale * np.correlate(terms * factor, weights[part], "valid")[steps[chosen] - low]
-        return Movement(sums[0], self._eps_term(sums[1], sums[0]))
+        pairs = self._idle_momentum.without_decay(steps, self.completed_steps)[inverse]
+        return _movements(np.where(owing[:, None], pairs[:, :, 0], 0.0), pairs[:, :, 1])
 
     def _idle(self, last_update_step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of steps since each row's last touch, and whether it has a deferred update.
@@ -325,8 +231,43 @@ class DeferredUpdateCoefficients:
         return idle, owing
 
 
-def deferred_update_coefficients(optimizer: RowOptimizer, dtype: str) -> DeferredUpdateCoefficients | None:
+class ByBucketCoefficients:
+    """Coefficients of the deferred updates of each optimizer of a ByBucket, None where it leaves untouched rows alone.
+
+    Which of them are a row's says its bucket (:mod:`embeddings.kernels.by_bucket`).
+    """
+
+    def __init__(self, optimizer: ByBucket, dtype: str) -> None:
+        self.of_each = tuple(_coefficients(one, dtype) for one in optimizer.optimizers)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether rows of any bucket are stored ahead."""
+        return any(one is not None and one.ahead for one in self.of_each)
+
+    def at(self, completed_steps: int) -> ByBucketCoefficients:
+        """Move to K = ``completed_steps``."""
+        for one in self.of_each:
+            if one is not None:
+                one.at(completed_steps)
+        return self
+
+
+def deferred_update_coefficients(
+    optimizer: RowOptimizer, dtype: str
+) -> DeferredUpdateCoefficients | ByBucketCoefficients | None:
     """Return the coefficients of an optimizer; None if it leaves untouched rows alone."""
-    if not (optimizer.read_alpha or optimizer.constant_decay or optimizer.idle_momentum):
+    return (
+        ByBucketCoefficients(optimizer, dtype) if isinstance(optimizer, ByBucket) else _coefficients(optimizer, dtype)
+    )
+
+
+def _coefficients(optimizer: RowOptimizer, dtype: str) -> DeferredUpdateCoefficients | None:
+    if not (optimizer.read_decay[0] or optimizer.constant_decay or optimizer.idle_momentum):
         return None
     return DeferredUpdateCoefficients(optimizer, dtype)
+
+
+def _movements(drift: np.ndarray, eps_term: np.ndarray) -> list[Movement]:
+    """Return the movements of rows that have these pairs, each [n, nodes]."""
+    return [Movement(*pair) for pair in zip(drift.T, eps_term.T, strict=True)]

@@ -16,7 +16,7 @@ from embeddings.store.views import utc_now
 if TYPE_CHECKING:
     from embeddings.store import Collection
 
-MIN_NULLS = 3
+MIN_NULLS, MIN_HALVES = 3, 2
 SETTINGS = "calibration"
 
 
@@ -29,6 +29,7 @@ class Calibration:
         nulls: {mean, spread, worst} by metric, spread being the standard deviation.
         unstable: metrics whose nulls do not reach the starting values themselves.
         source: versions that were measured, as COLLECTION/VERSION.
+        kind: what the nulls were: ``refreshes`` on the same rows, or ``halves`` of them.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Calibration:
     unstable: list[str]
     source: list[str]
     created_at: str
+    kind: str = "refreshes"
 
     def thresholds(self, start: Thresholds | None = None) -> Thresholds:
         """Return the starting values with these limits in their place."""
@@ -100,6 +102,48 @@ def calibrated(
         raise ValueError(f"limits of {', '.join(unknown)}: no such metric; there are {', '.join(sorted(nulls[0]))}")
     limits |= {name: float(limit) for name, limit in (overrides or {}).items()}
     return Calibration(model, dim, len(nulls), limits, spreads, unstable, list(source), utc_now())
+
+
+def calibrated_by_halves(nulls: Sequence[Metrics], *, model: str = "", source: Sequence[str] = ()) -> Calibration:
+    """Return the limits that nulls on other rows call for: never tighter than the starting ones.
+
+    Each null is trained on one half of the rows and measured against a version of the other half, which is what two
+    days differ by where nothing has changed but who clicked. There are few of them and days change, so that the margin
+    is the wider one of buckets, and a limit is only ever made looser. Cosines are judged no more loosely than those in
+    a bucket are: nulls beyond that make a metric ``unstable``.
+
+    Args:
+        nulls: metrics of ``compare``, at least 2.
+        model: the model family that the limits are for.
+        source: what was measured.
+
+    Raises:
+        ValueError: fewer nulls.
+    """
+    if len(nulls) < MIN_HALVES:
+        raise ValueError(f"{len(nulls)} nulls: at least {MIN_HALVES} are needed to calibrate a gate by halves")
+    start, dim = Thresholds(), int(nulls[0]["dim"])
+    limits: dict[str, float] = {}
+    spreads: dict[str, dict[str, float]] = {}
+    unstable = []
+    for name in nulls[0]:
+        values = np.array([metrics.get(name, np.nan) for metrics in nulls], dtype=np.float64)
+        limit, starting = limit_of(name), start.limit(name, dim)
+        if limit is None or limit.calibrated is None or starting is None or not np.isfinite(values).all():
+            continue
+        looser, worst = (max, float(values.max())) if limit.at_most else (min, float(values.min()))
+        spreads[name] = {"mean": float(values.mean()), "spread": float(values.std(ddof=1)), "worst": worst}
+        # As if it were of a bucket, whose margin is the wider one where there are two.
+        margin = max(limit.calibrated.group_margin, limit.calibrated.margin)
+        found = limit.calibrated.factor * worst + (margin if limit.at_most else -margin)
+        loosest = limit_of(name.removesuffix("_traffic"))
+        if limit.calibrated.loosest is not None and loosest is not None and loosest.starting_in_group is not None:
+            if looser(worst, loosest.starting_in_group) != loosest.starting_in_group:
+                unstable.append(name)
+            found = (min if limit.at_most else max)(found, loosest.starting_in_group)
+        if looser(found, starting) != starting:
+            limits[name] = found
+    return Calibration(model, dim, len(nulls), limits, spreads, unstable, list(source), utc_now(), "halves")
 
 
 def settings_name(model: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def assess(
     *,
     model: str = "",
     thresholds: Thresholds | None = None,
+    limits: Mapping[str, float] | None = None,
     checks: tuple[Check, ...] = (),
 ) -> Assessment:
     """Measure an aligned candidate against the version that is served, and judge it.
@@ -42,6 +44,7 @@ def assess(
         comparison: the candidate, that version, and the collection's probes that can read both.
         model: the model family of the calibration.
         thresholds: limits; left out: those of the calibration, else the starting ones.
+        limits: limits of single metrics, which are put in the place of those.
         checks: what was checked before; they come first in the verdict.
     """
     metrics = measure(comparison)
@@ -51,6 +54,8 @@ def assess(
         # Limits of distances between versions mean nothing to a version that has none before it.
         if calibration is not None and comparison.previous is not None:
             thresholds = calibration.thresholds(thresholds)
+    if limits and comparison.previous is not None:
+        thresholds = thresholds.with_own(limits)
     record: dict[str, Any] = {"canaries": sorted(comparison.probes), "calibration": None}
     if calibration is not None:
         record["calibration"] = {

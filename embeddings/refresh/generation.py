@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from embeddings.refresh.gate import Check
+from embeddings.refresh.gate_checks.anchor_drift import DRIFT
 from embeddings.refresh.gate_checks.cosines import cosines_of
 from embeddings.refresh.procrustes import TooFewShared, min_shared, procrustes
 from embeddings.refresh.settings import PublishSettings
 from embeddings.store import Collection, CorruptStore, UnknownVersion, VersionReader
-from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, shared_rows
+from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,14 @@ class Alignment:
             return cls()
         if not publish.align:
             return cls(parent.version, None, "align: false")
-        note = None
+        note, half_count = None, publish.evidence.align_half_count
         if publish.ema is None and generation.anchor_version not in (None, parent.version):
             try:
                 anchor = target.open(str(generation.anchor_version))
-                return cls(anchor.version, _rotation_onto(anchor, candidate))
+                return cls(anchor.version, _rotation_onto(anchor, candidate, half_count))
             except (TooFewShared, UnknownVersion) as error:
                 note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
-        return cls(parent.version, _rotation_onto(parent, candidate), note)
+        return cls(parent.version, _rotation_onto(parent, candidate, half_count), note)
 
     @property
     def kind(self) -> str:
@@ -107,15 +110,28 @@ class Alignment:
         return "identity" if self.rotation is None else "procrustes"
 
 
-def _rotation_onto(served: VersionReader, candidate: ItemVectors) -> Array:
+def _rotation_onto(served: VersionReader, candidate: ItemVectors, half_count: float | None) -> Array:
     old, new = shared_found(served, candidate)
-    return procrustes(candidate.vectors, served.items().vectors, source_rows=new, target_rows=old)
+    weights = None if half_count is None else _weights_of_pairs(served.counts, candidate.counts, old, new, half_count)
+    return procrustes(candidate.vectors, served.items().vectors, source_rows=new, target_rows=old, weights=weights)
+
+
+def _weights_of_pairs(
+    served: Array | None, candidate: Array | None, old: Array, new: Array, half_count: float
+) -> Array | None:
+    """Return n / (n + half_count) of each pair, n the fewer of its counts; None where counts are unknown."""
+    known = [counts[rows] for counts, rows in ((served, old), (candidate, new)) if counts is not None]
+    if not known:
+        return None
+    fewest = np.minimum.reduce(known).astype(np.float64)
+    weights: Array = fewest / (fewest + half_count)
+    return weights if weights.any() else None
 
 
 def shared_found(served: VersionReader, candidate: ItemVectors) -> tuple[Array, Array]:
     """Return rows (in served, in candidate) of the items that both have found."""
     old, new = shared_rows(served.keys, candidate.keys)
-    both = (served.statuses[old] == FOUND) & candidate.evidence[new]
+    both = served.items().renewed[old] & candidate.evidence[new]
     return old[both], new[both]
 
 
@@ -137,3 +153,29 @@ def anchor_cosine(
     if not len(old):
         return None
     return float(cosines_of(anchor.items().vectors, written.vectors, old, new).mean())
+
+
+def drift_from(target: Collection, parent: VersionReader | None, generation: Generation) -> str | None:
+    """Return the version that drift is counted from, None in a new generation.
+
+    It is the generation's first one, or the latest that somebody, or a rule of theirs, promoted although the gate's
+    check of drift had failed: its consumers are those who read vectors as they were then.
+    """
+    if parent is None or not generation.continues:
+        return None
+    manifest = target.manifest(parent.version)
+    drifted = any(check["metric"] == DRIFT and check["verdict"] == "fail" for check in manifest["gate"])
+    if drifted and (manifest["override"] or manifest.get("released")):
+        return parent.version
+    return manifest.get("drift_from") or generation.anchor_version
+
+
+def drift_anchor(target: Collection, parent: VersionReader | None, generation: Generation) -> ItemVectors | None:
+    """Return the items of that version; None where there is none, or where retention has removed it."""
+    version = drift_from(target, parent, generation)
+    if version is None:
+        return None
+    try:
+        return target.open(version).items()
+    except (CorruptStore, UnknownVersion):
+        return None

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors, shared_rows
+from embeddings.vectors.item_vectors import CARRIED, FOUND, UNCERTAIN, ItemVectors, shared_rows
 from embeddings.vectors.lazy_rows import Array
 
 
@@ -88,8 +88,20 @@ def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings |
     return gone
 
 
-def plan(parent: ItemVectors | None, keys: Array, usable: Array, allowed: Array, leaves: Array, today: int) -> Plan:
+def plan(
+    parent: ItemVectors | None,
+    keys: Array,
+    usable: Array,
+    allowed: Array,
+    leaves: Array,
+    today: int,
+    *,
+    few: Array | None = None,
+) -> Plan:
     """Plan what is served of a candidate.
+
+    An item of ``few`` rows of training is uncertain, unless the parent knew it better: then its new vector is of what
+    was known, and a little. An uncertain one that is carried stays so.
 
     Args:
         parent: what is served now, in the candidate's coordinates; None in a new anchor generation, which carries
@@ -99,13 +111,17 @@ def plan(parent: ItemVectors | None, keys: Array, usable: Array, allowed: Array,
         allowed: bool [n], ids that may be served at all and count as missing without a vector.
         leaves: bool [rows of the parent], items that are not carried on: retired, expired, erased.
         today: days since 1970-01-01 UTC.
+        few: bool [n], ids whose vector comes of few rows of training; None: of none.
     """
     rows = np.flatnonzero(usable)
     num_without = int(np.count_nonzero(allowed & ~usable))
+    statuses = np.full(len(rows), FOUND, np.uint8)
+    if few is not None:
+        statuses[few[rows]] = UNCERTAIN
     if parent is None:
         nothing = np.full(len(rows), -1)
         return Plan(
-            keys[rows], rows, nothing, np.full(len(rows), FOUND, np.uint8), np.zeros(len(rows), np.int32),
+            keys[rows], rows, nothing, statuses, np.zeros(len(rows), np.int32),
             np.full(len(rows), today, np.int32), num_without, len(rows),
         )  # fmt: skip
     old, new = shared_rows(parent.keys, keys)
@@ -118,7 +134,9 @@ def plan(parent: ItemVectors | None, keys: Array, usable: Array, allowed: Array,
     parent_rows = parent_row_of[rows]
     num_new = int(np.count_nonzero(parent_rows < 0))
     carried = np.flatnonzero(~renewed & stays)
-    statuses = np.full(len(rows), FOUND, np.uint8)
+    in_parent = np.flatnonzero(parent_rows >= 0)
+    known_better = np.isin(parent.statuses[parent_rows[in_parent]], (FOUND, CARRIED))
+    statuses[in_parent[known_better]] = FOUND
     carried_for = np.zeros(len(rows), np.int32)
     last_found = np.full(len(rows), today, np.int32)
     served = keys[rows]
@@ -128,12 +146,16 @@ def plan(parent: ItemVectors | None, keys: Array, usable: Array, allowed: Array,
         served = served[order]
         rows = np.concatenate([rows, np.full(len(carried), -1)])[order]
         parent_rows = np.concatenate([parent_rows, carried])[order]
-        statuses = np.concatenate([statuses, np.full(len(carried), CARRIED, np.uint8)])[order]
+        statuses = np.concatenate([statuses, _as_carried(parent.statuses[carried])])[order]
         before = _or_zero(parent.carried_for, carried)
         carried_for = np.concatenate([carried_for, before + np.int32(1)])[order]
         since = np.full(len(carried), today, np.int32) if parent.last_found is None else parent.last_found[carried]
         last_found = np.concatenate([last_found, since])[order]
     return Plan(served, rows, parent_rows, statuses, carried_for, last_found, num_without - num_rescued, num_new)
+
+
+def _as_carried(statuses: Array) -> Array:
+    return np.where(statuses == UNCERTAIN, UNCERTAIN, CARRIED).astype(np.uint8)
 
 
 def _or_zero(column: Array | None, rows: Array) -> Array:

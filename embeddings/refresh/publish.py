@@ -21,28 +21,54 @@ from typing import Any, Literal
 import numpy as np
 
 from embeddings.refresh import probe
+from embeddings.refresh.diagnosis import diagnose, stale
 from embeddings.refresh.eligibility import eligible_rows
-from embeddings.refresh.gate import Thresholds, Verdict
+from embeddings.refresh.gate import Check, Thresholds, Verdict
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
 from embeddings.refresh.gate_run import Assessment, assess
-from embeddings.refresh.generation import Alignment, Generation, anchor_cosine
+from embeddings.refresh.generation import Alignment, Generation, anchor_cosine, drift_anchor, drift_from
+from embeddings.refresh.held_versions import held_in_a_row
+from embeddings.refresh.holding import Before, hold_or_release
 from embeddings.refresh.leaving import Leaving
 from embeddings.refresh.merge import Plan, plan
 from embeddings.refresh.procrustes import Rotated
 from embeddings.refresh.served_rows import ServedRows
-from embeddings.refresh.settings import Expiry, Gate, MovingAverage, PublishSettings, Settings, View, ViewSettings
+from embeddings.refresh.settings import (
+    MAX_HELD,
+    EvidenceSettings,
+    Expiry,
+    Gate,
+    MovingAverage,
+    Promote,
+    PublishSettings,
+    Settings,
+    View,
+    ViewSettings,
+)
 from embeddings.store import Collection, IdsErased, StaleParent, Store, StoreError, VersionReader, ViewExists
 from embeddings.store.views import PARAMETERS, default_view
-from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
+from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors, shared_rows
 from embeddings.vectors.lazy_rows import Picked
 
-__all__ = ["Expiry", "Gate", "MovingAverage", "Publication", "Settings", "View", "publish_candidate"]
+__all__ = [
+    "Expiry",
+    "Gate",
+    "MovingAverage",
+    "Promote",
+    "Publication",
+    "Settings",
+    "View",
+    "last_step",
+    "publish_candidate",
+]
 
 NORM_FLOOR = 1e-12
 KEEP_LAST = 30
 ATTEMPTS = 3
 SECONDS_PER_DAY = 86_400
+TRAINING_STEP = "training_step"
+"""Of the manifest of a version whose job publishes several times: the step that it is of."""
 
 
 # --- what is asked for and what came of it ---------------------------------------------------------------------------
@@ -59,6 +85,11 @@ class Publication:
         gate: checks as {metric, value, threshold, bound, verdict, remedy}.
         metrics: every measurement, gated or not.
         anchor_cosine: mean cosine to the anchor generation's first version, None where there is none before.
+        diagnosis: what failed, by how much and why (embeddings.refresh.diagnosis), None where nothing did.
+        held_in_a_row: how many versions are held now since the one served was switched to; 0 where it is published.
+        held_since: when the first of these was held.
+        max_held: how many of them call somebody.
+        released: what the user's rule let through (embeddings.refresh.holding), None where it was not asked.
     """
 
     status: Literal["published", "held"]
@@ -69,6 +100,11 @@ class Publication:
     metrics: Metrics
     anchor_generation: int
     anchor_cosine: float | None = None
+    diagnosis: dict[str, Any] | None = None
+    held_in_a_row: int = 0
+    held_since: str | None = None
+    max_held: int = MAX_HELD
+    released: dict[str, Any] | None = None
 
 
 # --- publishing -------------------------------------------------------------------------------------------------------
@@ -82,6 +118,7 @@ def publish_candidate(
     *,
     job_id: str | None = None,
     parent_version: str | None = None,
+    start_version: str | None = None,
     model: str = "",
     thresholds: Thresholds | None = None,
     norm_floor: float = NORM_FLOOR,
@@ -91,11 +128,14 @@ def publish_candidate(
     today: int | None = None,
     fence: Callable[[], None] | None = None,
     lineage: Mapping[str, Any] | None = None,
+    training_step: int | None = None,
 ) -> Publication:
     """Refresh a collection with a run's item rows: publish them, or hold them and leave what is served alone.
 
     A run that was overtaken is held. Calling again for a ``job_id`` that wrote a version for the same parent brings
-    that one to its end and returns it: a retried run publishes once.
+    that one to its end and returns it: a retried run publishes once. A job that publishes while it trains gives the
+    step that each candidate is of (``training_step``), and then it is the version of that step that is brought to its
+    end.
 
     The only entry to the stage, so it takes all that any caller says of a run; most are left out.
 
@@ -109,6 +149,7 @@ def publish_candidate(
         publish: settings of average, gate, views and expiry.
         job_id: the job that the candidate is of.
         parent_version: the version that was current when the job *started*, None if there was none.
+        start_version: the held version whose rows the run went on from, None where it started from what is served.
         model: what besides dim decides the geometry (a model family's name); a change of it, of dim, or fewer than 12 d
             shared items begins a new anchor generation, which under ``enforce`` is held for somebody to promote.
         thresholds: limits of the gate; left out: the collection's calibration, else the starting values.
@@ -120,6 +161,8 @@ def publish_candidate(
         today: days since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from.
         fence: called before the switch; what it raises leaves the version a candidate.
         lineage: what the run was made of, for the manifest.
+        training_step: of a job that publishes several times, after how many of its steps the candidate was taken; its
+            ``parent_version`` is the one that is served now.
 
     Raises:
         StoreFull: the disk, quota or file size limit ended a write.
@@ -128,7 +171,7 @@ def publish_candidate(
         ValueError: vectors that do not fit the collection's id type.
     """
     target = store.collection(collection)
-    earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode)
+    earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode, training_step)
     if earlier is not None:
         return _conclude(target, earlier, keep_last, fence)
     try:
@@ -140,8 +183,8 @@ def publish_candidate(
             f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
         )
     refresh = _Refresh(
-        target, parent, candidate, publish, job_id, model, thresholds, norm_floor, seed, retired,
-        int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage,
+        target, parent, candidate, publish, job_id, start_version, model, thresholds, norm_floor, seed, retired,
+        int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage, training_step,
     )  # fmt: skip
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -163,6 +206,7 @@ class _Refresh:
     candidate: ItemVectors
     publish: PublishSettings
     job_id: str | None
+    start_version: str | None
     model: str
     thresholds: Thresholds | None
     norm_floor: float
@@ -170,6 +214,7 @@ class _Refresh:
     retired: Any
     today: int
     lineage: Mapping[str, Any] | None
+    training_step: int | None
 
     def write(self) -> str | Publication:
         """Take the candidate through the steps up to a written version, and return its name.
@@ -188,12 +233,17 @@ class _Refresh:
         aligned = replace(candidate, vectors=Rotated(candidate.vectors, alignment.rotation))
         assessment = self._assess(previous, aligned, live, leaving, generation)
 
-        served = plan(previous, candidate.keys, candidate.evidence, allowed, leaving.all, self.today)
+        served = plan(
+            previous, candidate.keys, candidate.evidence, allowed, leaving.all, self.today,
+            few=_few(candidate, publish.evidence),
+        )  # fmt: skip
         if not len(served):
             return _nothing(target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons])
         hold_for = _create_views(target, publish.views, candidate.dim, generation.number)
-        if publish.gate.mode == "enforce":
-            hold_for += assessment.verdict.reasons
+        held = held_in_a_row(target)
+        before = self._against_held(held, aligned, live, generation)
+        holding = hold_or_release(assessment.verdict, publish.gate, hold_for, len(held), before)
+        diagnosis = diagnose(assessment.verdict.checks, self.lineage)
         rows = ServedRows(
             served, candidate.vectors, alignment.rotation, None if previous is None else previous.vectors, publish.ema
         )
@@ -201,14 +251,20 @@ class _Refresh:
             "model": self.model,
             "lineage": None if self.lineage is None else dict(self.lineage),
             "new": served.num_new,
+            "uncertain": int(np.count_nonzero(served.statuses == UNCERTAIN)),
             "retired": int(np.count_nonzero(leaving.retired)),
             "expired": int(np.count_nonzero(leaving.expired & ~leaving.retired)),
             "erased": int(np.count_nonzero(~allowed)),
             "gate_mode": publish.gate.mode,
+            "drift_from": drift_from(target, parent, generation),
             **assessment.record,
             "metrics": {name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
-            "hold_for": hold_for,
+            "max_held": publish.gate.max_held,
+            **holding.record,
+            "diagnosis": None if diagnosis is None else diagnosis.as_dict(),
+            "hold_for": holding.hold_for,
             "remarks": assessment.verdict.reasons,
+            **({} if self.training_step is None else {TRAINING_STEP: self.training_step}),
         }
         return target.write(
             _items_served(served, rows, previous, candidate),
@@ -236,8 +292,41 @@ class _Refresh:
         probes = {} if previous is None else probe.probes_of(self.target, generation.number)
         if previous is not None and leaving.all.any():
             previous = _rows_of(previous, np.flatnonzero(~leaving.all))
-        comparison = Comparison(previous, aligned, live, probes, Sampling(self.seed))
-        return assess(self.target, comparison, model=self.model, thresholds=self.thresholds, checks=generation.checks)
+        comparison = Comparison(
+            previous, aligned, live, probes, Sampling(self.seed), self.publish.evidence.min_count,
+            drift_anchor(self.target, self.parent, generation),
+            {} if previous is None or self.parent is None else self.parent.manifest.extra.get("metrics") or {},
+        )  # fmt: skip
+        return self._assessed(comparison, generation.checks)
+
+    def _assessed(self, comparison: Comparison, checks: tuple[Check, ...] = ()) -> Assessment:
+        return assess(
+            self.target,
+            comparison,
+            model=self.model,
+            thresholds=self.thresholds,
+            limits=self.publish.gate.limits,
+            checks=checks,
+        )
+
+    def _against_held(
+        self, held: Sequence[dict[str, Any]], aligned: ItemVectors, live: Array, generation: Generation
+    ) -> Before | None:
+        """Measure the candidate against the version held before it, or the one that its run went on from."""
+        names = [one["version"] for one in held if one["anchor_generation"] == generation.number]
+        version = self.start_version if self.start_version in names else names[-1] if names else None
+        if version is None or not generation.continues or self.publish.gate.mode == "off":
+            return None
+        try:
+            held_items = self.target.open(version).items()
+        except StoreError:
+            # What nobody is served is no reason to fail: there is nothing to have settled against.
+            return None
+        comparison = Comparison(
+            held_items, aligned, live, sampling=Sampling(self.seed), min_count=self.publish.evidence.min_count
+        )
+        verdict = self._assessed(comparison).verdict
+        return Before(version, tuple(verdict.failed), is_start=version == self.start_version)
 
     def _alignment_record(
         self,
@@ -262,7 +351,7 @@ class _Refresh:
 
 def _conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
     """Publish or hold a written version, as its manifest says; return the same again where that happened already."""
-    manifest = target.manifest(version)
+    manifest, overtaken = target.manifest(version), None
     if manifest["state"] == "candidate":
         reasons = list(manifest["hold_for"])
         if not reasons:
@@ -271,13 +360,14 @@ def _conclude(target: Collection, version: str, keep_last: int | None, fence: Ca
             try:
                 target.publish(version, manifest["parent"])
             except StaleParent as error:
-                reasons = [str(error)]
+                reasons, overtaken = [str(error)], stale(str(error)).as_dict()
         if reasons:
             target.hold(version, reasons)
         elif keep_last is not None:
             target.retain(keep_last)
         manifest = target.manifest(version)
     held = manifest["state"] == "held"
+    row = held_in_a_row(target) if held else []
     return Publication(
         "held" if held else "published",
         target.name,
@@ -287,17 +377,45 @@ def _conclude(target: Collection, version: str, keep_last: int | None, fence: Ca
         manifest["metrics"],
         manifest["anchor_generation"],
         manifest["alignment"]["anchor_cosine_mean"],
+        overtaken or manifest.get("diagnosis"),
+        len(row),
+        row[0]["created_at"] if row else None,
+        manifest.get("max_held", MAX_HELD),
+        None if held else manifest.get("released"),
     )
 
 
-def _earlier_end(target: Collection, job_id: str | None, parent_version: str | None, gate_mode: str) -> str | None:
-    """Return the version that an earlier attempt of this job wrote for this parent, if there is one.
+def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], None] | None = None) -> int:
+    """Return the last training step whose vectors a job that publishes several times has brought to an end.
+
+    A version that it has written and neither published nor held is brought to its end first. -1 where it has none.
+
+    Args:
+        store: the store of the collection.
+        collection: its name.
+        job_id: the job.
+        fence: called before the switch; what it raises leaves the version a candidate.
+    """
+    target = store.collection(collection)
+    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) is not None]
+    for manifest in written:
+        if manifest["state"] == "candidate":
+            _conclude(target, manifest["version"], KEEP_LAST, fence)
+    return max((int(m[TRAINING_STEP]) for m in written), default=-1)
+
+
+def _earlier_end(
+    target: Collection, job_id: str | None, parent_version: str | None, gate_mode: str, training_step: int | None
+) -> str | None:
+    """Return the version that an earlier attempt of this job wrote for this parent, or of this step, if there is one.
 
     A version that a gate held does not count if the job has since been given another gate mode.
     """
     if job_id is None:
         return None
-    written = [m for m in target.versions() if m["job"] == job_id and m["parent"] == parent_version]
+    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) == training_step]
+    if training_step is None:
+        written = [m for m in written if m["parent"] == parent_version]
     ended = [m["version"] for m in written if m["state"] != "held" or m["gate_mode"] == gate_mode]
     return ended[-1] if ended else None
 
@@ -318,6 +436,14 @@ def _items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, 
     )
 
 
+def _few(candidate: ItemVectors, evidence: EvidenceSettings) -> Array | None:
+    """Return which items are to be marked as uncertain unless they were known better, bool [n]; None for none."""
+    if not evidence.mark_uncertain or candidate.counts is None:
+        return None
+    few: Array = candidate.counts < evidence.min_count
+    return few
+
+
 def _counts(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
     """Return occurrences in this run's training, also of items that are carried; None where unknown."""
     if candidate.counts is None:
@@ -336,6 +462,7 @@ def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
     return ItemVectors(
         items.keys[rows], Picked(items.vectors, rows), norms=items.norms[rows], evidence=items.evidence[rows],
         counts=counts, statuses=items.statuses[rows],
+        carried_for=None if items.carried_for is None else items.carried_for[rows],
     )  # fmt: skip
 
 

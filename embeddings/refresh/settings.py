@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -10,9 +10,11 @@ from embeddings.refresh.merge import Expiry, ExpirySettings
 from embeddings.rff import DEFAULT_SIGMA
 
 __all__ = [
-    "AverageSettings", "Expiry", "ExpirySettings", "Gate", "GateSettings", "MovingAverage", "PublishSettings",
-    "Settings", "View", "ViewSettings",
+    "MAX_HELD", "AverageSettings", "Evidence", "EvidenceSettings", "Expiry", "ExpirySettings", "Gate", "GateSettings",
+    "MovingAverage", "Promote", "PromoteSettings", "PublishSettings", "Settings", "View", "ViewSettings",
 ]  # fmt: skip
+MAX_HELD = 3
+"""Refreshes held in a row after which somebody is called."""
 
 
 class AverageSettings(Protocol):
@@ -22,9 +24,31 @@ class AverageSettings(Protocol):
     def reset_below_cosine(self) -> float: ...
 
 
+class PromoteSettings(Protocol):
+    @property
+    def only(self) -> Sequence[str]: ...
+    @property
+    def settled(self) -> bool: ...
+
+
 class GateSettings(Protocol):
     @property
     def mode(self) -> str: ...
+    @property
+    def limits(self) -> Mapping[str, float]: ...
+    @property
+    def max_held(self) -> int: ...
+    @property
+    def promote(self) -> PromoteSettings | None: ...
+
+
+class EvidenceSettings(Protocol):
+    @property
+    def min_count(self) -> int: ...
+    @property
+    def align_half_count(self) -> float | None: ...
+    @property
+    def mark_uncertain(self) -> bool: ...
 
 
 class ViewSettings(Protocol):
@@ -57,6 +81,8 @@ class PublishSettings(Protocol):
     def views(self) -> Sequence[ViewSettings]: ...
     @property
     def expire(self) -> ExpirySettings | None: ...
+    @property
+    def evidence(self) -> EvidenceSettings: ...
 
 
 @dataclass(frozen=True)
@@ -68,13 +94,45 @@ class MovingAverage:
 
 
 @dataclass(frozen=True)
+class Promote:
+    """Which held candidates are published all the same, once ``max_held`` were held in a row.
+
+    ``only``: metrics, with or without a bucket; a candidate that fails others stays held. ``settled``: it must pass
+    every check against the one that was held before it.
+    """
+
+    only: tuple[str, ...]
+    settled: bool = True
+
+
+@dataclass(frozen=True)
 class Gate:
     """What the gate does with a candidate.
 
     ``enforce``: a candidate that fails is held. ``report``: it is published with the verdict. ``off``: not measured.
+    ``limits``: of single metrics, in the place of calibrated and starting ones. ``max_held``: so many held in a row
+    call somebody; then ``promote``, if given, may let one through.
     """
 
     mode: Literal["enforce", "report", "off"] = "enforce"
+    limits: Mapping[str, float] = field(default_factory=dict)
+    max_held: int = MAX_HELD
+    promote: Promote | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the number of an item's rows of training decides.
+
+    ``min_count``: items of fewer rows, in this version or the one before, do not count in what the gate measures of the
+    shared items; 0: all do. ``align_half_count``: a pair of the rotation of n rows weighs n / (n + that); None: all
+    alike. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew better are served as
+    ``uncertain``.
+    """
+
+    min_count: int = 5
+    align_half_count: float | None = None
+    mark_uncertain: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,3 +157,4 @@ class Settings:
     gate: Gate = field(default_factory=Gate)
     views: tuple[View, ...] = ()
     expire: Expiry | None = field(default_factory=Expiry)
+    evidence: Evidence = field(default_factory=Evidence)

@@ -6,14 +6,13 @@ summed there, and sums then travel between ranks of the same place on all hosts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, EmbeddingShardingContext
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
@@ -21,10 +20,8 @@ from torchrec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingShard
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding, TwRwSparseFeaturesDist
 from torchrec.distributed.types import NoWait
 
-from embeddings.sharding.exchange.ids import in_one_exchange
 from embeddings.sharding.exchange.pooled import PooledDist
-from embeddings.sharding.exchange.split_rows import Swapper, sum_over_ranks
-from embeddings.sharding.settings import StepContext, TableSettings
+from embeddings.sharding.exchange.split_rows import SwapBefore, sum_over_ranks
 from embeddings.sharding.shardings import OurSharding, PooledColumns
 from embeddings.tables.shardings import GRID, TABLE_COLUMN_WISE, TABLE_ROW_WISE
 
@@ -94,18 +91,8 @@ class Grid(HostRows, GridPooledEmbeddingSharding):
         return PooledDist(self._cross_pg, self._dim_sum_per_node(), self._embedding_dims, self._embedding_order)
 
 
-class HostSwappingDist(TwRwSparseFeaturesDist):
-    """Swaps ids, which are still rows of the whole table here, and sends each to the rank of its row on its host."""
-
-    def __init__(
-        self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any
-    ) -> None:
-        super().__init__(**keywords)
-        in_one_exchange(self)
-        self._swapper = Swapper(settings, step_context, inputs)
-
-    def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
-        return super().forward(self._swapper(sparse_features))
+class HostSwappingDist(SwapBefore, TwRwSparseFeaturesDist):
+    """Swaps ids, and sends each to the rank of its row on its host."""
 
 
 class HostSummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):

@@ -14,7 +14,9 @@ class SSEConfig:
     Without ``graph`` a swapped id becomes each other live row equally often (SSE-SE, equation 5). With it each
     neighbour is ``rho`` times as likely as each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
     ``restart``, in [0.01, 1], it becomes a row that a random walk over neighbours visits which returns to it with this
-    probability at each step, as often as the walk is there; 1 is a uniform neighbour.
+    probability at each step, as often as the walk is there; 1 is a uniform neighbour. With ``include_unknown`` the row
+    of unknown ids is swapped and drawn as live rows are, and has no neighbours: training never sees an id that is
+    unknown, so without it that row stays as it was initialized. (In the paper each id of the test rows has a row.)
 
     Raises:
         ValueError: a number outside its range, ``rho`` or ``restart`` without a graph, or both.
@@ -36,6 +38,7 @@ class SSEConfig:
     graph: Graph | None = None
     rho: float = 1.0
     restart: float | None = None
+    include_unknown: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:

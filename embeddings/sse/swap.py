@@ -1,7 +1,8 @@
 """Stochastic Shared Embeddings (Wu et al., NeurIPS 2019): an id is sometimes swapped for another one of its table.
 
 SSE-SE (equation 5): p(j, j) = 1 - p0 and p(j, k) = p0 / (N - 1) for each of the other N - 1 live rows k: the row itself
-is never drawn on a hit. Rows below ``first_live_row`` (padding, unknown) are neither swapped nor drawn.
+is never drawn on a hit. Rows below ``first_live_row`` (padding, unknown) are neither swapped nor drawn; with
+``include_unknown`` the row before the live ones, that of unknown ids, is one of the N.
 
 SSE-Graph (equation 3): on a hit, row j with d neighbours becomes one of them with probability rho d / Z and one of the
 others with (N - 1 - d) / Z, Z = rho d + N - 1 - d, uniformly within both: each neighbour is rho times as likely as each
@@ -68,7 +69,7 @@ def hit_threshold(probability: float) -> int:
 def block_shift(probability: float) -> int:
     """Return the number of bits of a sample's place in its block.
 
-    Blocks are so short that fewer than three hits are expected in one: whoever walks to a sample of a list that is
+    Blocks are so short that fewer than three hits are expected in one: a walk to a sample of a list that is
     alone at its position draws no more for it.
     """
     shift = LONGEST_BLOCK.bit_length() - 1
@@ -107,8 +108,18 @@ def check_sse(table: TableConfig, feature: str, config: SSEConfig) -> None:
             f"feature '{feature}': table '{table.name}' grows, and SSE could draw a row that is nobody's: use a table "
             "of known ids, or no SSE"
         )
+    if config.include_unknown and table.first_live_row < 2:
+        raise ValueError(
+            f"feature '{feature}': table '{table.name}' has no row of unknown ids before its live rows, which begin at "
+            f"{table.first_live_row}: leave include_unknown out of its SSE"
+        )
     if config.graph is not None:
         config.graph.check_fits(f"{table.name}' of feature '{feature}", table.num_rows, table.first_live_row)
+
+
+def first_swapped_row(table: TableConfig, config: SSEConfig) -> int:
+    """Return the first row that SSE swaps and draws."""
+    return table.first_live_row - config.include_unknown
 
 
 def swap_in_numpy(
@@ -137,9 +148,9 @@ class SwapDraws(NamedTuple):
 
     The last three are those of :class:`embeddings.sse.graph.PackedGraphs`, and behind the thresholds of graphs are
     those of distances. ``words``, uint64 [F, 10]: where in ``thresholds`` the feature's distances start plus 1 (0:
-    nothing is swapped), third counter word, key (2), number of other live rows, first live row, where its graph starts
-    in ``offsets`` plus 1 (0: no graph), its thresholds in ``thresholds``, the threshold below which a walk ends (0: no
-    walk), and :func:`block_shift`.
+    nothing is swapped), third counter word, key (2), number of other rows that are drawn, the first of them, where its
+    graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in ``thresholds``, the threshold below which a walk
+    ends (0: no walk), and :func:`block_shift`.
     """
 
     words: np.ndarray
@@ -154,10 +165,11 @@ def swap_draws(features: Sequence[tuple[TableConfig, str, SSEConfig]], seed: int
     words = np.zeros((len(features), 10), dtype=np.uint64)
     probabilities: dict[float, int] = {}
     for f, (table, feature, config) in enumerate(features):
-        others = max(0, table.num_rows - table.first_live_row - 1)
+        first = first_swapped_row(table, config)
+        others = max(0, table.num_rows - first - 1)
         swaps = others > 0 and config.probability > 0.0
         place = probabilities.setdefault(config.probability, len(probabilities)) + 1 if swaps else 0
-        words[f, :6] = (place, feature_word(feature), *table_key(seed, table.name), others, table.first_live_row)
+        words[f, :6] = (place, feature_word(feature), *table_key(seed, table.name), others, first)
         asks_graph = config.asks_graph and swaps
         words[f, 9] = block_shift(config.probability)
         words[f, 8] = hit_threshold(config.restart) if asks_graph and config.restart is not None else 0
@@ -184,7 +196,8 @@ def swap_ids(
 ) -> np.ndarray:
     """Return ids after SSE as :func:`swap_in_numpy` does, with their global samples and positions given, int64 [n]."""
     swapped: np.ndarray = ids.copy()
-    first, num_others = table.first_live_row, table.num_rows - table.first_live_row - 1
+    first = first_swapped_row(table, config)
+    num_others = table.num_rows - first - 1
     if num_others < 1 or config.probability == 0.0:
         return swapped
     key = table_key(seed, table.name)

@@ -4,9 +4,9 @@
            features.py          entity, source, feature view; collection and version in its tags
            data/items.parquet   the join key, event_timestamp, status, vector
 
-Feast's dependencies clash with this package's, so it is installed apart, and reads this folder. docs/store.md shows
-how. The source is replaced before the definitions, each in one step: a reader in between has the new rows under the old
-tags. Torch-free.
+Feast's dependencies clash with this package's, so it is installed apart, and reads this folder. docs/guides/store.md
+shows how. The source is replaced before the definitions, each in one step: a reader in between has the new rows under
+the old tags. Torch-free.
 """
 
 from __future__ import annotations

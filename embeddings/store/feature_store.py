@@ -25,6 +25,7 @@ from embeddings.store.files import (
     CorruptStore,
     GateHeld,
     IdsErased,
+    NewerStore,
     StaleParent,
     StoreBusy,
     StoreError,
@@ -40,9 +41,9 @@ from embeddings.store.version import VersionReader
 from embeddings.store.views import default_view
 
 __all__ = [
-    "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "IdsErased", "StaleParent", "Store",
-    "StoreBusy", "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection", "UnknownVersion", "UnknownView",
-    "VersionReader", "ViewExists", "default_view",
+    "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "IdsErased", "NewerStore",
+    "StaleParent", "Store", "StoreBusy", "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection",
+    "UnknownVersion", "UnknownView", "VersionReader", "ViewExists", "default_view",
 ]  # fmt: skip
 
 

@@ -64,6 +64,10 @@ class CorruptStore(StoreError):
     """A file of the store is not what was written."""
 
 
+class NewerStore(StoreError):
+    """A newer version of Evenkeel wrote the collection in a format that this one does not read."""
+
+
 class StoreFull(StoreError):
     """The disk, quota or file size limit ended a write; nothing of it is left."""
 

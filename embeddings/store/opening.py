@@ -15,7 +15,7 @@ def open_store(url: str | Path) -> Store:
     """Return the store at a path or a URL; it need not exist yet, and nothing is connected to before it is used.
 
     URLs are ``file://`` ones, ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``), and
-    ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/store.md has the options.
+    ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/guides/store.md has the options.
 
     Raises:
         ValueError: other schemes and options, or the scheme's package cannot be imported.

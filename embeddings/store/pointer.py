@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embeddings.store.files import decode_document, replace_document
+from embeddings.store.files import NewerStore, decode_document, replace_document
 
 HISTORY_LENGTH = 200
 
@@ -38,7 +38,15 @@ class Pointer:
         self._served = Served(None, [], [])
 
     def read(self) -> Served:
-        """Return what CURRENT says; raise CorruptStore for a damaged file."""
+        """Return what CURRENT says.
+
+        A later format of the store has another entry in CURRENT, which all readers read first: a version of this code
+        that does not know it refuses the collection, and changes nothing of it.
+
+        Raises:
+            CorruptStore: the file is damaged.
+            NewerStore: it has an entry that this version does not know.
+        """
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -49,7 +57,13 @@ class Pointer:
             with self._lock:
                 if mark == self._mark:
                     return self._served
-            served = Served(**decode_document(os.read(descriptor, status.st_size + 1), self._path))
+            document = decode_document(os.read(descriptor, status.st_size + 1), self._path)
+            if unknown := sorted(document.keys() - set(Served._fields)):
+                raise NewerStore(
+                    f"{self._path}: this version of Evenkeel does not know {', '.join(unknown)}: a newer one wrote the "
+                    "collection: install that, or restore a backup made before"
+                )
+            served = Served(**document)
         finally:
             os.close(descriptor)
         with self._lock:

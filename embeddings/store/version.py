@@ -27,10 +27,10 @@ from embeddings.store.nearest_neighbors import NeighborSearch
 from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.id_index import IdIndex
 from embeddings.vectors.item_vectors import (
-    CARRIED,
     FOUND,
     MISSING,
     STATUS_NAMES,
+    UNCERTAIN,
     Array,
     ItemVectors,
     arrow_of,
@@ -152,7 +152,7 @@ def items_of(batch: pa.RecordBatch) -> ItemVectors:
         keys_of_column(batch.column("key")),
         Widened(stored) if stored.dtype == np.float16 else stored,
         norms=columns["norm"],
-        evidence=statuses == FOUND,
+        evidence=(statuses == FOUND) | (statuses == UNCERTAIN),
         counts=columns["count"] if len(stored) and columns["count"][0] >= 0 else None,
         statuses=statuses,
         carried_for=columns.get("carried_for"),
@@ -221,7 +221,7 @@ class VersionReader:
     def lookup(self, ids: Any) -> tuple[Array, Array]:
         """Return (status uint8 [n], vectors float32 [n, dim]) of ``ids`` in the order asked for, duplicates kept.
 
-        Status is 0 missing, 1 found, 2 carried; the vector of a missing id is zero.
+        Status is 0 missing, 1 found, 2 carried, 3 uncertain; the vector of a missing id is zero.
 
         Raises:
             ItemIdError: ids of another type.
@@ -303,4 +303,4 @@ class VersionReader:
 
 def num_carried(items: ItemVectors) -> int:
     """Return how many items have an earlier version's vector."""
-    return int(np.count_nonzero(items.statuses == CARRIED))
+    return int(np.count_nonzero((items.statuses != MISSING) & ~items.renewed))

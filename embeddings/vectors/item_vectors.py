@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Picked, Rows, Vectors
 
 __all__ = [
-    "CARRIED", "CHUNK_ROWS", "FOUND", "MAX_ID_BYTES", "MISSING", "STATUS_NAMES", "Array", "ItemIdError", "ItemVectors",
+    "CARRIED", "CHUNK_ROWS", "FOUND", "MAX_ID_BYTES", "MISSING", "STATUS_NAMES", "UNCERTAIN", "Array", "ItemIdError",
+    "ItemVectors",
     "arrow_of", "as_list", "chunks", "find_rows", "keys_of", "norms_of", "row_norms", "shared_rows", "show_key",
     "squares_of", "unit_float32", "unit_rows",
 ]  # fmt: skip
 
-MISSING, FOUND, CARRIED = 0, 1, 2
-STATUS_NAMES = ("missing", "found", "carried")
+MISSING, FOUND, CARRIED, UNCERTAIN = 0, 1, 2, 3
+STATUS_NAMES = ("missing", "found", "carried", "uncertain")
 
 MAX_ID_BYTES = 512
 # Norms between which float32 squares lose nothing that float32 rows had.
@@ -46,7 +47,8 @@ class ItemVectors:
         norms: float32 [n], of the raw rows; computed where left out.
         evidence: bool [n], whether the item was touched in training; all True where left out.
         counts: int64 [n], occurrences in training; None where unknown.
-        statuses: uint8 [n], FOUND or CARRIED; FOUND where left out (a candidate does not carry anything by itself).
+        statuses: uint8 [n], FOUND, CARRIED, or UNCERTAIN, whose vector comes of few rows of training, of this version
+            or carried; FOUND where left out (a candidate does not carry anything by itself).
         carried_for: int32 [n], publications through which an item has been carried, 0 for a found one; None where
             nobody kept them.
         last_found: int32 [n], the day of its last own vector, in days since 1970-01-01 UTC; None where nobody kept
@@ -112,6 +114,13 @@ class ItemVectors:
     @property
     def dim(self) -> int:
         return int(self.vectors.shape[1])
+
+    @property
+    def renewed(self) -> Array:
+        """Which items have a vector of this version's own training, bool [n]: found ones, and uncertain ones of it."""
+        fresh: Array = self.statuses == FOUND
+        uncertain = self.statuses == UNCERTAIN
+        return fresh | uncertain if self.carried_for is None else fresh | (uncertain & (self.carried_for == 0))
 
     def arrow_ids(self) -> pa.Array:
         """Return ids as an Arrow array of int64 or string."""

@@ -87,7 +87,7 @@ def null_job(job: JobSpec, collection: str, scratch: str, number: int) -> JobSpe
     if start is not None:
         # A refresh's other words on its start (rows given up, for one) stay.
         origin = collection if number == 0 else scratch
-        start = start.model_copy(update={"collection": origin, "version": "current", "job": None})
+        start = start.model_copy(update={"collection": origin, "version": "current", "job": None, "held": "skip"})
     name = f"{job.name[:50]}-null-{number}"
     return job.model_copy(update={"name": name, "seed": FIRST_SEED + number, "publish": publish, "init_from": start})
 

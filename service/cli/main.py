@@ -1,6 +1,7 @@
 """The console script ``evenkeel``: jobs, the service itself, and the checks before both.
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 held by the gate (``submit --wait``). Nothing here imports torch.
+Exit codes: 0 done, 1 failed, 2 usage, 3 held by the gate (``submit --wait``,
+``schedules backfill``). Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service import DEFAULT_PORT
-from service.cli import advise, gate, model, output, recipe, vectors
+from service.cli import advise, export_vectors, gate, generate, holding, job_rows, model, output, recipe, top, vectors
 from service.cli.datasets import datasets
 from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, CommandError, JsonFlag
@@ -31,7 +32,6 @@ app = typer.Typer(
     name="evenkeel",
     help="Trains recommenders whose item vectors stay put. Start with `evenkeel serve`, or `evenkeel train SPEC.yaml`.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -161,7 +161,7 @@ def jobs(
         listed = client.jobs(state=state, name=name, label=label, limit=limit)
     columns = output.headings("id", "name", "state", "progress", "auc", "publication", "created_at")
     empty = "no jobs yet: submit one with `evenkeel submit SPEC.yaml`"
-    output.print_list(listed, columns, empty, as_json, _job_row)
+    output.print_list(listed, columns, empty, as_json, job_rows.row)
 
 
 @app.command()
@@ -256,11 +256,25 @@ def retention(
     output.print_fields(sweep(dry_run), as_json)
 
 
+@app.command()
+def clean(as_json: JsonFlag = False) -> None:
+    """Remove prepared data that runs of this machine share (EVENKEEL_CACHE); runs keep what they use."""
+    from trainer.data.prepare.shared import clean_host
+
+    try:
+        output.print_fields({"bytes": clean_host()}, as_json)
+    except OSError as error:
+        raise CommandError(str(error), "see EVENKEEL_CACHE", output.USAGE) from None
+
+
+top.register(app)
 vectors.register(app)
+export_vectors.register(app)
 gate.register(app)
 advise.register(app)
 model.register(app)
 recipe.register(app)
+generate.register(app)
 app.add_typer(datasets, name="datasets")
 app.add_typer(schedules, name="schedules")
 app.add_typer(keys, name="keys")
@@ -314,12 +328,11 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
     publication, error = job.get("publication") or {}, job.get("error") or {}
     output.print_fields(
         {field.removesuffix("_at"): job.get(field) for field in fields}
-        | {"workers": _workers(job), "reason": job.get("reason"), "progress": _progress(job)}
-        | {"publication": _publication(job)}
+        | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_rows.progress(job)}
+        | {"publication": holding.status(publication)}
         | {"error": error.get("message"), "remedy": error.get("remedy")}
     )
-    for reason in publication.get("reasons") or ():
-        typer.echo(f"held because {reason}" if publication.get("status") == "held" else reason)
+    holding.explain(publication)
     metrics = job.get("metrics") or []
     if metrics:
         # A table within it (calibration, frequency buckets) is for the report.
@@ -336,34 +349,6 @@ def _workers(job: Mapping[str, Any]) -> str:
     if len(set(told)) < 2:
         return told[0] if told else ""
     return "; ".join(f"attempt {one['attempt']}: {text}" for one, text in zip(attempts, told, strict=True))
-
-
-def _job_row(job: Mapping[str, Any]) -> dict[str, Any]:
-    auc = _auc(job, "test") or _auc(job, "validation")
-    return {**job, "progress": _progress(job), "auc": auc, "publication": _publication(job)}
-
-
-def _progress(job: Mapping[str, Any]) -> str:
-    if job.get("preparation"):
-        return output.preparation(job["preparation"])
-    progress = job.get("progress") or {}
-    return f"epoch {progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else ""
-
-
-def _publication(job: Mapping[str, Any]) -> str:
-    publication = job.get("publication") or {}
-    if publication.get("status") in (None, "none"):
-        return ""
-    return " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
-
-
-def _auc(job: Mapping[str, Any], split: str) -> str:
-    from trainer.spec.evaluation import figures_named
-
-    metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]
-    name = next(iter(figures_named("auc", (figure for metric in metrics for figure in metric))), "auc")
-    values = [metric[name] for metric in metrics if metric.get(name) is not None]
-    return f"{values[-1]:.4f}" if values else ""
 
 
 def _print_estimate(estimate: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""CLI commands that use a job's model: predict, export.
+"""CLI commands that use a job's model: predict, importance, export.
 
 They need the job's run directory, so they run on the machine that has it.
 """
@@ -24,6 +24,7 @@ WhichCheckpoint = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command()(predict)
+    app.command()(importance)
     app.command()(export)
 
 
@@ -47,6 +48,28 @@ def predict(
     options = {"--output": output, "--columns": columns, "--checkpoint": checkpoint, "--k": k}
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     _run("trainer.inference.predict", [str(run_dir(job)), rows, *given, *(["--json"] if as_json else [])])
+
+
+def importance(
+    job: Job,
+    rows: Annotated[
+        str, typer.Argument(metavar="ROWS.parquet", help="Rows with features and label, such as a later day's.")
+    ],
+    metric: Annotated[
+        str | None, typer.Option(metavar="auc|logloss|rmse|mae", help="What is lost (default: auc, of values rmse).")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Which of several labels.")] = None,
+    max_rows: Annotated[int, typer.Option("--rows", min=2, help="How many rows are read.")] = 100_000,
+    repeats: Annotated[int, typer.Option(min=2, help="How often each feature is shuffled.")] = 5,
+    checkpoint: WhichCheckpoint = "last",
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell how much worse a job's model scores rows when a feature's values are dealt to other rows."""
+    options = {
+        "--metric": metric, "--label": label, "--rows": max_rows, "--repeats": repeats, "--checkpoint": checkpoint,
+    }  # fmt: skip
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    _run("trainer.inference.importance", [str(run_dir(job)), rows, *given, *(["--json"] if as_json else [])])
 
 
 def export(

@@ -82,12 +82,17 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
     if not rows:
         out().print(escape(empty))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    out().print(table(rows, columns))
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    """Return rows as a table for a terminal; arguments as of :func:`print_table`."""
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
     for heading in columns.values():
-        table.add_column(heading, overflow="fold")
+        drawn.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(_coloured(field, cell(row.get(field))) for field in columns))
-    out().print(table)
+        drawn.add_row(*(_coloured(field, cell(row.get(field))) for field in columns))
+    return drawn
 
 
 def print_list(
@@ -162,7 +167,7 @@ def size(num_bytes: float) -> str:
 
 _COLOURS = {
     **dict.fromkeys(("succeeded", "published", "ok", "found", "current"), "green"),
-    **dict.fromkeys(("running", "starting", "publishing", "carried"), "cyan"),
+    **dict.fromkeys(("running", "starting", "publishing", "carried", "uncertain"), "cyan"),
     **dict.fromkeys(("failed", "fail", "missing"), "red"),
     **dict.fromkeys(("held", "warn", "cancelling", "paused"), "yellow"),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from service.cli import output
+from service.cli import holding, output
 from service.cli.output import CommandError, JsonFlag
 from service.client import Client
 
@@ -52,9 +54,15 @@ def list_schedules(as_json: JsonFlag = False) -> None:
     """List schedules with their next firing."""
     with Client() as client:
         listed = client.schedules()
-    columns = output.headings("name", "cron", "timezone", "paused", "overlap", "catchup", next_fire_at="NEXT FIRING")
+    columns = output.headings(
+        "name", "cron", "timezone", "paused", "overlap", "catchup", next_fire_at="NEXT FIRING", last="LAST PUBLICATION"
+    )
     empty = "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`"
-    output.print_list(listed, columns, empty, as_json)
+
+    def row(one: Mapping[str, Any]) -> dict[str, Any]:
+        return {**one, "last": holding.status(one.get("last_publication") or {})}
+
+    output.print_list(listed, columns, empty, as_json, row)
 
 
 @schedules.command("show")
@@ -74,6 +82,80 @@ def trigger(
     with Client() as client:
         answer = client.trigger(name, **({} if date is None else {"firing_date": date}))
     output.print_fields(answer, as_json)
+
+
+@schedules.command("backfill")
+def backfill(
+    name: Name,
+    first: Annotated[datetime.datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="The first date.")],
+    last: Annotated[datetime.datetime, typer.Option("--to", formats=["%Y-%m-%d"], help="The last date.")],
+    past_held: Annotated[bool, typer.Option("--past-held", help="Go on where the gate held a day's version.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fire a schedule for each date of a range, one after another, each once the last one's job has ended.
+
+    Stops at the first job that fails (exit 1), and at the first version that is held (exit 3).
+    """
+    if last < first:
+        raise CommandError(f"--to {last:%Y-%m-%d} is before --from {first:%Y-%m-%d}", "", output.USAGE)
+    dates = [first + datetime.timedelta(number) for number in range((last - first).days + 1)]
+    done: list[dict[str, Any]] = []
+    with Client() as client:
+        if ((client.schedule(name)["job"]["dataset"].get("window")) or {}).get("start") != "{firing_date}":
+            raise CommandError(
+                f"the job of schedule {name} has the same rows on every date",
+                'give it a window that begins at the firing date: window: {start: "{firing_date}"}',
+            )
+        try:
+            for date in dates:
+                done.append(_fired(client, name, f"{date:%Y-%m-%d}", as_json))
+                if done[-1]["state"] != "succeeded" or (done[-1]["status"] == "held" and not past_held):
+                    break
+        finally:
+            if as_json:
+                output.print_json(done)
+    _end_of_backfill(name, done[-1], last)
+
+
+def _fired(client: Client, name: str, date: str, as_json: bool) -> dict[str, Any]:
+    """Fire a schedule for a date, wait for its job, say what came of it, and return that."""
+    job_id = client.trigger(name, firing_date=date)["job_id"]
+    try:
+        with output.job_progress() as progress:
+            job = client.wait(job_id, on_update=progress.update)
+    except KeyboardInterrupt:
+        again = f"`evenkeel schedules backfill {name} --from {date} ...` begins with this date again"
+        raise CommandError(f"stopped waiting; job {job_id} of {date} goes on", again, 130) from None
+    publication = job.get("publication") or {}
+    if not as_json:
+        typer.echo(f"{date}  {job_id}  {job['state']}  {holding.status(publication)}".rstrip())
+    error = (job.get("error") or {}).get("message")
+    return {
+        "firing_date": date,
+        "job_id": job_id,
+        "state": job["state"],
+        "status": publication.get("status"),
+        "version": publication.get("version"),
+        "error": error,
+    }
+
+
+def _end_of_backfill(name: str, ended: Mapping[str, Any], last: datetime.datetime) -> None:
+    """Leave with the exit code of the last date that was fired, and how to go on where others were left."""
+    date = ended["firing_date"]
+    rest = f"`evenkeel schedules backfill {name} --from {date} --to {last:%Y-%m-%d}`"
+    if ended["state"] != "succeeded":
+        why = f": {ended['error']}" if ended["error"] else ""
+        raise CommandError(
+            f"{date}: job {ended['job_id']} {ended['state']}{why}",
+            f"see `evenkeel logs {ended['job_id']}`, then {rest}",
+        )
+    if ended["status"] == "held":
+        raise CommandError(
+            f"{date}: version {ended['version']} is held",
+            f"`evenkeel job {ended['job_id']}` says why; go on with the next date, or with --past-held",
+            output.HELD,
+        )
 
 
 @schedules.command("pause")
@@ -106,4 +188,8 @@ def firings(name: Name, limit: Annotated[int, typer.Option(min=1)] = 20, as_json
     with Client() as client:
         listed = client.firings(name, limit)
     columns = {field: field.upper() for row in listed or [{"fire_at": ""}] for field in row}
-    output.print_list(listed, columns, f"schedule {name} has not fired yet", as_json)
+
+    def row(one: Mapping[str, Any]) -> dict[str, Any]:
+        return {**one, "publication": holding.status(one.get("publication") or {})}
+
+    output.print_list(listed, columns, f"schedule {name} has not fired yet", as_json, row)

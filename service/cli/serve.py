@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from service.core.settings import Settings
     from service.jobs.executors.placement import Placement
 
-_SETTINGS_REMEDY = "see the EVENKEEL_ variables in docs/operations.md"
+_SETTINGS_REMEDY = "see the EVENKEEL_ variables in docs/reference/settings.md"
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
@@ -39,11 +39,19 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
 
 
 def reset_admin() -> Path:
-    """Replace the admin key and return the file that holds the new one."""
+    """Replace the admin key and return the file that holds the new one.
+
+    Raises:
+        CommandError: A newer version of Evenkeel wrote the database.
+    """
+    from service.core.database import SchemaError
     from service.identity.keys import reset_admin as reset
 
     settings = _settings()
-    asyncio.run(reset(settings))
+    try:
+        asyncio.run(reset(settings))
+    except SchemaError as error:
+        raise CommandError(str(error)) from None
     return settings.admin_key_file
 
 
@@ -74,13 +82,14 @@ def sweep(dry_run: bool) -> dict[str, int]:
     """Return what retention removed, or in a dry run would remove, by kind.
 
     Raises:
-        CommandError: The database, the files or the feature store cannot be read.
+        CommandError: The database, the files or the feature store cannot be read, or the database is of another
+            version.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
     from embeddings.store import StoreError, open_store
     from service.core import tables
-    from service.core.database import Database
+    from service.core.database import Database, SchemaError
     from service.core.settings import Settings
     from service.ops import retention
 
@@ -88,12 +97,15 @@ def sweep(dry_run: bool) -> dict[str, int]:
         settings = Settings.from_environment()
         database = Database(settings.database_url)
         try:
+            await database.require_newest()
             return await retention.sweep(database, settings, open_store(settings.store_url), tables.now(), dry_run)
         finally:
             await database.stop()
 
     try:
         return asyncio.run(swept())._asdict()
+    except SchemaError as error:
+        raise CommandError(f"retention: {error}") from None
     except (OSError, SQLAlchemyError, StoreError) as error:
         remedy = "nothing was removed that could be needed; set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
         raise CommandError(f"retention: {str(error).splitlines()[0]}", remedy) from None

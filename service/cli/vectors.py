@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import output
+from service.cli import holding, output
 from service.cli.output import CommandError, JsonFlag
 from service.client import Client, ProblemError
 
@@ -30,16 +30,22 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     """List a collection's versions, newest first, with the gate's verdicts."""
     with Client() as client:
         listed = client.versions(collection)
-        current = client.collection(collection).get("current")
+        shown = client.collection(collection)
+    current, held = shown.get("current"), shown.get("held") or {}
 
     def row(one: Mapping[str, Any]) -> dict[str, Any]:
         mark = "*" if one["version"] == current else ""
-        return {**one, "current": mark, "why": "; ".join(one.get("reasons") or ())}
+        summary = (one.get("diagnosis") or {}).get("summary") if one["state"] == "held" else None
+        return {**one, "current": mark, "why": summary or "; ".join(one.get("reasons") or ())}
 
     columns = {"current": ""} | output.headings(
         "version", "state", "parent", "rows", "dim", "carried", "missing", "job", "created_at", why="HELD BECAUSE"
     )
     output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, row)
+    if held.get("in_a_row") and not as_json:
+        told = f"{collection}: {holding.in_a_row(held['in_a_row'], held['since'])}"
+        advice = (held.get("diagnosis") or {}).get("advice")
+        output.note(f"{told}. {advice}" if advice else told)
 
 
 def promote(

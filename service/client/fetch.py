@@ -35,13 +35,13 @@ class VectorCalls(Session):
         answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
         try:
             with open(unfinished, "wb") as file:
-                for chunk in answer.iter_bytes():
+                for chunk in self._bytes(answer):
                     file.write(chunk)
             os.replace(unfinished, path)
         except httpx.TransportError as error:
             raise Unreachable(f"the snapshot broke off: {error or type(error).__name__}", "try again") from None
         finally:
-            answer.close()
+            self._end(answer)
             unfinished.unlink(missing_ok=True)
         return path
 

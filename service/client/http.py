@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,7 +105,7 @@ class Session:
             raise ServiceError("the API key holds characters that no key has", "set EVENKEEL_API_KEY to the key alone")
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_seconds)
+            self._http = self._connection(base_url=self.url, headers=headers, timeout=timeout_seconds)
         except httpx.InvalidURL as error:
             raise Unreachable(f"'{self.url}' is not a usable address: {error}", "set EVENKEEL_URL") from None
 
@@ -175,15 +175,38 @@ class Session:
             except Unreachable:
                 if not sent or pause is None:
                     raise
-            time.sleep(pause)
+            self._pause(pause)
         raise AssertionError("the last sending returns or raises")
+
+    # --- what waits: an asynchronous client does it in another way ----------------------------------------------------
+
+    _connection: Callable[..., Any] = httpx.Client
+
+    def _send(self, request: httpx.Request, stream: bool) -> httpx.Response:
+        answer: httpx.Response = self._http.send(request, stream=stream)
+        return answer
+
+    def _read(self, answer: httpx.Response) -> None:
+        answer.read()
+
+    def _lines(self, answer: httpx.Response) -> Iterator[str]:
+        return answer.iter_lines()
+
+    def _bytes(self, answer: httpx.Response) -> Iterator[bytes]:
+        return answer.iter_bytes()
+
+    def _end(self, answer: httpx.Response) -> None:
+        answer.close()
+
+    def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _request(self, method: str, path: str, prefix: str, stream: bool, options: dict[str, Any]) -> httpx.Response:
         try:
             request = self._http.build_request(method, prefix + path, **options)
-            answer = self._http.send(request, stream=stream)
+            answer = self._send(request, stream)
             if answer.is_error and stream:
-                answer.read()
+                self._read(answer)
         except httpx.ConnectError:
             raise Unreachable(
                 f"no service answers at {self.url}", "start one with `evenkeel serve`, or set EVENKEEL_URL"

@@ -81,7 +81,7 @@ class JobCalls(Session):
                     raise
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {job_id} has not ended after {timeout_seconds:g} seconds; it goes on")
-            time.sleep(poll_seconds)
+            self._pause(poll_seconds)
 
     def logs(self, job_id: str, offset: int = 0) -> tuple[str, int]:
         """Return the log's text from byte ``offset`` on (a megabyte at most), and the offset for the next call.
@@ -119,7 +119,7 @@ class JobCalls(Session):
             except Unreachable:
                 if time.monotonic() - last_answer > 60:
                     raise
-                time.sleep(poll_seconds)
+                self._pause(poll_seconds)
                 continue
             last_answer = time.monotonic()
             anew, offset = following < offset, following
@@ -128,7 +128,7 @@ class JobCalls(Session):
             elif ended and not anew:
                 return
             elif not anew:
-                time.sleep(poll_seconds)
+                self._pause(poll_seconds)
 
     def events(self, job_id: str, last_event_id: str | None = None) -> Iterator[Json]:
         """Yield a job's server-sent events, ``{"id", "event", "data"}`` with decoded data, until they end."""
@@ -137,7 +137,7 @@ class JobCalls(Session):
         answer = self.request("GET", f"/jobs/{part(job_id)}/events", stream=True, headers=headers, timeout=timeout)
         try:
             event: Json = {"id": None, "event": "message", "data": ""}
-            for line in answer.iter_lines():
+            for line in self._lines(answer):
                 if line:
                     field, _, value = line.partition(":")
                     value = value.removeprefix(" ")
@@ -149,4 +149,4 @@ class JobCalls(Session):
                     yield event | {"data": json.loads(event["data"])}
                     event = {"id": event["id"], "event": "message", "data": ""}
         finally:
-            answer.close()
+            self._end(answer)

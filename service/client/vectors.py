@@ -16,8 +16,9 @@ As = Literal["numpy", "torch", "polars"]
 class Vectors:
     """Vectors in the order in which they were requested.
 
-    ``ids`` int64 or string [n]; ``status`` [n] of ``found | carried | missing``; ``vectors`` float32 or float16 [n,
-    dim], NaN in the rows of missing ids, so that a consumer that does not check fails instead of scoring noise.
+    ``ids`` int64 or string [n]; ``status`` [n] of ``found | carried | uncertain | missing``; ``vectors`` float32 or
+    float16 [n, dim], NaN in the rows of missing ids, so that a consumer that does not check fails instead of scoring
+    noise.
     ``etag`` is the service's name for this response: see ``previous`` of :meth:`service.client.Client.vectors`.
     """
 
@@ -30,7 +31,7 @@ class Vectors:
 
     @property
     def found(self) -> np.ndarray:
-        """Mask [n], bool, of the ids that have a vector (found or carried)."""
+        """Mask [n], bool, of the ids that have a vector (found, carried or uncertain)."""
         return self.status != "missing"
 
     @property

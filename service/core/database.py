@@ -47,6 +47,10 @@ DRIVERS = {
 _WRITE = "evenkeel_write"
 
 
+class SchemaError(RuntimeError):
+    """The database's schema is not one that this version of Evenkeel reads."""
+
+
 class Database:
     """Connections to ``url``: ``sqlite+aiosqlite:///FILE`` or ``postgresql+asyncpg://...`` (``?search_path=`` allowed).
 
@@ -91,6 +95,15 @@ class Database:
         async with self.write() as connection:
             await self.exclusive(connection, "migrations")
             await connection.run_sync(migrate, "head")
+
+    async def require_newest(self) -> None:
+        """Refuse a database whose schema is not the newest one, and leave it as it is.
+
+        Raises:
+            SchemaError: It is older, or was written by a newer version.
+        """
+        async with self.read() as connection:
+            await connection.run_sync(_require_newest)
 
     async def stop(self) -> None:
         await self.engine.dispose()
@@ -149,17 +162,12 @@ def _inserts(rows: tuple[tuple[sa.Table, tuple[str, ...]], ...]) -> sa.Executabl
 
 
 def migrate(connection: sa.Connection, revision: str) -> None:
-    """Upgrade (or, to an older revision, downgrade) the schema within the connection's transaction."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["connection"] = connection
-    current = MigrationContext.configure(connection).get_current_revision()
-    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-    if current is not None and current not in known:
-        raise RuntimeError(
-            f"the database is at revision {current}, which this version of Evenkeel does not know: "
-            "it was written by a newer one; install that, or restore a backup made before"
-        )
+    """Upgrade (or, to an older revision, downgrade) the schema within the connection's transaction.
+
+    Raises:
+        SchemaError: The database was written by a newer version.
+    """
+    config, current, known = _revisions(connection)
     target = known[0] if revision == "head" else revision
     if current == target:
         return
@@ -167,6 +175,30 @@ def migrate(connection: sa.Connection, revision: str) -> None:
         command.downgrade(config, target)
     else:
         command.upgrade(config, target)
+
+
+def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]]:
+    """Return Alembic's configuration, the database's revision (None: of an empty one) and all known, newest first."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    current = MigrationContext.configure(connection).get_current_revision()
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if current is not None and current not in known:
+        raise SchemaError(
+            f"the database is at revision {current}, which this version of Evenkeel does not know: "
+            "it was written by a newer one; install that, or restore a backup made before"
+        )
+    return config, current, known
+
+
+def _require_newest(connection: sa.Connection) -> None:
+    _, current, known = _revisions(connection)
+    if current != known[0]:
+        raise SchemaError(
+            f"the database is at revision {current}, this version of Evenkeel reads {known[0]}: "
+            "start the service, which upgrades it"
+        )
 
 
 def _set_pragmas(connection: Any, record: Any) -> None:

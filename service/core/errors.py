@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from trainer.spec import NAME_PATTERN
 from trainer.spec.problems import FieldProblem
@@ -179,6 +180,14 @@ def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
         yield problem._replace(field=problem.field[:MAX_FIELD_LENGTH], message=message)
 
 
+def _allowed(request: Request) -> Iterator[str]:
+    """Yield the methods that a path answers, of all its routes: the router's own 405 names those of one of them."""
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes):
+            yield method
+
+
 async def answer(request: Request, error: Exception) -> Response:
     """Return the response that :func:`install` defines for an error, for code that runs before the routes.
 
@@ -211,8 +220,11 @@ def install(app: FastAPI) -> None:
         if error.status_code == 400:  # FastAPI's, for a body that is not even text
             return invalid(FieldProblem("", "the body is not JSON")).response()
         phrase = http.HTTPStatus(error.status_code).phrase
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_allowed(request))
         detail = error.detail if error.detail != phrase else f"{phrase}: {request.method} {request.url.path}"
-        return Problem(error.status_code, phrase.lower().replace(" ", "-"), detail, headers=error.headers).response()
+        return Problem(error.status_code, phrase.lower().replace(" ", "-"), detail, headers=headers).response()
 
     @app.exception_handler(DatabaseError)
     async def _damaged(request: Request, error: DatabaseError) -> Response:

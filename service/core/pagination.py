@@ -34,7 +34,10 @@ class PageRequest(NamedTuple):
     cursor: str | None = None
 
 
-def _asked_for(limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None) -> PageRequest:
+def _asked_for(
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(json_schema_extra={"pattern": "^[A-Za-z0-9_-]+$"})] = None,
+) -> PageRequest:
     return PageRequest(limit, cursor)
 
 

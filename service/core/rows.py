@@ -76,6 +76,13 @@ class FiringRow(TypedDict):
     created_at: datetime.datetime
 
 
+class FiredRow(FiringRow):
+    """A firing, with what came of its job; both are None where there is none, or it is known no more."""
+
+    job_state: str | None
+    publication: dict[str, Any] | None
+
+
 class AuditRow(TypedDict):
     """A row of ``tables.audit``."""
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from service.core.ssrf_guard import Network, parse_networks
 from service.core.tenants import DEFAULT_TENANT, url_of
-from trainer.spec.uri_schemes import is_object
+from trainer.spec.uri_schemes import is_object, is_topic
 from trainer.storage.opening import open_storage
 
 Role = Literal["all", "api", "scheduler", "vectors"]
@@ -53,6 +53,8 @@ class Settings:
             listed has none.
         object_roots: The same as ``data_roots`` in object storage, ``s3://BUCKET/PREFIX``.
         tenant_object_roots: The same as ``tenant_data_roots`` in object storage.
+        topic_roots: The same as ``data_roots`` for topics, ``kafka://HOST:PORT,HOST:PORT`` or that with ``/TOPIC``.
+        tenant_topic_roots: The same as ``tenant_data_roots`` for topics.
         allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
         log_format: None for lines of text on a terminal and JSON elsewhere.
         access_log: Whether each request is logged; None for yes if the format is JSON and no if it is text.
@@ -66,6 +68,7 @@ class Settings:
         retention: How long data is kept before it is removed.
         disk_warn_bytes: With less free space under ``home`` the service warns.
         disk_reserve_bytes: With less free space under ``home`` no run is started.
+        tracking_uris: Servers that jobs may name in ``tracking``, whose credentials are in this environment.
         target_networks: Networks that are not public but may still be called if users name an address in them.
         executor: Where runs are executed: a name of service.jobs.executors.registry.
         executor_options: The executor's own settings by name, in capitals: ``EVENKEEL_EXECUTOR_NAME`` (see its class).
@@ -86,6 +89,8 @@ class Settings:
     tenant_data_roots: tuple[tuple[str, Path], ...] = ()
     object_roots: tuple[str, ...] = ()
     tenant_object_roots: tuple[tuple[str, str], ...] = ()
+    topic_roots: tuple[str, ...] = ()
+    tenant_topic_roots: tuple[tuple[str, str], ...] = ()
     ray_address: str | None = None
     executor: str = "local"
     executor_options: tuple[tuple[str, str], ...] = ()
@@ -96,6 +101,7 @@ class Settings:
     role: Role = "all"
     allowed_hosts: tuple[str, ...] = LOCAL_HOSTS
     target_networks: tuple[Network, ...] = ()
+    tracking_uris: tuple[str, ...] = ()
     log_format: Literal["json", "text"] | None = None
     access_log: bool | None = None
     max_body_bytes: int = 8 * 2**20
@@ -172,8 +178,9 @@ class Settings:
             return self
         roots = tuple(root for owner, root in self.tenant_data_roots if owner == tenant)
         objects = tuple(root for owner, root in self.tenant_object_roots if owner == tenant)
+        topics = tuple(root for owner, root in self.tenant_topic_roots if owner == tenant)
         return dataclasses.replace(
-            self, data_roots=roots, object_roots=objects, store_url=url_of(self.store_url, tenant)
+            self, data_roots=roots, object_roots=objects, topic_roots=topics, store_url=url_of(self.store_url, tenant)
         )
 
     @classmethod
@@ -184,9 +191,10 @@ class Settings:
 
         - _HOME, _DATABASE_URL, _STORE_URL, _RAY_ADDRESS, _EXECUTOR, _INTERNAL_URL, _RUN_STORAGE, _REQUESTS_PER_SECOND;
         - _DATA_ROOTS (separated by ``:``) and _TENANT_DATA_ROOTS (``TENANT=ROOT``, separated by ``:``), where a root is
-          a directory or ``s3://BUCKET/PREFIX``;
+          a directory, ``s3://BUCKET/PREFIX``, ``kafka://HOST:PORT,HOST:PORT`` or that with ``/TOPIC``;
         - _DRIVER_RESOURCES (``NAME=NUMBER``, separated by ``,``), and what begins with the executor's name;
-        - _ALLOWED_HOSTS (separated by ``,``, added to the local names) and _TARGET_NETWORKS (separated by ``,``).
+        - _ALLOWED_HOSTS (separated by ``,``, added to the local names), _TARGET_NETWORKS and _TRACKING_URIS (separated
+          by ``,``).
 
         Args:
             environment: The variables; None for those of this process.
@@ -220,10 +228,12 @@ class Settings:
             home=Path(value("HOME") or ".evenkeel"),
             database_url=value("DATABASE_URL"),
             store_url=value("STORE_URL"),
-            data_roots=tuple(Path(root) for root in roots if not is_object(root)) if roots else (Path("."),),
-            tenant_data_roots=tuple((tenant, Path(root)) for tenant, _, root in of_tenants if not is_object(root)),
+            data_roots=tuple(Path(root) for root in roots if _is_directory(root)) if roots else (Path("."),),
+            tenant_data_roots=tuple((tenant, Path(root)) for tenant, _, root in of_tenants if _is_directory(root)),
             object_roots=tuple(root for root in roots if is_object(root)),
             tenant_object_roots=tuple((tenant, root) for tenant, _, root in of_tenants if is_object(root)),
+            topic_roots=tuple(root.rstrip("/") for root in roots if is_topic(root)),
+            tenant_topic_roots=tuple((tenant, root.rstrip("/")) for tenant, _, root in of_tenants if is_topic(root)),
             ray_address=value("RAY_ADDRESS") or None,
             executor=executor,
             executor_options=tuple(
@@ -236,6 +246,7 @@ class Settings:
             driver_resources=_resources(value("DRIVER_RESOURCES")),
             allowed_hosts=LOCAL_HOSTS + hosts,
             target_networks=parse_networks(value("TARGET_NETWORKS")),
+            tracking_uris=tuple(uri.strip().rstrip("/") for uri in value("TRACKING_URIS").split(",") if uri.strip()),
             retention=RetentionDays(**days),
             **numbers,
             log_format=_one_of("EVENKEEL_LOG_FORMAT", value("LOG_FORMAT"), {"json": "json", "text": "text"}),
@@ -244,8 +255,21 @@ class Settings:
 
 
 def _roots(text: str) -> tuple[str, ...]:
-    """Split at colons, except at the colon of ``s3://``."""
-    return tuple(root for root in re.split(r":(?!//)", text) if root)
+    """Split at colons, except at that of ``s3://`` and before the ports of brokers."""
+    roots: list[str] = []
+    for part in re.split(r":(?!//)", text):
+        if roots and _LACKS_PORT.fullmatch(roots[-1]):
+            roots[-1] += f":{part}"
+        elif part:
+            roots.append(part)
+    return tuple(roots)
+
+
+_LACKS_PORT = re.compile(r"(?:[^=/]+=)?kafka://(?:[^,:/]+:\d+,)*[^,:/]+")
+
+
+def _is_directory(root: str) -> bool:
+    return not (is_object(root) or is_topic(root))
 
 
 LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {

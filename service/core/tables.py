@@ -11,7 +11,7 @@ import time
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from pydantic import AfterValidator, AwareDatetime
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 from service.core.tenants import DEFAULT_TENANT
 
@@ -51,7 +51,16 @@ def _in_utc(at: datetime.datetime) -> datetime.datetime:
         raise ValueError(f"{at.isoformat()} lies outside the years 1 to 9999 in UTC") from None
 
 
-Instant = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+def _as_text(sent: Any) -> Any:
+    """Refuse what is not written as a time: pydantic takes numbers, in queries too, for seconds since 1970."""
+    if not isinstance(sent, str) or sent.replace(".", "").lstrip("+-").isdecimal():
+        raise ValueError("a time is written as in RFC 3339, such as 2026-01-31T09:00:00Z")
+    return sent
+
+
+Instant = Annotated[
+    AwareDatetime, BeforeValidator(_as_text, json_schema_input_type=AwareDatetime), AfterValidator(_in_utc)
+]
 """A time with a zone as users send it, once a :class:`UtcTime` can hold it."""
 
 

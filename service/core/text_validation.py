@@ -39,7 +39,7 @@ async def refuse_odd_text(request: Request) -> None:
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
-            return  # not JSON, or no JSON that anyone meant: for whoever reads it to say
+            return  # not JSON, or no JSON that anyone meant: the code that reads it reports that
         location = _odd_place(document)
         if location is not None:
             raise _refusal(_path(location))

@@ -22,8 +22,9 @@ from trainer.data.sources.readers.registry import holds_rows
 from trainer.data.sources.source import Source
 from trainer.data.sources.tables.registry import is_log
 from trainer.spec import DatasetSpec
+from trainer.spec.messages import brokers_and_topic
 from trainer.spec.problems import FieldProblem
-from trainer.spec.uri_schemes import is_object, split
+from trainer.spec.uri_schemes import is_object, is_topic, split
 
 
 def local_path(uri: str, beside: Path | None = None) -> Path:
@@ -117,6 +118,8 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
     Raises:
         Problem: 422 if it is not allowed; 503 where its storage does not answer.
     """
+    if is_topic(uri):
+        return _allowed_topic(settings, uri, field)
     if beside is not None and is_object(beside) and "/" not in uri:
         uri = of_dataset(uri, beside)
     if not is_object(uri):
@@ -139,6 +142,26 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
     except DataError as error:
         raise data_problem(error, field) from error
     return uri.rstrip("/")
+
+
+def _allowed_topic(settings: Settings, uri: str, field: str) -> str:
+    """Return the uri of a topic of brokers that are roots. They are not asked for it: a run is.
+
+    Raises:
+        Problem: 422 if they are none.
+    """
+    parts = brokers_and_topic(uri)
+    if parts is None:
+        raise invalid(FieldProblem(field, f"'{shown(uri)}' is not kafka://HOST:PORT,HOST:PORT/TOPIC"))
+    brokers, topic = parts
+    for root in settings.topic_roots:
+        of_root, _, prefix = split(root)[1].partition("/")
+        # A run sends its password to each of them.
+        if set(brokers.split(",")) <= set(of_root.split(",")) and (prefix in ("", topic)):
+            return uri
+    roots = ", ".join(settings.topic_roots) or "none"
+    remedy = "add kafka://HOST:PORT,HOST:PORT, or that with /TOPIC, to EVENKEEL_DATA_ROOTS where the service runs"
+    raise invalid(FieldProblem(field, f"'{uri}' is of brokers or a topic outside the data roots ({roots})", remedy))
 
 
 def shown(uri: str) -> str:

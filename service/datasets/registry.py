@@ -18,9 +18,10 @@ from service.datasets import paths
 from service.datasets.file_cache import FileCache
 from service.datasets.problems import data_problem
 from trainer.data.errors import DataError
-from trainer.data.sources import infer
+from trainer.data.sources import figures, infer
 from trainer.spec import DatasetSpec
 from trainer.spec.problems import FieldProblem
+from trainer.spec.row_filter import filter_columns
 from trainer.spec.stored import StoredJob
 
 _named: FileCache[list[str]] = FileCache()
@@ -35,7 +36,7 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
         Problem: 422 that names each invalid field.
     """
     absolute = paths.resolved(settings, spec)
-    columns = set(_columns(absolute.uri, "uri"))
+    columns = set(_columns(absolute.uri, "uri") if absolute.messages is None else absolute.messages.columns)
     problems = []
     for field, column in named_columns(absolute):
         if column not in columns:
@@ -96,6 +97,8 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
         if feature.timestamp is not None:
             yield f"features.{name}.timestamp", feature.timestamp
     yield from spec.label_columns.items()
+    if spec.filter is not None:
+        yield from (("filter", column) for column in filter_columns(spec.filter))
     for field in ("order", "timestamp", "partition"):
         column = getattr(spec, field)
         if column is not None:
@@ -166,12 +169,12 @@ def view(row: DatasetRow) -> dict[str, Any]:
 
 
 def profile(settings: Settings, spec: DatasetSpec) -> dict[str, Any]:
-    """Return rows, label rate, and nulls and distinct ids per feature (trainer.data.sources.infer.profile).
+    """Return rows, label rate, and nulls and distinct ids per feature (trainer.data.sources.figures.profile).
 
     Reads every row; blocking.
     """
     try:
-        return infer.profile(check_files(settings, spec))
+        return figures.profile(check_files(settings, spec))
     except DataError as error:
         raise data_problem(error, "uri") from None
 

@@ -31,6 +31,7 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (feature_store.StoreBusy, 503, "store-busy", "try again in a moment; if it stays so, end the writer that is stuck"),
     (feature_store.StoreUnavailable, 503, "store-unavailable", "try again; see that EVENKEEL_STORE_URL can be reached"),
     (feature_store.StoreFull, 507, "store-full", "free some space on the store's disk"),
+    (feature_store.NewerStore, 500, "store-newer", "install the version that wrote it, or restore a backup"),
     (feature_store.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),
     (ItemIdError, 422, "invalid-ids", "give ids of the collection's own type, all integers or all strings"),
     (ValueError, 422, "invalid-request", ""),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from embeddings.refresh.held_versions import held_in_a_row
+from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, default_view
 
 
 def summary(collection: Collection) -> dict[str, Any]:
-    """Return a collection as lists show it; ``current`` is null before its first publication."""
+    """Return a collection as lists show it; ``current`` is null before its first publication.
+
+    ``held``: how many versions were held in a row since the last switch, since when, and which; ``max_held`` of them
+    call somebody; ``diagnosis`` is that of the newest.
+    """
     current = collection.current()
     manifests = collection.versions()
     manifest = next((one for one in manifests if one["version"] == current), None)
@@ -20,5 +27,17 @@ def summary(collection: Collection) -> dict[str, Any]:
         **{field: None if manifest is None else manifest[field] for field in fields},
         "num_versions": len(manifests),
         "latest": {field: manifests[-1][field] for field in ("version", "state", "reasons", "created_at")},
+        "held": _held(collection, manifests),
         "views": [view["name"] for view in collection.views()],
+    }
+
+
+def _held(collection: Collection, manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    held = held_in_a_row(collection, manifests)
+    return {
+        "in_a_row": len(held),
+        "since": held[0]["created_at"] if held else None,
+        "versions": [one["version"] for one in held],
+        "max_held": held[-1].get("max_held", MAX_HELD) if held else None,
+        "diagnosis": held[-1].get("diagnosis") if held else None,
     }

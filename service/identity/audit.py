@@ -101,7 +101,7 @@ class Audit:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                # Whoever has lost patience keeps its entry in the file.
+                # A request that has waited too long keeps its entry in the file.
                 await self._write([(row, done) for row, done in batch if not done.done()])
         finally:
             self._writing = None
@@ -143,7 +143,7 @@ class Audit:
         line = (_text(row) + "\n").encode()
         with _locked(self._file, fcntl.LOCK_EX) as descriptor:
             end = os.lseek(descriptor, 0, os.SEEK_END)
-            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # whoever wrote it was killed within a line
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # its writer was killed within a line
                 line = b"\n" + line
             try:
                 if os.write(descriptor, line) < len(line):

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
@@ -253,6 +253,10 @@ def same_origin(request: Request) -> bool:
     """Tell whether the browser sent the request from one of our pages (same host and port; a proxy may end TLS)."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+
+
+KEY_IS_OPTIONAL: dict[str, Any] = {"security": [{}]}
+"""For ``openapi_extra`` of a route that answers without credentials too."""
 
 
 async def optional_principal(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from embeddings.refresh.settings import MAX_HELD
 from service.core import tables
 from service.core.database import Database, insert_together
 from service.core.errors import Problem, invalid, not_found
@@ -250,12 +251,32 @@ async def move(connection: AsyncConnection, row: JobRow, happening: Trigger, **v
 
 async def _tell(connection: AsyncConnection, row: JobRow) -> None:
     """Queue webhook deliveries about the end of a job and the outcome of its publication."""
+    await webhook_records.tell(connection, row["tenant"], f"job.{row['state']}", _told(row))  # type: ignore[arg-type]
+    if (row["publication"] or {}).get("step") is None:
+        await tell_publication(connection, row)
+
+
+async def tell_publication(connection: AsyncConnection, row: JobRow) -> None:
+    """Queue webhook deliveries about the outcome of a job's publication, if it has one."""
+    for event in _events_of(row["publication"] or {}):
+        await webhook_records.tell(connection, row["tenant"], event, _told(row))
+
+
+def _told(row: JobRow) -> dict[str, Any]:
     told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
-    told = {"job": row["id"], **told, "labels": StoredJob(row["spec"]).labels}
-    await webhook_records.tell(connection, row["tenant"], f"job.{row['state']}", told)  # type: ignore[arg-type]
-    status = (row["publication"] or {}).get("status")
-    if status in ("published", "held"):
-        await webhook_records.tell(connection, row["tenant"], f"publication.{status}", told)  # type: ignore[arg-type]
+    return {"job": row["id"], **told, "labels": StoredJob(row["spec"]).labels}
+
+
+def _events_of(publication: Mapping[str, Any]) -> Iterator[webhook_records.Event]:
+    """Yield what a publication is to be told as; one of a rule, or the last that may be held, once more by itself."""
+    if publication.get("status") == "published":
+        yield "publication.published"
+        if publication.get("released"):
+            yield "publication.released"
+    elif publication.get("status") == "held":
+        yield "publication.held"
+        if publication.get("held_in_a_row", 1) >= publication.get("max_held", MAX_HELD):
+            yield "publication.held_repeatedly"
 
 
 async def cancel(connection: AsyncConnection, job_id: str) -> tuple[JobRow, bool]:
@@ -330,7 +351,9 @@ async def delete(database: Database, settings: Settings, job_id: str, *, sweepin
     await asyncio.to_thread(remove_run, doomed)
 
 
-def listing(tenant: str | None, state: str | None, name: str | None, label: str | None) -> sa.Select[Any]:
+def listing(
+    tenant: str | None, state: str | None, name: str | None, label: str | None, *, search: str | None = None
+) -> sa.Select[Any]:
     """Return a query for jobs by filter.
 
     Args:
@@ -338,6 +361,7 @@ def listing(tenant: str | None, state: str | None, name: str | None, label: str 
         state: Only jobs in this state, unless None.
         name: Only jobs of this name, unless None.
         label: Only jobs with this label, ``key=value`` or ``key``, unless None.
+        search: Only jobs whose name contains this, or whose id it is, unless None.
     """
     query = _LISTED
     if tenant is not None:
@@ -346,6 +370,8 @@ def listing(tenant: str | None, state: str | None, name: str | None, label: str 
         query = query.where(tables.job.c.state == state)
     if name is not None:
         query = query.where(tables.job.c.name == name)
+    if search is not None:
+        query = query.where(tables.job.c.name.contains(search, autoescape=True) | (tables.job.c.id == search))
     if label is not None:
         key, equals, value = label.partition("=")
         labels = tables.job_label

@@ -22,6 +22,7 @@ from service.jobs.job_row import JobRow
 from trainer.data.errors import DataError
 from trainer.sizing.estimate import Estimate, estimate, ids_per_example, too_large
 from trainer.sizing.memory import rank_memory
+from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
 
@@ -90,7 +91,7 @@ def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     except Exception as error:  # whatever it is: the whole queue waits for this answer
         if not isinstance(error, (DataError, Problem)):
             log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)
-        memory = rank_memory(spec, {}, ids_per_example(spec, dataset), num_labels=len(dataset.labels))
+        memory = rank_memory(spec, {}, ids_per_example(spec, dataset), shape=RowShape.of(spec, dataset))
         fewer = dict.fromkeys(spec.resources.worker_counts[1:], memory)
         return needs_of(spec, memory, counted=False, fewer=fewer)
     return needs_of(spec, estimated.memory, estimated.exact, estimated.fewer)

@@ -30,8 +30,10 @@ log = logging.getLogger("evenkeel.runner")
 EVENTS_AT_ONCE = 1000
 PROGRESS_FIELDS = (
     "epoch", "epochs", "step", "steps", "examples", "examples_per_second", "step_seconds", "waited_seconds", "loss",
+    "files", "files_behind", "seconds_behind", "late_files", "messages_behind", "bad_rows",
 )  # fmt: skip
 PREPARATION_FIELDS = ("stage", "rows", "total_rows", "rows_per_second")
+HOLDING_FIELDS = ("diagnosis", "held_in_a_row", "held_since", "max_held", "released")
 METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 
 
@@ -87,9 +89,7 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
     elif kind == "history":
         await _history(connection, row, fields["metrics"])
     elif kind == "publication":
-        publication = {name: fields.get(name) for name in ("status", "collection", "version")}
-        publication |= {"reasons": fields.get("reasons") or [], "gate": fields.get("gate") or []}
-        await job_records.change(connection, row, publication=publication)
+        await _publication(connection, row, fields)
     elif kind == "error":
         await job_records.change(connection, row, error=_error(fields))
     elif kind == "lineage":
@@ -118,6 +118,23 @@ async def _record_newest(connection: AsyncConnection, row: JobRow, kind: str, da
     table = tables.job_event
     await connection.execute(table.delete().where(table.c.job_id == row["id"], table.c.type == kind))
     await job_records.record(connection, row["id"], kind, data)
+
+
+async def _publication(connection: AsyncConnection, row: JobRow, fields: dict[str, Any]) -> None:
+    """Store what came of a publication; of a job that publishes several times tell of each version."""
+    publication = {name: fields.get(name) for name in ("status", "collection", "version")}
+    publication |= {"reasons": fields.get("reasons") or [], "gate": fields.get("gate") or []}
+    publication |= {name: fields[name] for name in HOLDING_FIELDS if fields.get(name) is not None}
+    if fields.get("step") is None:
+        await job_records.change(connection, row, publication=publication)
+        return
+    publication["step"] = int(fields["step"])
+    # The last one is told of again when the job ends.
+    is_known = (row["publication"] or {}).get("step") == publication["step"]
+    await job_records.change(connection, row, publication=publication)
+    if not is_known:
+        await job_records.record(connection, row["id"], "publication", publication)
+        await job_records.tell_publication(connection, row)
 
 
 async def _metric(connection: AsyncConnection, row: JobRow, fields: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from embeddings.refresh.held_versions import sound_version
 from embeddings.store import Store, StoreError
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
@@ -32,6 +34,7 @@ from trainer.sizing.estimate import estimate as predict
 from trainer.sizing.estimate import ids_per_example, too_large
 from trainer.sizing.memory import rank_memory
 from trainer.sizing.memory_limit import memory_problem
+from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
 
@@ -113,6 +116,7 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
         Problem: 422 that names the invalid fields.
     """
     job_records.refuse_firing_date(spec)
+    _refuse_strange_trackers(settings, spec)
     async with database.read() as connection:
         dataset = await job_records.check(connection, spec, tenant)
     return await asyncio.to_thread(registry.check_files, settings.for_tenant(tenant), dataset)
@@ -120,6 +124,7 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> ResourceRequest | None:
     """Check the dataset's files and return the job's needs if they can be predicted quickly; raises 422; blocking."""
+    _refuse_strange_trackers(settings, spec)
     of_tenant = settings.for_tenant(tenant)
     same = (of_tenant.data_roots, dataset.model_dump_json())
     checked = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
@@ -127,9 +132,18 @@ def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: st
     return at_once(settings, spec, checked)
 
 
+def _refuse_strange_trackers(settings: Settings, spec: JobSpec) -> None:
+    """Raise 422 for a tracker's server that nobody here allows: runs would send it the credentials of this host."""
+    for index, tracker in enumerate(spec.tracking):
+        uri = getattr(tracker, "uri", None)
+        if uri is not None and uri not in settings.tracking_uris:
+            remedy = "leave uri out for MLFLOW_TRACKING_URI of the service, or have it added to EVENKEEL_TRACKING_URIS"
+            raise invalid(FieldProblem(f"tracking.{index}.uri", f"runs here do not send to {uri}", remedy))
+
+
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
     """Raise 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
-    memory = rank_memory(spec, {}, ids_per_example(spec, dataset), num_labels=len(dataset.labels))
+    memory = rank_memory(spec, {}, ids_per_example(spec, dataset), shape=RowShape.of(spec, dataset))
     problem = memory_problem(spec, memory, None)
     if problem is not None:
         raise invalid(FieldProblem("resources", *problem))
@@ -149,7 +163,7 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
         predicted = await thread_pools.in_thread(predict, spec, dataset, gpu_bytes)
     except DataError as error:
         raise data_problem(error, "dataset") from None
-    if not predicted["rows"]:
+    if not predicted["rows"] and dataset.messages is None:
         raise invalid(FieldProblem("dataset", f"{dataset.uri}: has no rows", "point uri at data with rows"))
     problem = too_large(spec, predicted, placement.memory_bytes())
     problem = problem or await thread_pools.in_thread(placement.gpu_problem, spec)
@@ -159,10 +173,11 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 class Lineage(NamedTuple):
-    """What a run starts from: the version served now, and the checkpoints of an earlier run."""
+    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held."""
 
     parent_version: str | None
     init_checkpoint: Path | str | None
+    start_version: str | None = None
 
 
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
@@ -178,6 +193,9 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
         parent = store.collection(spec.publish.collection).current()
     if spec.init_from is None:
         return Lineage(parent, None)
+    held = _held_start(settings, store, spec)
+    if held is not None:
+        return Lineage(parent, *held)
     job_id = spec.init_from.job
     if spec.init_from.collection is not None:
         version = spec.init_from.version or "current"
@@ -186,34 +204,57 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
         except StoreError as error:
             remedy = "publish to the collection first, or leave init_from out for the first training"
             raise invalid(FieldProblem("init_from.collection", str(error), remedy)) from None
-    # Where they are not in a directory of this host, the run says so if they are gone.
-    if job_id and (storage := storage_of(settings.run_dir(job_id))) is not None:
-        return Lineage(parent, f"{storage}/{rundir.CHECKPOINTS}")
-    if job_id and settings.shared_runs is not None:
-        return Lineage(parent, settings.shared_runs / job_id / rundir.CHECKPOINTS)
-    directory = settings.run_dir(job_id) / rundir.CHECKPOINTS if job_id else None
-    if directory is None or not directory.is_dir():
+    checkpoints = _checkpoints(settings, job_id)
+    if checkpoints is None:
         remedy = "start from a job whose run is still kept, or leave init_from out"
         raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} are not here any more", remedy))
-    return Lineage(parent, directory)
+    return Lineage(parent, checkpoints)
 
 
-def _begun(directory: Path, store: Store, spec: JobSpec) -> Lineage | None:
-    """Return what an earlier attempt started from, if it died after it had written its version, else None.
+def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path | str, str] | None:
+    """Return the checkpoints of a held version that the job is to go on from, and the version; None without one."""
+    start = spec.init_from
+    assert start is not None
+    if start.held == "skip" or start.collection is None or start.collection not in store.collections():
+        return None
+    manifest = sound_version(store.collection(start.collection))
+    checkpoints = None if manifest is None else _checkpoints(settings, manifest["job"])
+    return None if manifest is None or checkpoints is None else (checkpoints, manifest["version"])
 
-    The next attempt must complete that version, instead of refreshing it again by being published onto itself.
+
+def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
+    """Return where the checkpoints of a job are; None where they are not here any more."""
+    if not job_id:
+        return None
+    # Where they are not in a directory of this host, the run says so if they are gone.
+    if (storage := storage_of(settings.run_dir(job_id))) is not None:
+        return f"{storage}/{rundir.CHECKPOINTS}"
+    if settings.shared_runs is not None:
+        return settings.shared_runs / job_id / rundir.CHECKPOINTS
+    directory = settings.run_dir(job_id) / rundir.CHECKPOINTS
+    return directory if directory.is_dir() else None
+
+
+def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) -> Lineage:
+    """Return what an attempt starts from, which is what an earlier one did where that matters.
+
+    It does if that one died after it had written its version: the next must complete it, instead of refreshing it again
+    by being published onto itself. It also does if one of them goes on from a held version: the rows that are trained
+    by now rest on the first one's.
     """
-    if spec.publish is None or not (directory / rundir.RUN_FILE).exists():
-        return None
-    try:
-        before = json.loads((directory / rundir.RUN_FILE).read_text("utf-8"))
-        written = store.collection(spec.publish.collection).versions()
-    except (OSError, ValueError):  # a file cut by a crash of the machine, a damaged manifest: as if it were the first
-        return None
-    run_id, parent, checkpoint = (before.get(name) for name in ("run_id", "parent_version", "init_checkpoint"))
-    if not any((manifest["job"], manifest["parent"]) == (run_id, parent) for manifest in written):
-        return None
-    return Lineage(parent, checkpoint)
+    before: dict[str, Any] = {}
+    written: list[dict[str, Any]] = []
+    if spec.publish is not None and (directory / rundir.RUN_FILE).exists():
+        # A file cut by a crash of the machine, a damaged manifest: as if it were the first.
+        with contextlib.suppress(OSError, ValueError):
+            written = store.collection(spec.publish.collection).versions()
+            before = json.loads((directory / rundir.RUN_FILE).read_text("utf-8"))
+    earlier = Lineage(*(before.get(name) for name in Lineage._fields))
+    if any((one["job"], one["parent"]) == (before.get("run_id"), earlier.parent_version) for one in written if before):
+        return earlier
+    now = lineage(settings, store, spec)
+    goes_on = earlier.start_version is not None or now.start_version is not None
+    return earlier if before and goes_on and earlier.parent_version == now.parent_version else now
 
 
 def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
@@ -232,9 +273,10 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
     """
     settings, store = settings.for_tenant(row["tenant"]), tenants.store_of(store, row["tenant"])
     spec = JobSpec.model_validate(row["spec"])
+    _refuse_strange_trackers(settings, spec)
     dataset = registry.check_files(settings, DatasetSpec.model_validate(row["dataset_spec"]))
     directory = settings.run_dir(row["id"])
-    origin = _begun(directory, store, spec) or lineage(settings, store, spec)
+    origin = _origin(settings, directory, store, spec)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     rundir.write_run(
         directory,
@@ -245,6 +287,7 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         attempt=row["attempt"],
         parent_version=origin.parent_version,
         init_checkpoint=str(origin.init_checkpoint) if origin.init_checkpoint else None,
+        start_version=origin.start_version,
         ray_address=placement_of(settings).ray_address,
         lease={"token": row["lease"]},
         report=_report(settings, row),

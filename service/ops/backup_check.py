@@ -1,7 +1,7 @@
 """Check whether database, feature store and runs of a service are from the same moment, which a restore can break.
 
 It looks for things that one of them knows and the others do not. It queries the service, so it sees what users see
-(docs/reliability.md, "Database").
+(docs/guides/reliability.md, "Database").
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from embeddings.refresh.held_versions import held_in_a_row
+from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, Store, StoreError
 from service.core import tables
 from service.core.database import Database
@@ -37,6 +39,11 @@ _PROGRESS = {
     "waited_seconds": ("evenkeel_run_waited_seconds", "Time that steps of this attempt waited for their batches."),
     "loss": ("evenkeel_run_loss", "Mean training loss of the epoch so far."),
     "epoch": ("evenkeel_run_epoch", "Epoch under way, from 1."),
+    "files_behind": ("evenkeel_run_files_behind", "Files of a folder that is followed which are there and not begun."),
+    "seconds_behind": ("evenkeel_run_seconds_behind", "Since the oldest of what is there and not begun came."),
+    "late_files": ("evenkeel_run_late_files", "Files that came too late to be read."),
+    "messages_behind": ("evenkeel_run_messages_behind", "Messages of a topic that is followed which are not begun."),
+    "bad_rows": ("evenkeel_run_bad_rows", "Rows of a topic that were left out because they are bad."),
 }
 
 
@@ -151,7 +158,9 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
     age = _gauge("evenkeel_collection_age_seconds", "Since the version served now was written.", ["collection"])
     rows = _gauge("evenkeel_collection_rows", "Items in the version served now.", ["collection"])
     versions = _gauge("evenkeel_collection_versions", "Versions that are kept, by state.", ["collection", "state"])
-    held = _gauge("evenkeel_collection_held", "Versions held since the one served was published.", ["collection"])
+    held = _gauge("evenkeel_collection_held", "Versions held in a row since the last switch.", ["collection"])
+    since = _gauge("evenkeel_collection_held_seconds", "Since the first of them was held; 0: none is.", ["collection"])
+    most = _gauge("evenkeel_collection_max_held", "How many of them call somebody (publish.gate).", ["collection"])
     gate = _gauge("evenkeel_gate_value", "What the gate measured of the newest version.", ["collection", "metric"])
     failed = _gauge("evenkeel_gate_failed", "Checks that the newest version failed.", ["collection"])
     unreadable = _gauge("evenkeel_collection_unreadable", "1: its manifests cannot be read.", ["collection"])
@@ -168,10 +177,14 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
         if served is not None:
             age.add_metric([name], _seconds(datetime.datetime.fromisoformat(manifests[served]["created_at"]), now))
             rows.add_metric([name], manifests[served]["rows"])
-        held.add_metric([name], sum(one["state"] == "held" for one in manifests[(served or 0) :]))
+        row = held_in_a_row(collection, manifests)
+        held.add_metric([name], len(row))
+        begun = datetime.datetime.fromisoformat(row[0]["created_at"]) if row else None
+        since.add_metric([name], _seconds(begun, now))
+        most.add_metric([name], manifests[-1].get("max_held", MAX_HELD) if manifests else MAX_HELD)
         if manifests:
             _verdict(gate, failed, name, manifests[-1])
-    return [age, rows, versions, held, gate, failed, unreadable, _damaged(store.damaged())]
+    return [age, rows, versions, held, since, most, gate, failed, unreadable, _damaged(store.damaged())]
 
 
 def _collections(store: Store, known_tenants: Iterable[str]) -> Iterator[tuple[str, Collection]]:

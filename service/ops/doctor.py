@@ -27,6 +27,7 @@ from service.core.settings import Settings
 from service.jobs.executors.placement import THIS_HOST, Placement
 from service.jobs.executors.registry import executor_class, placement_of
 from service.ops.backup_check import out_of_step
+from service.ops.places import check_places
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
@@ -54,7 +55,7 @@ def examine(spec: Path | None = None) -> list[Check]:
     checks = [check_python(), *check_packages()]
     if not any(check.level == "fail" for check in checks):
         checks += check_load()
-    for check in (check_memory, check_shared_memory, check_disk, check_data_roots, check_executor, check_service):
+    for check in (check_memory, check_shared_memory, check_disk, check_places, check_executor, check_service):
         checks += check()
     if spec is not None:
         checks += check_spec(spec)
@@ -212,21 +213,6 @@ def check_disk() -> Iterator[Check]:
         "disk", free, DISK_FAIL_BYTES, DISK_WARN_BYTES, f"{_gb(free)} free for EVENKEEL_HOME {directory}",
         "free some space, or set EVENKEEL_HOME to another disk",
     )  # fmt: skip
-
-
-def check_data_roots() -> Iterator[Check]:
-    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory."""
-    roots = [root for root in os.environ.get("EVENKEEL_DATA_ROOTS", "").split(os.pathsep) if root] or ["."]
-    bad = [root for root in roots if not os.path.isdir(root) or not os.access(root, os.R_OK | os.X_OK)]
-    if bad:
-        yield Check(
-            "data",
-            "fail",
-            f"data root {', '.join(bad)} is not a directory that can be read",
-            "correct EVENKEEL_DATA_ROOTS",
-        )
-    else:
-        yield Check("data", "ok", "data roots " + ", ".join(os.path.realpath(root) for root in roots))
 
 
 def check_executor() -> Iterator[Check]:

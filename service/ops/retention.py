@@ -31,7 +31,7 @@ from service.identity import idempotency
 from service.jobs import job_records, stored_runs
 from service.jobs.home import read_home_id
 from service.jobs.states import TERMINAL
-from trainer.runs.directory import BEST, CHECKPOINTS, DATA_PARTS, RUN_FILE
+from trainer.runs.directory import BEST, CHECKPOINTS, DATA_PARTS, RUN_FILE, TASK_RESULTS
 from trainer.runs.protocol import LOG_FILE
 from trainer.storage.base import StorageError
 
@@ -167,7 +167,7 @@ async def sweep_home(
             swept = _sum(swept, removed)
             continue
         if finished_at < _before(now, days.checkpoints) and job_id not in needed:
-            for name in (CHECKPOINTS, BEST, "data", DATA_PARTS):
+            for name in (CHECKPOINTS, BEST, "data", DATA_PARTS, TASK_RESULTS):
                 gone = await asyncio.to_thread(_held, directory, name)
                 if gone is not None:
                     if not dry_run and not await _give_up(database, settings, job_id, name):

@@ -16,18 +16,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.core import tables
+from service.core import json_schema, tables
 from service.core.database import Database
 from service.core.errors import Problem, invalid, not_found
-from service.core.rows import Catchup, FiringRow, Outcome, Overlap, ScheduleRow, as_row, first_row
+from service.core.rows import Catchup, FiredRow, FiringRow, Outcome, Overlap, ScheduleRow, as_row, first_row
 from service.jobs import job_records
 from service.schedules import cron
 from service.webhooks import webhook_records
 from trainer.spec import JobSpec, Name
 from trainer.spec.problems import FieldProblem
 
-Cron = Annotated[str, Field(max_length=255), AfterValidator(cron.check_cron)]
-Zone = Annotated[str, Field(max_length=64), AfterValidator(cron.check_zone)]
+Cron = Annotated[str, Field(max_length=255, json_schema_extra={"minLength": 9}), AfterValidator(cron.check_cron)]
+Zone = Annotated[str, Field(max_length=64, json_schema_extra={"minLength": 1}), AfterValidator(cron.check_zone)]
 NUM_SHOWN = 5
 Grace = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
 
@@ -50,7 +50,7 @@ class ScheduleSpec(BaseModel):
 class SchedulePatch(BaseModel):
     """The fields to change; none of them accepts null."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=json_schema.without_defaults)
 
     cron: Cron = ""
     timezone: Zone = ""
@@ -117,9 +117,9 @@ async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
     await connection.execute(tables.schedule.delete().where(tables.schedule.c.id == row["id"]))
 
 
-def view(row: ScheduleRow) -> dict[str, Any]:
+def view(row: ScheduleRow, last_publication: dict[str, Any] | None = None) -> dict[str, Any]:
     shown = {name: value for name, value in row.items() if name not in ("id", "tenant")}
-    return {**shown, "next_firings": next_firings(row)}
+    return {**shown, "next_firings": next_firings(row), "last_publication": last_publication}
 
 
 def next_firings(row: ScheduleRow) -> list[datetime.datetime]:
@@ -131,6 +131,38 @@ def next_firings(row: ScheduleRow) -> list[datetime.datetime]:
         return list(itertools.islice(cron.firings(row["cron"], row["timezone"], before), NUM_SHOWN))
     except ValueError:  # others of the list are shown all the same; the scheduler says what is the matter
         return []
+
+
+def fired(schedule_id: str) -> sa.Select[Any]:
+    """Return a query for a schedule's firings as :class:`FiredRow`."""
+    firing, job = tables.firing, tables.job
+    columns = (*firing.c, job.c.state.label("job_state"), job.c.publication)
+    of_its_job = firing.c.job_id == job.c.id
+    return sa.select(*columns).select_from(firing.outerjoin(job, of_its_job)).where(firing.c.schedule_id == schedule_id)
+
+
+def fired_view(row: FiredRow, schedule: str) -> dict[str, Any]:
+    """Return a firing as users see it, with what came of its job."""
+    publication = row["publication"] or {}
+    told = {name: publication.get(name) for name in ("status", "version", "held_in_a_row")}
+    return {
+        **firing_view(row, schedule),
+        "job_state": row["job_state"],
+        "publication": told if told["status"] not in (None, "none") else None,
+    }
+
+
+async def last_publications(connection: AsyncConnection, schedule_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return, by schedule, what the newest of its jobs that succeeded published."""
+    job = tables.job.c
+    succeeded = sa.and_(job.schedule_id.in_(schedule_ids), job.state == "succeeded")
+    newest = sa.select(sa.func.max(job.id)).where(succeeded).group_by(job.schedule_id)
+    query = sa.select(job.schedule_id, job.id, job.publication).where(job.id.in_(newest))
+    names = ("status", "collection", "version", "held_in_a_row", "held_since")
+    return {
+        schedule_id: {"job_id": job_id, **{name: (publication or {}).get(name) for name in names}}
+        for schedule_id, job_id, publication in await connection.execute(query)
+    }
 
 
 def firing_view(row: FiringRow, schedule: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import jinja2
 
 _HERE = Path(__file__).resolve().parent
-STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+STATIC = {file.name: _TYPES[file.suffix] for file in sorted((_HERE / "static").iterdir())}
+"""The media types of the static files by their names."""
 
 
 def page(template: str, **values: Any) -> str:
@@ -38,7 +41,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= FILTERS
-    environment.globals |= {"static": _address, "dict": dict}
+    environment.globals |= {"static": _address, "dict": dict, "zip": zip}
     return environment
 
 
@@ -76,6 +79,22 @@ def figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def size(num_bytes: float | None) -> str:
+    """Format a number of bytes: ``512 B``, ``1.5 MiB``."""
+    if num_bytes is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def document(value: Any) -> str:
+    """Format a document for reading: JSON with an indent."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
 def verdicts(gate: list[dict[str, Any]]) -> str:
     """Summarize the gate's verdicts: ``6 passed`` or ``2 failed of 8``."""
     failed = sum(check.get("verdict") == "fail" for check in gate)
@@ -83,5 +102,5 @@ def verdicts(gate: list[dict[str, Any]]) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (instant, utc, duration, thousands, figure, verdicts)
+    function.__name__: function for function in (instant, utc, duration, thousands, figure, size, document, verdicts)
 }

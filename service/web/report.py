@@ -7,7 +7,9 @@ import json
 from typing import Any
 
 from service.web import rendering
-from service.web.charts import Series, calibration_chart, line_chart
+from service.web.charts.calibration import calibration_chart
+from service.web.charts.lines import Series, line_chart
+from service.web.content.held import why_held
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
 from trainer.spec.stored import StoredJob
 
@@ -104,22 +106,36 @@ def _buckets(one: dict[str, Any], figure: str) -> dict[str, Any]:
     }
 
 
-def as_html(job: dict[str, Any]) -> str:
-    """Return the report as a page in the dashboard's style."""
+def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the chart of each metric that has one: its word, its curves, its SVG."""
     charts = [
         _chart(job, name, _word(name, word)) for metric, word in CHARTED.items() for name in _figures(job, metric)
     ]
+    return [one for one in charts if one is not None]
+
+
+def figures_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the job's metrics as tables: ``columns`` and ``cells`` by epoch, ``calibrations`` and ``buckets``."""
     columns = ["epoch", "split", *(name for one in job["metrics"] for name in one if not is_table(name))]
     columns = list(dict.fromkeys(columns))
+    return {
+        "columns": columns,
+        "cells": [[_cell(one.get(name)) for name in columns] for one in job["metrics"]],
+        "calibrations": [_calibration(one, name) for one, name in _tables(job, "calibration")],
+        "buckets": [_buckets(one, name) for one, name in _tables(job, "frequency_buckets")],
+    }
+
+
+def as_html(job: dict[str, Any]) -> str:
+    """Return the report as a page in the dashboard's style."""
     begun, ended = (job[name] and datetime.datetime.fromisoformat(job[name]) for name in ("started_at", "finished_at"))
+    publication = job["publication"] or {}
     return rendering.page(
         "report.html",
         job=job,
-        columns=columns,
-        cells=[[_cell(one.get(name)) for name in columns] for one in job["metrics"]],
-        charts=[one for one in charts if one is not None],
-        calibrations=[_calibration(one, name) for one, name in _tables(job, "calibration")],
-        buckets=[_buckets(one, name) for one, name in _tables(job, "frequency_buckets")],
+        **figures_of(job),
+        charts=charts_of(job),
+        why=why_held(publication) if publication.get("status") == "held" else None,
         seconds=(ended - begun).total_seconds() if begun and ended else None,
         num_workers=StoredJob(job["spec"]).resources.num_workers,
         spec=json.dumps(job["spec"], indent=2),

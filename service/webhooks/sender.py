@@ -124,7 +124,7 @@ async def _deliver(
         log.warning("webhook %s, delivery %s: %s (%s)", row["webhook_id"], row["id"], error, outcome)
     count(outcome)
     async with database.write() as connection:
-        if status == GONE:  # first, as whoever deletes a webhook takes it before its deliveries
+        if status == GONE:  # first: a deletion locks the webhook before its deliveries
             hook = tables.webhook
             reason = "its address answered 410 Gone"
             await connection.execute(

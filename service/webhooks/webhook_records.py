@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.core import tables
+from service.core import json_schema, tables
 from service.core.database import Database
 from service.core.errors import Problem, not_found
 from service.core.rows import DeliveryRow, WebhookRow, as_row, first_row
@@ -29,7 +29,7 @@ from service.core.ssrf_guard import TargetError, check_url
 
 Event = Literal[
     "job.succeeded", "job.failed", "job.cancelled",
-    "publication.published", "publication.held",
+    "publication.published", "publication.held", "publication.held_repeatedly", "publication.released",
     "schedule.missed", "schedule.skipped", "schedule.failed",
     "ping",
 ]  # fmt: skip
@@ -48,7 +48,7 @@ def _checked(url: str) -> str:
     return url
 
 
-Url = Annotated[str, AfterValidator(_checked)]
+Url = Annotated[str, Field(json_schema_extra={"pattern": "^https?://"}), AfterValidator(_checked)]
 Events = Annotated[list[Event], Field(min_length=1, max_length=len(EVENTS))]
 
 
@@ -64,7 +64,7 @@ class WebhookSpec(BaseModel):
 class WebhookPatch(BaseModel):
     """The fields to change."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=json_schema.without_defaults)
 
     url: Url = ""
     events: Events = []

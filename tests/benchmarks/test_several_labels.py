@@ -28,7 +28,7 @@ def test_every_method_says_the_auc_of_each_label(tmp_path, capsys):
 
 def test_the_table_has_means_and_deviations():
     results = [Result("mmoe", seed, {"like": 0.8 + seed / 10, "love": 0.7}, 1, 2.0) for seed in (0, 1)]
-    assert table(results).splitlines()[-1] == "| mmoe | 0.8500 ± 0.0500 | 0.7000 ± 0.0000 | 2 |"
+    assert table(results).splitlines()[-1] == "| mmoe | 0.8500 ± 0.0707 | 0.7000 ± 0.0000 | 2 |"
 
 
 def test_an_unknown_method_is_named(capsys):

@@ -116,8 +116,10 @@ LINES = [
 
 def test_tables_tell_what_was_caught_and_what_was_not() -> None:
     text = tables(LINES, "today")
-    assert "| NaN rows (of the items) | 1 % by `finite`; **let through** 0.1 %; uncalibrated none |" in text
-    assert "| shy (axes) | **none** up to 3 |" in text
+    assert (
+        "- **NaN rows (of the items)**\n    - bpr: 1 % by `finite`; **let through** 0.1 %; uncalibrated none\n" in text
+    )
+    assert "- **shy (axes)**\n    - bpr: **none** up to 3" in text
     assert "0 of 20 held; mean cosine 0.970 to 0.990" in text
     assert "3 of 3 held by `cosine_mean`" in text
     assert "| `cosine_mean` | 0.98 ± 0.001 (0.95) |" in text

@@ -110,7 +110,7 @@ def test_one_that_ends_by_itself(make, run_dir):
     until(lambda: processes_of(run_dir) == [])
 
 
-def test_one_that_is_asked_ends_itself_whoever_asks(make, run_dir):
+def test_one_that_is_asked_ends_itself(make, run_dir):
     """Launched by one service, found and ended by the next."""
     executor = make()
     executor.launch(prepare(run_dir, "wait"))

@@ -170,12 +170,14 @@ def trained(backend, optimizer, num_steps=60, **table):
 
 
 @pytest.mark.parametrize("optimizer", [Adam(0.05), AdamAR(0.05, alpha=0.02), AdamAR(0.05, alpha=0.02, moments="lazy")])
-def test_reading_changes_nothing(backend, optimizer):
+def test_reading_changes_nothing_and_no_row_depends_on_others(backend, optimizer):
     tables = trained(backend, optimizer)
     stored = (tables.layout.weights, tables.layout.vectors, tables.layout.last_steps)
     frozen = [each.clone() for each in stored]
     first = tables.read("item")
-    tables.read("item", decay=False)
+    undecayed = tables.read("item", decay=False)
+    alone = [tables.read("item", torch.tensor([row]), decay=False) for row in range(30)]
+    assert torch.equal(torch.cat(alone), undecayed)
     tables.eval()
     pooled = tables(torch.arange(2, 30), torch.arange(29))
     torch.testing.assert_close(pooled, first[2:], rtol=1e-13, atol=1e-13)

@@ -74,7 +74,7 @@ def test_a_second_lookup_reads_rows_moved_and_the_next_reads_them_as_before(opti
     perturbed.restore()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(bits(tables), before, strict=True))
     assert torch.equal(tables.read("t"), read)
-    assert tables.num_records == 1  # the first pass is still there, to be dropped by whoever asked
+    assert tables.num_records == 1  # the first pass is still there, to be dropped by the caller
     perturbed.restore()  # again: nothing
     assert torch.equal(tables.read("t"), read)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIRST = datetime.date(2026, 1, 8)
 RUN_SECONDS = 600.0
-
-
-ON_THIS_HOST = """
-import sys
-from pathlib import Path
-from trainer.launch.driver import execute
-from trainer.launch.on_host import leave, start_ranks
-from trainer.runs.directory import read_run
-leave(execute(read_run(Path(sys.argv[2])), start_ranks))
-"""
 
 
 async def until_ended(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
@@ -65,7 +54,7 @@ async def told(client: httpx.AsyncClient, job: dict[str, Any]) -> str:
 async def three_days(tmp_path: Path) -> None:
     generate(ClickLog(num_rows=44_000, num_days=11), tmp_path / "clicklog")
     settings = Settings(home=tmp_path / "home", data_roots=(tmp_path,), role="all", schedule_seconds=3600)
-    app = create_app(settings, LocalRuns((sys.executable, "-c", ON_THIS_HOST)))
+    app = create_app(settings, LocalRuns())
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
         stack.callback(lambda: [run_process.terminate(run, 0) for run in settings.runs.glob("job_*")])

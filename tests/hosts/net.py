@@ -100,7 +100,7 @@ class Host:
         given = {"PATH": os.environ["PATH"], "HOME": "/srv", "LANG": "C.UTF-8", **self.environment, **environment}
         variables = [f"{name}={value}" for name, value in given.items()]
         return [
-            "nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--ipc", "--pid", "--wd=/srv",
+            "nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--ipc", "--pid", "--wdns=/srv",
             "env", "-i", *variables, *command,
         ]  # fmt: skip
 
@@ -123,8 +123,9 @@ class Host:
         return process
 
     def said(self) -> dict[str, str]:
-        """The ends of the logs of what was started, for who looks why something did not come."""
-        return {log.name: log.read_text("utf-8", "replace")[-3000:] for log in self.path("/srv").glob("*.log")}
+        """The ends of the logs of what was started, and how it ended, for who looks why something did not come."""
+        logs = {log.name: log.read_text("utf-8", "replace")[-3000:] for log in self.path("/srv").glob("*.log")}
+        return {**logs, "exit codes": str([process.poll() for process in self.started])}
 
     def path(self, own: str) -> Path:
         """Where a file below one of PRIVATE is found from outside, while the host runs and afterwards."""

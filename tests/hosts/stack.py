@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.contracts.store_servers import CREDENTIALS
 from tests.hosts.net import ROOT, Host, Net, network, until
@@ -39,13 +41,13 @@ s3.create_dir("bucket")
 with s3.open_output_stream("bucket/data/clicks.parquet") as file:
     pq.write_table(pa.table({"user": user, "item": item, "click": click}), file, row_group_size=count // 4)
 """
-DATASET = """
-name: clicks
-uri: s3://bucket/data/clicks.parquet
-features: {user: {type: id}, item: {type: id}}
-label: {column: click}
----
-"""
+GUIDE = ROOT / "docs" / "guides" / "several_hosts.md"
+
+
+def of_guide(name: str) -> str:
+    """A spec as the guide has it."""
+    (text,) = re.findall(rf"```yaml\n# {re.escape(name)}\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    return str(text)
 
 
 class Stack:
@@ -166,16 +168,9 @@ class Stack:
         return json.loads(self.evenkeel(*words, "--json").stdout)
 
     def submit(self, **fields: Any) -> str:
-        """Submits the small job, with ``fields`` in the place of its own."""
-        spec = {
-            "spec_version": 1, "name": "small", "dataset": {"name": "clicks"},
-            "model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [8]},
-            "optimizer": {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003},
-            "batch_size": 96, "epochs": 3, "checkpoint": {"every_steps": 25},
-            "publish": {"collection": "items", "feature": "item", "gate": {"mode": "off"}},
-            **fields,
-        }  # fmt: skip
-        self.service.path("/srv/job.yaml").write_text(DATASET + json.dumps(spec))
+        """Submits the job of the guide, with ``fields`` in the place of its own."""
+        dataset, job = yaml.safe_load_all(of_guide("job.yaml"))
+        self.service.path("/srv/job.yaml").write_text(yaml.safe_dump_all([dataset, {**job, **fields}]))
         self.evenkeel("datasets", "add", "/srv/job.yaml", check=False)
         return str(self.told("submit", "/srv/job.yaml")["id"])
 

@@ -7,30 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.net import until
-from tests.hosts.stack import HEAD, ONLY_ASKED, Stack, stack
+from tests.hosts.stack import HEAD, ONLY_ASKED, Stack, of_guide, stack
 
 pytestmark = [ONLY_ASKED, pytest.mark.hosts, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-REFRESH = """
-spec_version: 1
-name: daily
-dataset: {name: clicks}
-init_from: {collection: items, version: current}
-model: {kind: two_tower, embedding_dim: 4, hidden: [8]}
-optimizer: {kind: adam_ar, learning_rate: 0.1, alpha: 0.003}
-batch_size: 96
-epochs: 6
-checkpoint: {every_steps: 25}
-resources: {num_workers: 2, cpus_per_worker: 1}
-sharding: {item: row_wise, user: row_wise}
-publish: {collection: items, feature: item, align: true, gate: {mode: "off"}}
-"""
-
-
 def assert_refreshes_survive_a_host(seen: Stack) -> None:
     """A schedule's firings: one is published, and one whose host is lost half-way."""
-    seen.service.path("/srv/daily.yaml").write_text(REFRESH)
+    seen.service.path("/srv/daily.yaml").write_text(of_guide("daily.yaml"))
     seen.evenkeel("schedules", "add", "daily", "/srv/daily.yaml", "--cron", "0 3 * * *")
     for date, loses in (("2026-11-25", False), ("2026-11-26", True)):
         before = {job["id"] for job in seen.told("jobs")}

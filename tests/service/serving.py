@@ -111,6 +111,11 @@ def in_this_process(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setenv("EVENKEEL_URL", served.url)
     monkeypatch.setenv("EVENKEEL_HOME", str(served.home))
     monkeypatch.delenv("EVENKEEL_API_KEY", raising=False)
+    return command_in_this_process(monkeypatch, capsys)
+
+
+def command_in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``run("retention")``: the command in this process, by its environment."""
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["evenkeel", *arguments])

@@ -66,7 +66,11 @@ def main(directory: Path) -> int:
         events.write("state", state="publishing")
         status, reasons = ("held", ["cosine .3 below .85"]) if behave == "held" else ("published", [])
         collection = job["publish"]["collection"]
-        events.write("publication", status=status, collection=collection, version="v000001", reasons=reasons, gate=[])
+        # What else a publication says: of labels in JSON.
+        more = json.loads(job["labels"].get("publication", "{}"))
+        events.write(
+            "publication", status=status, collection=collection, version="v000001", reasons=reasons, gate=[], **more
+        )
     return end("succeeded")
 
 

@@ -23,11 +23,14 @@ PRODUCT = (
 HISTORY = {"adr", "reports"}
 PLACES = {
     "service/__init__.py": ("^[A-Z_]+ = PORT$",),
-    "docker-compose.yml": (r"service on http://127\.0\.0\.1:PORT,", r"- 127\.0\.0\.1:PORT:"),
+    "docker-compose.yml": (r"service on http://127\.0\.0\.1:PORT,", r"- 127\.0\.0\.1:\$\{\w+:-PORT\}:"),
     "deploy/prometheus/prometheus.yml": (r'"127\.0\.0\.1:PORT"',),
     "README.md": ("make serve .*:PORT,", "http://.*:PORT/v1/"),
-    "docs/operations.md": ("EVENKEEL_URL.*:PORT`", "docker compose up .*:PORT$", "EVENKEEL_INTERNAL_URL=.*:PORT$"),
-    "docs/kubernetes.md": ("port-forward .* PORT:",),
+    "docs/reference/settings.md": ("EVENKEEL_URL.*:PORT`",),
+    "docs/reference/commands.md": ("`--port`.*`PORT`",),
+    "docs/guides/operations.md": ("docker compose up .*:PORT$",),
+    "docs/guides/several_hosts.md": ("EVENKEEL_INTERNAL_URL=.*:PORT$", "report to http://.*:PORT and"),
+    "docs/guides/kubernetes.md": ("port-forward .* PORT:",),
 }
 """Where a file names the port: one that was left behind is missed."""
 CONTAINER_PORT = 8080
@@ -35,10 +38,10 @@ CONTAINER_PORT = 8080
 OF_CONTAINERS = {
     "docker-compose.yml": 5,
     "deploy/Dockerfile": 2,
-    "deploy/haproxy.cfg": 5,
+    "deploy/haproxy.cfg": 7,
     "deploy/prometheus/compose.yml": 4,
     "deploy/helm/evenkeel/templates/roles.yaml": 3,
-    "docs/kubernetes.md": 1,
+    "docs/guides/kubernetes.md": 1,
 }
 
 
@@ -68,7 +71,7 @@ def test_every_place_that_names_the_port_names_the_default() -> None:
 
 def test_where_a_change_goes_names_every_file_of_the_port() -> None:
     document = (ROOT / "docs" / "development" / "where_a_change_goes.md").read_text("utf-8")
-    (row,) = re.findall(r"^\| the default port \|.*$", document, re.MULTILINE)
+    (row,) = re.findall(r"^- \*\*the default port\*\*: .*(?:\n  .*)*", document, re.MULTILINE)
     assert {path for path in PLACES if f"`{path}`" not in row} == set()
 
 

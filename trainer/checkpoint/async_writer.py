@@ -7,6 +7,7 @@ checkpoint appears whole or not at all, and a process that is killed meanwhile l
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -117,8 +118,10 @@ class BackgroundSaver:
         finally:
             self._copies.clear()
             if self._owns_group:
-                dist.destroy_process_group(self._group)
                 self._owns_group = False
+                # Where a rank has died, Ray ends the groups of the others beneath them: torch refuses to do it twice.
+                with contextlib.suppress(ValueError):
+                    dist.destroy_process_group(self._group)
 
     def __enter__(self) -> BackgroundSaver:
         return self

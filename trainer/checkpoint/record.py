@@ -19,7 +19,8 @@ class Position:
     ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
     ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way. ``stopped``: training is
     over, before its last epoch or with the parameters of an earlier one. ``place``: of a job of one pass, where it
-    reads on (trainer.data.one_pass.place).
+    reads on (trainer.data.one_pass.place). ``calibration``: by label, what maps these parameters' scores to calibrated
+    probabilities (trainer.output_calibration), where a validation was the last that happened.
     """
 
     step: int = 0
@@ -29,6 +30,7 @@ class Position:
     loss_count: int = 0
     stopped: bool = False
     place: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ class TrainingRecord(_Record):
     """The job's part.
 
     ``job``: what of its spec no attempt may change (trainer.launch.resume_check); ``optimizer``: its kind; ``alpha``:
-    of adaptive decay; ``labels``: names of several labels, in their order; ``history``: metrics of the epochs.
+    of adaptive decay; ``epoch_steps``: of ``decay: by_epoch``, None for others; ``labels``: names of several labels, in
+    their order; ``history``: metrics of the epochs.
     """
 
     job: dict[str, Any]
@@ -84,12 +87,16 @@ class TrainingRecord(_Record):
     position: Position
     history: list[dict[str, Any]]
     labels: list[str] = field(default_factory=list)
+    epoch_steps: int | None = None
 
     def to_extra(self) -> dict[str, Any]:
-        """Return the record as JSON; a place is left out of a job that has none, as versions before it read that."""
+        """Return the record as JSON; what came later is left out of a job without it, as versions before read that."""
         extra = asdict(self)
-        if self.position.place is None:
-            del extra["position"]["place"]
+        if self.epoch_steps is None:
+            del extra["epoch_steps"]
+        for name in ("place", "calibration"):
+            if extra["position"][name] is None:
+                del extra["position"][name]
         return extra
 
     @classmethod

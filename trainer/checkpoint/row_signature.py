@@ -48,8 +48,8 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
         **{
             field.name: _word(getattr(optimizer, field.name))
             for field in dataclasses.fields(optimizer)
-            # It came after checkpoints had been written.
-            if (field.name, getattr(optimizer, field.name)) != ("decay", "at_read")
+            # They came after checkpoints had been written.
+            if (field.name, getattr(optimizer, field.name)) not in (("decay", "at_read"), ("epoch_steps", None))
         },
     }
 

@@ -18,6 +18,7 @@ from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.stored import MANIFEST_FILE, show
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
+from trainer.data.columns.vectors import VECTORS_FILE, Vector, open_vectors
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec, Table
@@ -72,9 +73,9 @@ def id_map_file(table: str) -> str:
 
 
 def id_map_files(data: PreparedData) -> dict[str, Path]:
-    """Return id maps of tables, statistics of numeric features and the profile of the rows, by name in checkpoints."""
+    """Return id maps, statistics of numbers, the vectors and the profile of the rows, by name in checkpoints."""
     found = {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
-    others = {NUMERIC_FILE: data.numeric_path, PROFILE_FILE: data.profile_path}
+    others = {NUMERIC_FILE: data.numeric_path, PROFILE_FILE: data.profile_path, VECTORS_FILE: data.vectors_path}
     return found | {name: path for name, path in others.items() if path is not None}
 
 
@@ -82,6 +83,12 @@ def numeric_features(checkpoint: Checkpoint) -> tuple[Numeric, ...]:
     """Return the numeric features that the checkpoint's model reads, with their statistics."""
     path = checkpoint.attached(NUMERIC_FILE)
     return () if path is None else open_numeric(path)
+
+
+def vectors_read(checkpoint: Checkpoint) -> tuple[Vector, ...]:
+    """Return the vectors that the checkpoint's model reads."""
+    path = checkpoint.attached(VECTORS_FILE)
+    return () if path is None else open_vectors(path)
 
 
 def profile_of_rows(checkpoint: Checkpoint) -> dict[str, Any] | None:
@@ -201,13 +208,17 @@ def _check_deferred_updates(job: JobSpec, parent_settings: dict[str, Any]) -> No
 
     A deferred update is computed when its row is read: other settings would move every row that waits for one at once.
     """
-    settings = job.optimizer.model_dump(mode="json")
+    # A dump leaves rules by frequency out where there are none.
+    settings = {"by_frequency": [], **job.optimizer.model_dump(mode="json")}
     # What a parent of an earlier version has not been asked is the job's.
     stored = {Optimizer.renamed.get(name, name): value for name, value in parent_settings.items()}
-    parent = settings | {name: value for name, value in stored.items() if name in settings}
-    optimizers = (row_optimizer(spec, alpha=1.0) for spec in (job.optimizer, Optimizer.model_validate(parent)))
-    for field in dict.fromkeys(name for one in optimizers for name in one.deferred_settings if name != "alpha"):
-        if settings[field] != parent[field]:
+    parent = settings | {"by_frequency": []} | {name: value for name, value in stored.items() if name in settings}
+    specs = (job.optimizer, Optimizer.model_validate(parent))
+    optimizers = (row_optimizer(spec, alpha=1.0, epoch_steps=1) for spec in specs)
+    inherited = ("alpha", "epoch_steps")
+    deferred = (name for one in optimizers for name in one.deferred_settings if name in settings)
+    for field in dict.fromkeys((*deferred, "by_frequency")):
+        if field not in inherited and settings[field] != parent[field]:
             raise ValueError(
                 f"optimizer.{field}: what the parent's idle rows owe is counted with {parent[field]}, the job "
                 f"asks for {settings[field]}: a change on a warm start is not available yet; use the same, or leave "

@@ -29,6 +29,10 @@ class DataAwayError(DataError):
     code = "data_away"
 
 
+class Stopped(Exception):
+    """Nobody wants the rows any more."""
+
+
 class DataMemoryError(DataError):
     """Rows could not be read for lack of memory; nothing is said against them."""
 

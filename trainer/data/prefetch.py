@@ -21,16 +21,25 @@ class Prefetched(Generic[T], Iterator[T]):
 
     Making begins with the first item that is asked for, or with :meth:`begin`. Errors of ``make`` are raised to the
     reader in their place, and StopIteration ends the items. The thread ends with the last item, with :meth:`close`, and
-    when nobody refers to this object any more.
+    when nobody refers to this object any more; ``on_close`` is called then, to end what ``make`` waits for.
     """
 
-    def __init__(self, make: Callable[[int], T], start: int, stop: int, depth: int = PREFETCH_BATCHES):
+    def __init__(
+        self,
+        make: Callable[[int], T],
+        start: int,
+        stop: int,
+        depth: int = PREFETCH_BATCHES,
+        on_close: Callable[[], None] = lambda: None,
+    ):
         self._ready: queue.Queue[Any] = queue.Queue(depth)
+        self._next: tuple[object, Any] | None = None
         self._stopped = threading.Event()
+        self._on_close = on_close
         # The thread must not refer to this object, or nobody would ever be the last one.
         arguments = (make, start, stop, self._ready, self._stopped)
         self._thread = threading.Thread(target=_work, args=arguments, name="evenkeel-batches", daemon=True)
-        weakref.finalize(self, self._stopped.set)
+        weakref.finalize(self, _stop, self._stopped, on_close)
 
     def begin(self) -> Prefetched[T]:
         """Start the thread if it is not running yet."""
@@ -38,11 +47,19 @@ class Prefetched(Generic[T], Iterator[T]):
             self._thread.start()
         return self
 
+    def wait(self, seconds: float) -> bool:
+        """Return whether the next item is there, or the end, after at most so long."""
+        if self._next is None and not self._stopped.is_set():
+            self.begin()
+            with contextlib.suppress(queue.Empty):
+                self._next = self._ready.get(timeout=seconds)
+        return self._next is not None or self._stopped.is_set()
+
     def __next__(self) -> T:
         if self._stopped.is_set():
             raise StopIteration
         self.begin()
-        kind, item = self._ready.get()
+        (kind, item), self._next = self._next or self._ready.get(), None
         if kind is _END:
             self.close()
             if item is not None:
@@ -53,7 +70,8 @@ class Prefetched(Generic[T], Iterator[T]):
 
     def close(self) -> None:
         """End the thread and wait for it, at most for the item that it is making now; no more items come."""
-        self._stopped.set()
+        _stop(self._stopped, self._on_close)
+        self._next = None
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ready.get_nowait()
@@ -61,9 +79,14 @@ class Prefetched(Generic[T], Iterator[T]):
             self._thread.join()
 
 
-def read_ahead(items: Iterator[T], depth: int = 1) -> Prefetched[T]:
+def read_ahead(items: Iterator[T], depth: int = 1, on_close: Callable[[], None] = lambda: None) -> Prefetched[T]:
     """Return the items of an iterator, which one thread asks for while the reader is busy with those before."""
-    return Prefetched(lambda number: next(items), 0, sys.maxsize, depth)
+    return Prefetched(lambda number: next(items), 0, sys.maxsize, depth, on_close)
+
+
+def _stop(stopped: threading.Event, on_close: Callable[[], None]) -> None:
+    stopped.set()
+    on_close()
 
 
 def _work(make: Callable[[int], Any], start: int, stop: int, ready: queue.Queue[Any], stopped: threading.Event) -> None:

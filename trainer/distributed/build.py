@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,6 +17,8 @@ from embeddings.tables.config import InitConfig, Pooling, TableConfig
 from embeddings.tables.element_types import DEFAULT_TYPE
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.data.columns.vectors import Vector, given_columns
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.distributed.sharded_model import (
     PlanRequest,
@@ -25,11 +29,13 @@ from trainer.distributed.sharded_model import (
     embedding_collection,
     shard_model,
 )
+from trainer.metrics.frequency import frequency_buckets
 from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.registry import MODELS
 from trainer.models.sse_labels import target_configs
 from trainer.sizing.memory import sequence_ids, table_rows
 from trainer.sizing.memory_limit import table_budget
+from trainer.sizing.row_shape import RowShape
 from trainer.spec import JobSpec
 from trainer.spec.label_tasks import LabelTask
 from trainer.spec.losses import loss_of, loss_settings_of
@@ -44,26 +50,30 @@ def build(
     data: PreparedData,
     *,
     alpha: float | None,
+    epoch_steps: int | None = None,
     backend: Backend | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> ShardedModel:
     """Return the job's model over this rank's rows, at its initial values. Collective.
 
-    ``alpha`` is that of AdamAR. ``backend`` of the tables is that of the job's kernel unless given, ``device`` the CPU.
+    ``alpha`` is that of AdamAR, ``epoch_steps`` what ``decay: by_epoch`` takes for an epoch: the data's unless given.
+    ``backend`` of the tables is that of the job's kernel unless given, ``device`` the CPU.
     """
     tables = table_configs(job, data)
-    ids_per_example = {key.name: 5.0 if key.is_list else 1.0 for key in data.keys} | sequence_ids(job)
+    ids_per_example = {key.name: key.usual_ids or (5.0 if key.is_list else 1.0) for key in data.keys}
+    ids_per_example |= sequence_ids(job)
     weighted = any(key.weighted for key in data.keys)
     embeddings = embedding_bag_collection(tables, weighted) if job.model.pools else embedding_collection(tables)
     model = model_of(
         job, data.keys, embeddings,
-        num_dense=data.num_dense, num_item_numbers=data.num_item_numbers, dtype=dtype, tasks=data.tasks,
+        num_dense=data.num_dense, num_item_numbers=data.num_item_numbers, vectors=data.vectors, dtype=dtype,
+        tasks=data.tasks,
     )  # fmt: skip
     model.begin(data)
     settings = TableSettings.of(
         tables,
-        row_optimizer(job.optimizer, alpha),
+        row_optimizer(job.optimizer, alpha, epoch_steps or data.steps_per_epoch),
         sse_configs(job, data),
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
@@ -72,11 +82,14 @@ def build(
         state_dtypes=_stored({name: table.state_dtype for name, table in job.tables.items()}),
     )
     rows = {table.name: table.num_rows for table in tables}
+    numbers = data.num_dense - data.num_item_numbers, data.num_item_numbers
+    item_ids = [key.name for key in data.keys if key.of_item]
+    shape = RowShape.made(len(data.tasks), numbers, data.vectors, item_ids)
     graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
     plan = PlanRequest(
         {**_default_plan(tables), **job.sharding},
         Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
-        table_budget(job, rows, ids_per_example, graphs, num_labels=len(data.tasks)),
+        table_budget(job, rows, ids_per_example, graphs, shape=shape),
     )
     return shard_model(model, settings, plan, device=device)
 
@@ -88,11 +101,15 @@ def model_of(
     *,
     num_dense: int = 0,
     num_item_numbers: int = 0,
+    vectors: Sequence[Vector] = (),
     dtype: torch.dtype = torch.float32,
     tasks: tuple[LabelTask, ...] = (),
 ) -> RankingModel:
     """Return the job's model around embeddings of these keys, its dense part at initial values. On one device."""
-    inputs = ModelInputs(tuple(keys), num_dense, job.seed, dtype, job.regularizers.dropout, tasks, num_item_numbers)
+    inputs = ModelInputs(
+        tuple(keys), num_dense + given_columns(vectors), job.seed, dtype, job.regularizers.dropout, tasks,
+        num_item_numbers + given_columns(vectors, of_item=True), tuple(one for one in vectors if one.projected),
+    )  # fmt: skip
     model = MODELS[job.model.kind](embeddings, job.model, inputs)
     model.loss_kind, model.loss_settings = loss_of(job), loss_settings_of(job)
     return model
@@ -126,9 +143,17 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
             init=InitConfig(init.kind, init.std),
             row_keys=data.row_keys(name) if init.kind == "hash" and name not in grows else None,
             grows=name in grows,
+            buckets=row_buckets(data, name) if job.optimizer.by_frequency else None,
         )
         for name, table in data.tables.items()
     ]
+
+
+def row_buckets(data: PreparedData, table: str) -> npt.NDArray[np.int8]:
+    """Return the frequency bucket of each row of a table, by the training split; 0 for padding and the unknown id."""
+    counts = np.array(data.row_counts(table))
+    counts[:NUM_SPECIAL_ROWS] = 0
+    return frequency_buckets(counts)
 
 
 def pooling_of(job: JobSpec, key: Key) -> Pooling:
@@ -150,7 +175,8 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
         if feature == "label" or not sse.probability:
             continue
         restart = None if sse.walk is None else sse.walk.restart
-        config = SSEConfig(sse.probability, None if sse.graph is None else graphs[sse.graph], sse.rho, restart)
+        graph = None if sse.graph is None else graphs[sse.graph]
+        config = SSEConfig(sse.probability, graph, sse.rho, restart, sse.include_unknown)
         # Negatives follow the feature that they are drawn for, but where they are targets and it is not.
         targets = MODELS[job.model.kind].targets
         sides = [feature] if feature not in targets and feature + NEGATIVE_SUFFIX in targets else []
@@ -162,13 +188,18 @@ DEFAULT_HALF_LIFE = 0.3
 """Epochs in which an idle row loses half its norm where the job leaves alpha to us, by what recipe ``alpha`` found."""
 
 
-def default_alpha(steps_per_epoch: int) -> float:
+DEFAULT_HALF_LIFE_BY_EPOCH = 0.5
+"""The same where the job has ``decay: by_epoch``, of a gap within an epoch; by docs/reports/one_epoch.md."""
+
+
+def default_alpha(steps_per_epoch: int, decay: str = "at_read") -> float:
     """Return alpha where the job says ``default``: an idle row loses half its norm in DEFAULT_HALF_LIFE of an epoch.
 
     exp(-alpha n^2 / 2) = 1/2 at n = 0.3 steps_per_epoch gives alpha = 1.386 / n^2. Where rows overfit the best
     half-life was 0.1 to 0.6 of an epoch, and 0.3 within .007 AUC of it; where they do not, longer ones gain .0007.
     """
-    return 1.4 / (DEFAULT_HALF_LIFE * steps_per_epoch) ** 2
+    half_life = DEFAULT_HALF_LIFE_BY_EPOCH if decay == "by_epoch" else DEFAULT_HALF_LIFE
+    return 1.4 / (half_life * steps_per_epoch) ** 2
 
 
 def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
@@ -176,4 +207,6 @@ def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
     if not KINDS[job.optimizer.kind].takes("alpha"):
         return None
     assert job.optimizer.alpha != "auto"
-    return default_alpha(steps_per_epoch) if job.optimizer.alpha == "default" else float(job.optimizer.alpha)
+    if job.optimizer.alpha == "default":
+        return default_alpha(steps_per_epoch, job.optimizer.decay)
+    return float(job.optimizer.alpha)

@@ -27,10 +27,11 @@ from embeddings.kernels.swap import swap
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError
-from trainer.checkpoint.warm_start import id_map_file
+from trainer.checkpoint.warm_start import id_map_file, id_maps
 from trainer.data.columns.dynamic_ids import IdMap, of_hashes
 from trainer.data.columns.jagged import Jagged
 from trainer.data.one_pass.rows import MISSING
+from trainer.distributed.published_ids import PublishedIds, counts_file
 from trainer.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class DynamicRows:
         settings = {name: table.id_map for name, table in job.tables.items()}
         self.ids = {name: DynamicIdMap(one) for name, one in settings.items() if one is not None}
         self._data, self._sharded = data, sharded
+        self._published: PublishedIds | None = None
         if not self.ids:
             return
         self._seed = job.seed
@@ -71,6 +73,10 @@ class DynamicRows:
         self._tables = {key.name: key.table for key in data.keys}
         self._has_codes = not job.dataset.one_pass
         if not self._has_codes:
+            if job.publish is not None:
+                table = self._tables[job.publish.feature]
+                is_text = not pa.types.is_int64(data.vocabulary(table).type)
+                self._published = PublishedIds(table, self.ids[table], is_text)
             return
         self._keys = {name: [key for key in data.keys if key.table == name] for name in self.ids}
         self._raw: dict[str, Int64s] = {name: data.row_keys(name).view(np.int64) for name in self.ids}
@@ -92,7 +98,10 @@ class DynamicRows:
         keys = parts[0].id_keys if not self._has_codes else self._keys_of(position, parts[0].global_size)
         assert keys is not None
         for table, ids in self.ids.items():
-            self._renew(table, ids.assign(keys[table], step))
+            given = ids.assign(keys[table], step)
+            self._renew(table, given)
+            if self._published is not None and self._published.table == table:
+                self._published.note(given, parts[0].raw_ids)
         rows = tuple(self.known(part) for part in parts)
         if not self._sse:
             return rows
@@ -183,6 +192,9 @@ class DynamicRows:
             files = {name: directory / name for name in (state_file(table), id_map_file(table))}
             save_file(ids.state(), files[state_file(table)])
             self._id_map(table).write(files[id_map_file(table)])
+            if self._published is not None and self._published.table == table:
+                files[counts_file(table)] = directory / counts_file(table)
+                self._published.write(files[counts_file(table)])
             written |= files
         return written
 
@@ -193,7 +205,9 @@ class DynamicRows:
         """
         whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
         if not self._has_codes:
-            return of_hashes(whole, live.view(np.uint64), TOMBSTONE_RUNS)
+            published = self._published if self._published is not None and self._published.table == table else None
+            strings = None if published is None else published.strings()
+            return of_hashes(whole, live.view(np.uint64), TOMBSTONE_RUNS, strings)
         places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
         had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
         had_one[places] = False
@@ -207,8 +221,8 @@ class DynamicRows:
             np.concatenate([whole.retired_in[standing], np.full(len(gone), whole.run, np.int32)]),
         )
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint with this job's tables.
+    def load(self, checkpoint: Checkpoint, *, is_own: bool = True) -> None:
+        """Go on from a checkpoint with this job's tables; ``is_own``: of this job, not of a warm start's parent.
 
         Raises:
             CheckpointError: it does not fit.
@@ -218,6 +232,9 @@ class DynamicRows:
                 self.ids[table].load(state)
             except ValueError as error:
                 raise CheckpointError(f"{checkpoint.path}: the ids of table '{table}': {error}") from None
+        if self._published is not None:
+            ids = id_maps(checkpoint)[self._published.table].ids
+            self._published.load(checkpoint, ids, is_own=is_own)
 
 
 def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:

@@ -27,9 +27,10 @@ CHUNK_ROWS = 1 << 18
 def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, count: int) -> EmbeddingTables:
     """Return rows [start, start + count) of the checkpoint, in tables that can read them as of its step."""
     weight, state = checkpoint.read_rows(table, start, count)
+    training = TrainingRecord.of(checkpoint)
     tables = EmbeddingTables(
         [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
-        row_optimizer(job.optimizer, TrainingRecord.of(checkpoint).alpha),
+        row_optimizer(job.optimizer, training.alpha, training.epoch_steps),
         backend=BACKENDS[job.kernel],
         dtype=weight.dtype,
     )

@@ -20,8 +20,9 @@ def stored_model(job: JobSpec, data: PreparedData, checkpoint: Checkpoint) -> Ra
     """
     read = ReadTables(job, checkpoint, data.keys)
     model = model_of(
-        job, data.keys, read, num_dense=data.num_dense, num_item_numbers=data.num_item_numbers, tasks=data.tasks
-    )
+        job, data.keys, read, num_dense=data.num_dense, num_item_numbers=data.num_item_numbers, vectors=data.vectors,
+        tasks=data.tasks,
+    )  # fmt: skip
     load_dense(model, checkpoint)
     return model.eval()
 

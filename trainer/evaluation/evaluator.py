@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from trainer.data.batches.sequence_batches import MAX_BATCH
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.full_ranking import Ranks, catalogue_ranks, single_bags
+from trainer.evaluation.output_calibration import OutputCalibration, Sample
 from trainer.evaluation.pointwise import GATHER_ROWS, gathered, intervals, streamed
 from trainer.metrics.classification import mean
 from trainer.metrics.frequency import NUM_BUCKETS, bucket_rows, frequency_buckets
@@ -60,14 +61,19 @@ class _Measured(NamedTuple):
     loss: Loss
 
 
-class _Columns(NamedTuple):
+class Columns(NamedTuple):
     """Held-out rows: their places in the split, scores and labels [n] or [n, labels], users and buckets or None."""
 
     places: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float32]
     labels: npt.NDArray[np.float32]
-    users: npt.NDArray[np.int32] | None
-    buckets: npt.NDArray[np.int8] | None
+    users: npt.NDArray[np.int32] | None = None
+    buckets: npt.NDArray[np.int8] | None = None
+
+    @staticmethod
+    def joined(parts: Sequence[Columns]) -> Columns:
+        """Return the rows of all parts, which have neither users nor buckets."""
+        return Columns(*(np.concatenate([part[number] for part in parts]) for number in range(3)))
 
     def rows_of(self, task: _Measured) -> Rows:
         """Return the rows that have a label, with its scores."""
@@ -101,14 +107,45 @@ class Evaluator:
             for number, one in enumerate(data.tasks)
         ) or (_Measured(0, "", tuple(n for n in self.metrics if ranking_parts(n) is None), LOSSES[loss_of(job)]),)
         self._sequence = job.model.reads_sequences
+        self.calibration = OutputCalibration(job.output_calibration)
         self._batch_size = min(BATCH_SIZE, MAX_BATCH) if self._sequence else BATCH_SIZE
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, Any]:
-        """Return the figures asked for of the whole split on rank 0, {} elsewhere; a figure without a value is None."""
-        measured = self._next_items(split) if self._sequence else self._scored(split)
+        """Return the figures asked for of the whole split on rank 0, {} elsewhere; a figure without a value is None.
+
+        Of a job that calibrates its outputs those of calibrated probabilities too: evaluate validation rows before test
+        rows.
+        """
+        rows = None if self._sequence else self._rows(split)
+        measured = self._next_items(split) if rows is None else self._measured(rows, self.data.num_examples[split])
         if ranks_catalogue(self.job):
             measured |= self._ranked(split)
+        shown = self._shown(measured)
+        return shown if rows is None or not self.calibration.is_of(split) else shown | self._calibrated(split, rows)
+
+    def _calibrated(self, split: str, rows: Columns) -> dict[str, Any]:
+        """Return what calibration does to the figures of a split, fitting it on validation rows; {} but on rank 0.
+
+        Of a split that is too large to be gathered every second, third, ... row is taken.
+        """
+        taken = rows.places % max(1, -(-self.data.num_examples[split] // self._gather_rows)) == 0
+        columns = self.in_order(Columns(rows.places[taken], rows.scores[taken], rows.labels[taken]))
+        if columns is None:
+            return {}
+        weights = self.data.row_weights(split)[columns.places] if self.data.is_weighted else None
+        figures: dict[str, Any] = {}
+        for task in self._tasks:
+            if task.loss.is_logit:
+                scores, labels = (part[:, task.number] if task.name else part for part in columns[1:3])
+                own = self.calibration.measured(
+                    split, task.name, Sample(scores, labels, weights).where(~np.isnan(labels))
+                )
+                figures |= {of_label(name, task.name): _finite(value) for name, value in own.items()}
+        return figures
+
+    def _shown(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the figures asked for on rank 0, in their order, {} elsewhere."""
         if self.rank != 0:
             return {}
         order = [(metric, "") for metric in self.metrics]
@@ -122,10 +159,27 @@ class Evaluator:
 
     # --- rows with a score -------------------------------------------------------------------------------------------
 
-    def _scored(self, split: str) -> dict[str, Any]:
-        columns = self._rows(split)
-        num_rows = self.data.num_examples[split]
-        whole = columns if num_rows > self._gather_rows else self._in_order(columns)
+    def scored(self, batch: Batch, num_before: int) -> Columns:
+        """Return this rank's part of a batch with its scores; ``num_before``: rows before the batch."""
+        scores, labels = self._outputs(batch, self.model.catalogue(self.data, self.device))
+        places = num_before + batch.sample_offset + np.arange(len(batch))
+        return Columns(places, scores.astype(np.float32), labels.astype(np.float32))
+
+    def figures(self, columns: Columns) -> dict[str, Any]:
+        """Return the figures asked for of rows that were scored, on rank 0, {} elsewhere."""
+        return self._shown(self._measured(columns, self.total(len(columns.places))))
+
+    def no_rows(self) -> Columns:
+        """Return as many rows as there are before the first."""
+        shape = (0, len(self.data.tasks)) if self.data.tasks else (0,)
+        return Columns(np.empty(0, np.int64), np.empty(shape, np.float32), np.empty(shape, np.float32))
+
+    def total(self, number: int) -> int:
+        """Return the sum over ranks."""
+        return int(RankGroup(self._group).total([number])[0])
+
+    def _measured(self, columns: Columns, num_rows: int) -> dict[str, Any]:
+        whole = columns if num_rows > self._gather_rows else self.in_order(columns)
         norms = self._norms() if any("frequency_buckets" in task.metrics for task in self._tasks) else None
         figures: dict[str, Any] = {"examples": num_rows}
         for task in self._tasks:
@@ -135,7 +189,7 @@ class Evaluator:
             figures |= {of_label(name, task.name): value for name, value in of_task.items()}
         return figures
 
-    def _of_task(self, task: _Measured, columns: _Columns | None, *, is_whole: bool) -> dict[str, Any]:
+    def _of_task(self, task: _Measured, columns: Columns | None, *, is_whole: bool) -> dict[str, Any]:
         """Return the figures of one label, from the rows that have it; of all ranks' or of this one's."""
         if columns is None:
             return {}
@@ -147,7 +201,7 @@ class Evaluator:
         figures |= gathered(task.metrics, rows)
         return figures if asked is None else figures | _ends(intervals(task.metrics, rows, asked, self.job.seed))
 
-    def _rows(self, split: str) -> _Columns:
+    def _rows(self, split: str) -> Columns:
         """Return this rank's rows, and the place of each in the split."""
         users = self.data.user_codes(split) if self._needs_users else None
         of_items = metrics_of_items(name for task in self._tasks for name in task.metrics)
@@ -162,7 +216,7 @@ class Evaluator:
                 part.append(buckets[batch.features["item"].values().cpu().numpy()])
             parts.append(tuple(part))
         places, scores, labels, own_users, own_buckets = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return _Columns(
+        return Columns(
             places, scores, labels, None if users is None else own_users, None if buckets is None else own_buckets
         )
 
@@ -170,14 +224,14 @@ class Evaluator:
     def _needs_users(self) -> bool:
         return needs_users(self.job, self.data.tasks)
 
-    def _in_order(self, rows: _Columns) -> _Columns | None:
+    def in_order(self, rows: Columns) -> Columns | None:
         """Return all ranks' rows in the order of the split on rank 0, None elsewhere."""
         columns = self._gathered(list(rows))
         if columns is None:
             return None
         order = np.argsort(columns[0])
         in_order: list[Any] = [None if column is None else column[order] for column in columns]
-        return _Columns(*in_order)
+        return Columns(*in_order)
 
     def _gathered(self, columns: list[Any]) -> list[Any] | None:
         """Return the columns (or None) of all ranks below each other on rank 0, None elsewhere."""
@@ -194,9 +248,11 @@ class Evaluator:
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
             start = batch.step * self._batch_size + batch.sample_offset
-            known = batch if self._dynamic_rows is None else self._dynamic_rows.known(batch)
-            outputs = tuple(part.cpu().numpy() for part in self.model.evaluate(known.on(self.device), catalogue))
-            yield start + np.arange(len(batch)), batch, outputs
+            yield start + np.arange(len(batch)), batch, self._outputs(batch, catalogue)
+
+    def _outputs(self, batch: Batch, catalogue: Any) -> tuple[npt.NDArray[Any], ...]:
+        known = batch if self._dynamic_rows is None else self._dynamic_rows.known(batch)
+        return tuple(part.cpu().numpy() for part in self.model.evaluate(known.on(self.device), catalogue))
 
     # --- examples ranked alone ---------------------------------------------------------------------------------------
 

@@ -249,7 +249,7 @@ def _item_side(model: RankingModel, data: PreparedData, held: HeldOut, device: t
         if data.catalogue is None:
             part = model.item_side(_bags(data, "item", items, device))
         else:
-            part = tower_outputs(model, data.keys, data.catalogue, items, device)
+            part = tower_outputs(model, data, items, device)
         if len(held.items) * part.shape[1] * part.element_size() > MAX_CANDIDATES_BYTES:
             return None
         parts.append(part)

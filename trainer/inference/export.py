@@ -1,7 +1,7 @@
 """``evenkeel export``: a job's model as a folder that needs neither torch nor this run.
 
 ``python -m trainer.inference.export RUN_DIR [PLACE] [--checkpoint best|last|STEP]``. PLACE is a directory, or a URI of
-a run storage; left out, ``exports/step-STEP`` in that of the run. The folder holds (docs/using_models.md):
+a run storage; left out, ``exports/step-STEP`` in that of the run. The folder holds (docs/guides/using_models.md):
 
     manifest.json         spec, versions, inputs, and every file's sha256
     table-NAME.arrow      raw ids and rows as they are read, in the order of the table's rows
@@ -9,6 +9,7 @@ a run storage; left out, ``exports/step-STEP`` in that of the run. The folder ho
     dense.pt2             the same by torch.export
     dense.safetensors     the weights in it, by name
     join-FEATURE.parquet  the joined column of each feature that has one
+    items.parquet         the item table, where it has numbers or vectors
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,17 @@ from safetensors.torch import save
 
 from embeddings.durable_files import appearing
 from trainer.checkpoint.select import LAST
-from trainer.checkpoint.warm_start import id_maps
+from trainer.checkpoint.warm_start import id_maps, vectors_read
 from trainer.data.batches.keys import read_features
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source, beside
 from trainer.inference import command_line
-from trainer.inference.exported_model import FORMAT, FORMAT_VERSION, ONNX_FILE
+from trainer.inference.exported_model import CALIBRATED_VERSION, FORMAT, FORMAT_VERSION, ITEM_FILE, ONNX_FILE
 from trainer.inference.manifest import MANIFEST, seal
 from trainer.inference.onnx_export import DensePart, onnx_bytes, onnx_difference, write_program
 from trainer.inference.predict import Predictor
+from trainer.output_calibration.registry import as_json
+from trainer.spec import DatasetSpec
 from trainer.storage.places import is_stored, written
 
 PROGRAM_FILE, WEIGHTS_FILE = "dense.pt2", "dense.safetensors"
@@ -64,12 +68,6 @@ def export(run_dir: Path | str, directory: Path | str | None = None, *, checkpoi
     if directory is not None and not is_stored(directory) and Path(directory).exists():
         raise DataError("is there already", where=str(directory), remedy="remove it, or name another directory")
     predictor = Predictor(run_dir, checkpoint)
-    if predictor.run.dataset.num_item_numbers:
-        raise DataError(
-            "numbers of an item table are not exported yet",
-            where=f"dataset '{predictor.run.dataset.name}', items",
-            remedy="use evenkeel predict, or leave its dense features out",
-        )
     place = directory if directory is not None else _place_in_storage(predictor)
     with written(place, MANIFEST) as path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +110,8 @@ def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
     for name, feature in features.items():
         if feature.join is not None:
             _write_join(work / f"join-{name}.parquet", feature.join, beside(feature.join.uri, dataset.uri))
+    if dataset.items is not None and (columns_read := _item_columns(dataset)):
+        _write_columns(work / ITEM_FILE, beside(dataset.items.uri, dataset.uri), [dataset.items.on, *columns_read])
     part = dense_part(predictor)
     # save_file's files are their owner's alone, and an export is for others, as far as the umask lets them.
     (work / WEIGHTS_FILE).write_bytes(save({name: value.contiguous() for name, value in part.weights().items()}))
@@ -119,16 +119,23 @@ def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
     onnx = _write_onnx(part, work / ONNX_FILE)
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        # A version that knows no calibration would read the export, and give other probabilities.
+        "format_version": CALIBRATED_VERSION if predictor.calibrators else FORMAT_VERSION,
         "job": job.model_dump(mode="json"),
         "dataset": dataset.model_dump(mode="json"),
         "run_id": predictor.run.run_id,
         "step": predictor.checkpoint.step,
         "numeric": [one.as_json() for one in predictor.numeric],
+        "vectors": [asdict(one) for one in vectors_read(predictor.checkpoint)],
         "layout": part.layout,
         "length": part.length,
         "inputs": part.inputs,
         "output": part.output,
+        **(
+            {"output_calibration": {name: as_json(one) for name, one in predictor.calibrators.items()}}
+            if predictor.calibrators
+            else {}
+        ),
         "onnx": onnx,
         "tables": {
             name: {"rows": len(tables.weight(name)), "columns": tables.weight(name).shape[1]}
@@ -159,9 +166,22 @@ def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, A
         writer.write_batch(batch)
 
 
+def _item_columns(dataset: DatasetSpec) -> list[str]:
+    """Return the columns of the item table, where it has numbers or vectors: those of ids are looked up as joins."""
+    assert dataset.items is not None
+    features = dataset.items.features
+    if all(one.has_ids for one in features.values()):
+        return []
+    return [one.column or name for name, one in features.items()]
+
+
 def _write_join(path: Path, join: Any, uri: str) -> None:
+    _write_columns(path, uri, [join.on, join.column])
+
+
+def _write_columns(path: Path, uri: str, columns: Sequence[str]) -> None:
     source = Source(uri)
-    names = list(dict.fromkeys([join.on, join.column]))
+    names = list(dict.fromkeys(columns))
     source.require(names)
     schema = pa.schema([(name, source.column_type(name)) for name in names])
     with pq.ParquetWriter(path, schema) as writer:

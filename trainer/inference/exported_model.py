@@ -21,15 +21,21 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import numeric_of
 from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
+from trainer.data.columns.vectors import vectors_from
+from trainer.data.sources.item_table import ITEM_TABLE
 from trainer.inference.manifest import SealError, unseal
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
+from trainer.output_calibration.registry import of_json
 from trainer.spec import parse_dataset, parse_job
 from trainer.spec.label_tasks import label_tasks
 from trainer.storage.places import fetch, is_stored
 
 FORMAT, FORMAT_VERSION = "evenkeel-export", 1
+CALIBRATED_VERSION = 2
+"""Of exports whose manifest has ``output_calibration``, which are otherwise as those of version 1."""
 ONNX_FILE = "dense.onnx"
+ITEM_FILE = "items.parquet"
 LENGTHS, DENSE = "__lengths", "dense"
 
 
@@ -63,10 +69,12 @@ class Exported(RowScorer):
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             fetch(str(directory), folder)
         manifest = unseal(folder, sha256)
-        if (manifest.get("format"), manifest.get("format_version")) != (FORMAT, FORMAT_VERSION):
+        versions = (FORMAT_VERSION, CALIBRATED_VERSION)
+        if manifest.get("format") != FORMAT or manifest.get("format_version") not in versions:
             raise SealError(
                 f"{folder} is {manifest.get('format')} version {manifest.get('format_version')}, this version reads "
-                f"{FORMAT} {FORMAT_VERSION}: use the version of evenkeel that wrote it, or export again"
+                f"{FORMAT} {' and '.join(map(str, versions))}: use the version of evenkeel that wrote it, or export "
+                "again"
             )
         self.manifest = manifest
         job, dataset = parse_job(manifest["job"], str(folder)), parse_dataset(manifest["dataset"], str(folder))
@@ -83,15 +91,18 @@ class Exported(RowScorer):
         joins = {
             name: str(folder / f"join-{name}.parquet") for name, feature in features.items() if feature.join is not None
         }
+        if (folder / ITEM_FILE).exists():
+            joins[ITEM_TABLE] = str(folder / ITEM_FILE)
         top = None
         if is_sequence(job):
             items = tables[self._keys[0].table]
             top = TopItems(items.column("candidate" if "candidate" in items.names else "vector"), items.ids, k)
         ids = {name: table.ids for name, table in tables.items()}
         numeric = [numeric_of(one) for one in manifest["numeric"]]
-        super().__init__(
-            job, RowEncoder(dataset, features, ids, numeric=numeric, joins=joins), top, label_tasks(dataset)
-        )
+        vectors = vectors_from(manifest.get("vectors", []))
+        encoder = RowEncoder(dataset, features, ids, numeric=numeric, vectors=vectors, joins=joins)
+        calibrators = {name: of_json(one) for name, one in manifest.get("output_calibration", {}).items()}
+        super().__init__(job, encoder, top, label_tasks(dataset), calibrators)
 
     def _forward(self, coded: EncodedRows) -> Float32s:
         if not coded.num_rows:

@@ -39,7 +39,7 @@ def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
 def unseal(folder: Path, sha256: str | None = None) -> dict[str, Any]:
     """Return the manifest's content, once every file is seen to be as written.
 
-    ``sha256``: what it must be, known from elsewhere; whoever can write to the folder can write a manifest of their
+    ``sha256``: what it must be, known from elsewhere; anyone who can write to the folder can write a manifest of their
     own.
 
     Raises:

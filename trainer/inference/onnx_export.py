@@ -17,34 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from trainer.inference.exported_model import DENSE, LENGTHS
-from trainer.models.base import RankingModel
+from trainer.models.base import Blocks, RankingModel
 from trainer.models.next_item import NextItemModel
 
 OPSET = 17
 # Tracers look at sizes: these are no size of any model.
 _EXAMPLE_ROWS = 3
-
-
-class Given:
-    """The output of a model's embeddings, as far as a model asks for it.
-
-    It gives blocks [b, dim] by feature, or rows of every id with lengths.
-    """
-
-    def __init__(self, blocks: Mapping[str, Any]):
-        self._blocks = dict(blocks)
-
-    def keys(self) -> list[str]:
-        return list(self._blocks)
-
-    def values(self) -> Tensor:
-        return torch.cat(list(self._blocks.values()), dim=1)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self._blocks)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._blocks[name]
 
 
 class Lists:
@@ -68,7 +46,7 @@ class DensePart(nn.Module):
       rows: the same for single ids; of a list the rows of its ids [n, columns], and ``NAME__lengths`` int64 [b].
       sequence: rows of a user's items [b, l, columns], oldest first and then zeros, and ``item__lengths``; gives
       queries [b, dim], which candidates are multiplied with.
-    Last ``dense`` [b, n], where it reads numeric features.
+    Last ``dense`` [b, n], where it reads numeric features or vectors.
 
     Args:
         features: the features that it scores with, and their columns. Other features of the model have zeros.
@@ -103,7 +81,7 @@ class DensePart(nn.Module):
     @property
     def inputs(self) -> list[str]:
         names = [each for name in self.features for each in (name, *([name + LENGTHS] if name in self.lists else []))]
-        return [*names, DENSE] if self.model.num_dense else names
+        return [*names, DENSE] if self.model.num_columns else names
 
     @property
     def output(self) -> str:
@@ -115,7 +93,7 @@ class DensePart(nn.Module):
         given = dict(zip(self.inputs, inputs, strict=True))
         dense = given.pop(DENSE, None)
         # The embeddings are an identity here: what the model looks up is what it is given.
-        looked_up = Given(self._rows(given) if self.layout == "rows" else self._blocks(given))
+        looked_up = Blocks(self._rows(given) if self.layout == "rows" else self._blocks(given))
         return self.model(looked_up, dense) if dense is not None else self.model(looked_up)
 
     def _blocks(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -154,7 +132,7 @@ class DensePart(nn.Module):
                 inputs += [draw(int(lengths.sum()), columns), lengths]
             else:
                 inputs.append(draw(rows, columns))
-        return tuple([*inputs, draw(rows, self.model.num_dense)] if self.model.num_dense else inputs)
+        return tuple([*inputs, draw(rows, self.model.num_columns)] if self.model.num_columns else inputs)
 
     def dynamic(self) -> dict[str, dict[int, str]]:
         """Return by input what of its shape may be any number: the rows, and the ids of all lists of a feature."""

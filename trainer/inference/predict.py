@@ -25,7 +25,7 @@ from tqdm import tqdm
 from embeddings.embedding_tables import EmbeddingTables
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.select import LAST, pick
-from trainer.checkpoint.warm_start import id_maps, numeric_features
+from trainer.checkpoint.warm_start import id_maps, numeric_features, vectors_read
 from trainer.data.batches.keys import Key, keys_of, read_features
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
@@ -39,11 +39,13 @@ from trainer.distributed.build import model_of
 from trainer.distributed.materialize import ReadTables
 from trainer.distributed.stored_model import load_dense
 from trainer.inference import command_line
+from trainer.inference.calibrators import calibration_notes, calibrators_of
 from trainer.inference.parquet_scoring import score_files
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
+from trainer.output_calibration.base import Calibrator
 from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.spec import SpecError
 from trainer.spec.label_tasks import label_tasks
@@ -57,7 +59,8 @@ _TRIES = 3
 class Predictor(RowScorer):
     """The model of a run as of a checkpoint: tables as they are read at its step, and the dense part.
 
-    Scores are what evaluation computes. Memory: float32 rows of all tables.
+    Scores are what evaluation computes, probabilities are calibrated where the job asks for it. Memory: float32 rows of
+    all tables.
 
     Args:
         run_dir: the run's directory.
@@ -68,6 +71,7 @@ class Predictor(RowScorer):
         tables: rows as they are read, of every table.
         candidates: for a sequence model what a query is multiplied with, [rows of the item table, dim].
         numeric: the numeric features that it reads, with the statistics of training.
+        calibrators: by label what makes probabilities of scores, where the job asks for it (``output_calibration``).
         notes: what the user should know of the checkpoint, in words.
 
     Raises:
@@ -89,6 +93,7 @@ class Predictor(RowScorer):
     tables: EmbeddingTables
     candidates: Float32s | None
     numeric: tuple[Numeric, ...]
+    calibrators: dict[str, Calibrator]
     notes: list[str]
 
     def __init__(self, run_dir: Path | str, checkpoint: str = LAST, *, k: int = NUM_ITEMS):
@@ -101,8 +106,9 @@ class Predictor(RowScorer):
         self.numeric = numeric
         tasks = label_tasks(dataset)
         self.model = model_of(
-            job, self.keys, read, num_dense=len(numeric), num_item_numbers=dataset.num_item_numbers, tasks=tasks
-        ).eval()
+            job, self.keys, read, num_dense=len(numeric), num_item_numbers=dataset.num_item_numbers,
+            vectors=vectors_read(self.checkpoint), tasks=tasks,
+        ).eval()  # fmt: skip
         load_dense(self.model, self.checkpoint)
         ids = {name: ids.ids for name, ids in id_maps(self.checkpoint).items()}
         self.candidates, top = None, None
@@ -112,8 +118,13 @@ class Predictor(RowScorer):
             top = TopItems(self.candidates, ids[self.keys[0].table], k)
         derived = any(feature.derive is not None for feature in dataset.features.values())
         past = _Past(self.run) if derived else None
-        encoder = RowEncoder(dataset, read_features(dataset, job), ids, numeric=numeric, history_source=past)
-        super().__init__(job, encoder, top, tasks)
+        encoder = RowEncoder(
+            dataset, read_features(dataset, job), ids,
+            numeric=numeric, vectors=vectors_read(self.checkpoint), history_source=past,
+        )  # fmt: skip
+        self.calibrators = calibrators_of(job, self.checkpoint)
+        self.notes = [*self.notes, *calibration_notes(job.output_calibration, self.calibrators)]
+        super().__init__(job, encoder, top, tasks, self.calibrators)
 
     def _open(self, which: str) -> ReadTables:
         """Open the rows of the checkpoint.
@@ -173,7 +184,8 @@ class _Past:
 
     def __call__(self) -> Source:
         try:
-            return Source(self._run.dataset.uri, window_of(self._run.dataset, self._run.job))
+            dataset = self._run.dataset
+            return Source(dataset.uri, window_of(dataset, self._run.job), dataset.filter)
         except DataError as error:
             raise DataError(
                 f"histories are looked up in the dataset's rows, and {error.what}",
@@ -225,9 +237,7 @@ def predict(
     Returns:
         What the command prints as JSON.
     """
-    if not (Path(run_dir) / RUN_FILE).is_file():
-        raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])
-    job = read_run(run_dir).job
+    job = run_of(run_dir).job
     sequence = is_sequence(job)
     if k is not None and (not sequence or k < 1):
         hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
@@ -261,6 +271,17 @@ def predict(
         "seconds": round(summary.seconds, 3),
         "notes": predictor.notes,
     }
+
+
+def run_of(run_dir: Path | str) -> Run:
+    """Return the run in a directory that a user named.
+
+    Raises:
+        SpecError: The directory is not that of a run.
+    """
+    if not (Path(run_dir) / RUN_FILE).is_file():
+        raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])
+    return read_run(run_dir)
 
 
 def default_output(source: Source) -> Path:

@@ -6,7 +6,7 @@ It is a job's checkpoint (trainer.inference.predict) or an export (trainer.infer
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.sources.source import Chunk
 from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
-from trainer.metrics.classification import sigmoid
+from trainer.output_calibration.base import Calibrator
+from trainer.output_calibration.uncalibrated import Uncalibrated
 from trainer.spec import JobSpec
 from trainer.spec.label_tasks import LabelTask
 from trainer.spec.losses import LOSSES, Loss, loss_of
@@ -33,16 +34,33 @@ Float32s = npt.NDArray[np.float32]
 class RowScorer(ABC):
     """A model as a function from rows to scores.
 
-    Outputs, by the loss: ``logit`` and ``probability`` = sigmoid(logit) of bce, ``prediction`` of mse, poisson and
-    exponential, ``score`` of focal and of the losses that rank; of several labels each of these for each label, such as
-    ``probability_click``. For sequence models, whose rows hold a list of the user's items, oldest first,
-    ``items`` and ``scores``: the k that the user has not had, the highest first.
+    Outputs, by the loss: ``logit`` and ``probability`` of bce, ``prediction`` of mse, poisson and exponential,
+    ``score`` of focal and of the losses that rank; of several labels each of these for each label, such as
+    ``probability_click``. For sequence models, whose rows hold a list of the user's items, oldest first, ``items`` and
+    ``scores``: the k that the user has not had, the highest first. A probability is sigmoid(logit), or what
+    ``output_calibration`` of the job makes of the logit.
+
+    Args:
+        job: the job.
+        encoder: reads rows as the model does.
+        top: finds items for a query, for a sequence model.
+        tasks: the labels, where the dataset has several.
+        calibrators: by label ("" of the one label), where outputs are calibrated.
     """
 
-    def __init__(self, job: JobSpec, encoder: RowEncoder, top: TopItems | None, tasks: Sequence[LabelTask] = ()):
+    def __init__(
+        self,
+        job: JobSpec,
+        encoder: RowEncoder,
+        top: TopItems | None,
+        tasks: Sequence[LabelTask] = (),
+        calibrators: Mapping[str, Calibrator] = {},
+    ):
         self.job, self._encoder, self._top = job, encoder, top
         # By the suffix of its columns, the loss of each label.
         self._losses = {f"_{task.name}": LOSSES[task.loss] for task in tasks} or {"": LOSSES[loss_of(job)]}
+        names = [task.name for task in tasks] or [""]
+        self._calibrators = [calibrators.get(name, Uncalibrated()) for name in names]
 
     @property
     def outputs(self) -> dict[str, pa.DataType]:
@@ -64,14 +82,21 @@ class RowScorer(ABC):
         coded = self._encoder.encode(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
+        labels = zip(self._losses.values(), self._calibrators, self.scores(coded).T, strict=True)
+        return [one for loss, by, own in labels for one in _outputs(loss, by, np.ascontiguousarray(own))], coded
+
+    def encode(self, chunk: Chunk) -> EncodedRows:
+        """Return rows as the model reads them."""
+        return self._encoder.encode(chunk)
+
+    def scores(self, coded: EncodedRows) -> Float32s:
+        """Return the scores of rows [b, labels], of a model that is none of sequences."""
         parts = [
             self._forward(coded.part(start, min(start + BATCH_ROWS, coded.num_rows)))
             for start in range(0, coded.num_rows, BATCH_ROWS)
         ]
         rows = [part.reshape(len(part), len(self._losses)) for part in parts]
-        scores = np.concatenate([np.empty((0, len(self._losses)), dtype=np.float32), *rows])
-        pairs = zip(self._losses.values(), scores.T, strict=True)
-        return [output for loss, own in pairs for output in _outputs(loss, np.ascontiguousarray(own))], coded
+        return np.concatenate([np.empty((0, len(self._losses)), dtype=np.float32), *rows])
 
     def predict(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return the outputs for rows in memory, as a table.
@@ -102,11 +127,13 @@ class RowScorer(ABC):
         """Return the scores of rows [b], of several labels [b, labels], or for a sequence model queries [b, dim]."""
 
 
-def _outputs(loss: Loss, scores: Float32s) -> list[pa.Array]:
+def _outputs(loss: Loss, calibrator: Calibrator, scores: Float32s) -> list[pa.Array]:
     """Return the columns of one label, in the order of ``outputs`` of its loss."""
     if loss.is_log:
         return [pa.array(np.exp(scores))]
-    return [pa.array(scores), pa.array(sigmoid(scores).astype(np.float32))] if loss.is_logit else [pa.array(scores)]
+    if loss.is_logit:
+        return [pa.array(scores), pa.array(calibrator.probabilities(scores).astype(np.float32))]
+    return [pa.array(scores)]
 
 
 def is_sequence(job: JobSpec) -> bool:

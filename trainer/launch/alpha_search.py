@@ -71,7 +71,8 @@ def first_alpha(
             return -math.inf
         return -value if is_lower_better(metric) else value
 
-    return climbed(default_alpha(data.steps_per_epoch), score, _Kept(run.directory / FILE, run.fence))
+    start = default_alpha(data.steps_per_epoch, job.optimizer.decay)
+    return climbed(start, score, _Kept(run.directory / FILE, run.fence))
 
 
 def climbed(start: float, score: Score, known: Any) -> float:

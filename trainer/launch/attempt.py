@@ -25,6 +25,7 @@ from trainer.checkpoint.warm_start import (
 )
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.one_pass.data import OnePassData
+from trainer.data.one_pass.following import FILES
 from trainer.data.prepare.stored import fetch_prepared
 from trainer.distributed.build import build
 from trainer.distributed.dynamic_tables import DynamicRows
@@ -76,7 +77,8 @@ class Attempt:
         self.data = _open_data(run)
         self.start = _find_start(run)
         self.alpha = self._choose_alpha()
-        self.sharded = build(self.job, self.data, alpha=self.alpha, device=device)
+        self.epoch_steps = self._epoch_steps()
+        self.sharded = build(self.job, self.data, alpha=self.alpha, epoch_steps=self.epoch_steps, device=device)
         self.optimizer = dense_optimizer(self.job, self.sharded)
         self.dynamic_rows = DynamicRows(self.job, self.data, self.sharded)
         self.resumed = self._load_start()
@@ -84,7 +86,7 @@ class Attempt:
     def trainer(self) -> Trainer:
         """Return the loop that trains, once rank 0 has told what it begins from."""
         self._announce()
-        return Trainer(
+        trainer = Trainer(
             self.job,
             self.data,
             self.sharded,
@@ -94,6 +96,9 @@ class Attempt:
             device=self.device,
             dynamic_rows=self.dynamic_rows,
         )
+        if trainer.progressive is not None and self.start.own is not None:
+            trainer.progressive.load(self.start.own)
+        return trainer
 
     def should_stop(self) -> str | None:
         """Return the reason once this rank is to stop."""
@@ -138,6 +143,13 @@ class Attempt:
             return inherited_alpha(self.job, TrainingRecord.of(parent))
         return first_alpha(self.run, self.data, self.device, self.reporter.emit, self.should_stop)
 
+    def _epoch_steps(self) -> int | None:
+        """Return what ``decay: by_epoch`` takes for an epoch: that of the tables' first training; None for others."""
+        if self.job.optimizer.decay != "by_epoch":
+            return None
+        start = self.start.own or self.start.parent
+        return self.data.steps_per_epoch if start is None else TrainingRecord.of(start).epoch_steps
+
     def _load_start(self) -> Resumed:
         """Take what the attempt begins from into the model, and return where that is."""
         own, start = self.start.own, self.start.checkpoint
@@ -146,9 +158,11 @@ class Attempt:
         if start is not None and not (own is None and frozen and frozen_context.begins_fresh(self.job)):
             parent_rows = None if own is not None else rows_of_parent(self.job, self.data)
             self.sharded.load_from(start, dense_optimizer=self.optimizer, verify=own is None, parent_rows=parent_rows)
-            self.dynamic_rows.load(start)
+            self.dynamic_rows.load(start, is_own=own is not None)
             if own is not None:
                 record = TrainingRecord.of(own)
+                if isinstance(self.data, OnePassData):
+                    self.data.begin_files(own.attached(FILES))
                 resumed = Resumed(record.position, tuple(record.history))
             else:
                 resumed = Resumed(Position(first_step=self.sharded.completed_steps))
@@ -166,6 +180,7 @@ class Attempt:
             run_id=self.run.run_id,
             optimizer=job.optimizer.kind,
             alpha=self.alpha,
+            epoch_steps=self.epoch_steps,
             batch_size=job.batch_size,
             labels=[task.name for task in self.data.tasks],
             position=trainer.position,
@@ -175,8 +190,12 @@ class Attempt:
             # Until what it copies from is not needed any more, where this writes it anew.
             self.saver.wait()
         attached = id_map_files(self.data)
+        if trainer.progressive is not None:
+            attached |= trainer.progressive.write(self.run.growing)
         if trainer.rank == 0:
             attached |= self.dynamic_rows.write(self.run.growing)
+            if isinstance(self.data, OnePassData):
+                attached |= self.data.write_files(self.run.growing, trainer.position.step)
         self.sharded.save(
             folder, dense_optimizer=self.optimizer, extra=record.to_extra(), attached=attached, keep_last=keep_last,
             saver=saver, fence=self.run.fence, folders=self.run.folders(folder),

@@ -13,10 +13,11 @@ import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embeddings.durable_files import write_json
 from trainer.runs import openlineage, tracing
@@ -25,10 +26,18 @@ from trainer.runs.events import EventWriter, phase, utc_now
 from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify
 from trainer.runs.lineage import lineage_of
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
+from trainer.runs.trackers.process import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
+from trainer.spec import Follow
+from trainer.spec.models.hard_negatives import hard_negatives_of
+from trainer.storage.opening import open_storage
+
+if TYPE_CHECKING:
+    from trainer.data.prepare.by_tasks.tasks import Hosts
 
 HEARTBEAT_SECONDS = 5.0
+LOCK_SECONDS = 1.0
 _LINEAGE_ENDS = {"succeeded": "COMPLETE", "failed": "FAIL", "cancelled": "ABORT"}
 
 StartRanks = Callable[[Run], None]
@@ -43,10 +52,15 @@ class RanksFailed(RuntimeError):
     """One or more ranks ended with an error, or without any; trainer.runs.failures.cause tells which matters."""
 
 
-def execute(run: Run, start_ranks: StartRanks) -> int:
+def execute(run: Run, start_ranks: StartRanks, hosts: Hosts | None = None) -> int:
     """Lead one attempt to its end and return the exit code (trainer.runs.run_process).
 
     Must be called on the main thread: it handles SIGTERM and SIGINT.
+
+    Args:
+        run: the run.
+        start_ranks: trains on all ranks.
+        hosts: others that may prepare parts of the rows; None: this one prepares them all.
 
     Raises:
         RunBusyError: another process is at this run directory.
@@ -56,10 +70,11 @@ def execute(run: Run, start_ranks: StartRanks) -> int:
         run.fence()
         with (
             reporting(run),
+            tracked(run),
             openlineage.telling(run) as tell,
             contextlib.closing(EventWriter(run.directory, run.attempt)) as events,
         ):
-            attempt = _Attempt(run, events, tell)
+            attempt = _Attempt(run, events, tell, hosts)
             try:
                 with (
                     _heartbeat(attempt),
@@ -98,14 +113,15 @@ def check_memory(run: Run) -> None:
     from trainer.sizing.estimate import ids_per_example
     from trainer.sizing.memory import machine_memory_bytes
     from trainer.sizing.memory_limit import refuse_what_cannot_fit
+    from trainer.sizing.row_shape import RowShape
 
     data = PreparedData.open(run.data)
     rows = {name: table.num_rows for name, table in data.tables.items()}
     machine = None if run.ray_address else machine_memory_bytes()
     graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
     gpu_bytes = known_gpu_bytes(run.job, run.ray_address)
-    ids, num_labels = ids_per_example(run.job, run.dataset), len(run.dataset.labels)
-    refuse_what_cannot_fit(run.job, rows, ids, machine, graphs, gpu_bytes, num_labels=num_labels)
+    ids, shape = ids_per_example(run.job, run.dataset), RowShape.of(run.job, run.dataset)
+    refuse_what_cannot_fit(run.job, rows, ids, machine, graphs, gpu_bytes, shape=shape)
 
 
 def give_up(directory: Path, failure: Failure, attempt: int = 1) -> int:
@@ -130,8 +146,8 @@ class _Attempt:
     publication: dict[str, Any] | None = None
     failure: str | None = None
 
-    def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell):
-        self.run, self.events, self.tell = run, events, tell
+    def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell, hosts: Hosts | None = None):
+        self.run, self.events, self.tell, self.hosts = run, events, tell, hosts
         self.interruptible = True
 
     def lead(self, start_ranks: StartRanks) -> int:
@@ -173,17 +189,25 @@ class _Attempt:
     def _prepare_data(self) -> None:
         from trainer.checkpoint.record import TrainingRecord
         from trainer.checkpoint.select import newest_of
-        from trainer.checkpoint.warm_start import id_maps, numeric_features, parent_checkpoint, profile_of_rows
+        from trainer.checkpoint.warm_start import (
+            id_maps,
+            numeric_features,
+            parent_checkpoint,
+            profile_of_rows,
+            vectors_read,
+        )
         from trainer.data.batches.prepared import PreparedData
         from trainer.data.one_pass.place import Place
+        from trainer.data.prepare.by_tasks.assembly import forget_parts
         from trainer.data.prepare.preparation import check_files_read, prepare
+        from trainer.data.prepare.shared import shared_on_host
         from trainer.data.prepare.stored import fetch_prepared, put_prepared
 
         run = self.run
         # What an attempt on another host has prepared.
         fetch_prepared(run.folders(run.data), run.data)
         newest = None if PreparedData.fingerprint_of(run.data) is None else newest_of(run, run.checkpoints)
-        if newest is not None and run.job.dataset.one_pass:
+        if newest is not None and run.job.dataset.one_pass and run.job.dataset.follow is None:
             place = Place.of_json(TrainingRecord.of(newest).position.place)
             check_files_read(run.dataset, run.job, run.data, place.file + (place.row > 0))
         elif newest is not None:
@@ -191,15 +215,24 @@ class _Attempt:
             if run.has_fewer_workers:
                 check_memory(run)
             return
+        if run.job.dataset.follow is not None and run.dataset.messages is None:
+            self._await_first_file(run.job.dataset.follow)
         parent = parent_checkpoint(run)
         if parent is None and run.job.init_from is not None:
             self._info("init_from names no trained job yet: this one starts from initial values")
+        hard = hard_negatives_of(run.job)
+        if hard is not None:
+            from trainer.publishing.neighbors import version_of
+
+            version_of(run)  # refused before rows are read, not after
         base = None if parent is None else id_maps(parent)
         numeric = None if parent is None else numeric_features(parent)
         profile = None if parent is None else profile_of_rows(parent)
+        vectors = None if parent is None else vectors_read(parent)
         prepare(
             run.dataset, run.job, run.data,
-            base_vocabulary=base, base_numeric=numeric, base_profile=profile, log=self._info,
+            base_vocabulary=base, base_numeric=numeric, base_profile=profile, base_vectors=vectors, hosts=self.hosts,
+            shared=shared_on_host(run.store_url, run.directory, self._info), log=self._info,
             report=functools.partial(self.events.write, "preparation"), fence=run.fence,
         )  # fmt: skip
         check_memory(run)
@@ -207,12 +240,33 @@ class _Attempt:
             from trainer.publishing.anchor import write_targets
 
             self._info(write_targets(run, PreparedData.open(run.data), parent))
+        if hard is not None:
+            from trainer.publishing.neighbors import write_neighbors
+
+            self._info(write_neighbors(run, PreparedData.open(run.data), hard))
         put_prepared(run.folders(run.data), run.data)
+        if self.hosts is not None:
+            forget_parts(open_storage(self.hosts.storage))
+
+    def _await_first_file(self, follow: Follow) -> None:
+        """Wait until the folder has a file that can be opened, whose columns say what the ids are."""
+        from trainer.data.sources.followed_folder import first_file
+
+        uri, is_told = self.run.dataset.uri, False
+        while first_file(uri, follow) is None:
+            if not is_told:
+                self._info(f"waiting for a first file in {uri}")
+                is_told = True
+            time.sleep(min(follow.poll_seconds, 1.0))
+            self._check_cancel()
 
     def _ranks(self, start_ranks: StartRanks) -> None:
+        from trainer.publishing.repeated import publishing
+
         self.interruptible = False
         try:
-            start_ranks(self.run)
+            with publishing(self.run, self.events.write):
+                start_ranks(self.run)
         finally:
             self.interruptible = True
         self._check_cancel()
@@ -228,6 +282,38 @@ class _Attempt:
         self.events.write("state", state="publishing")
         self.publication = publish(self.run)
         self.events.write("publication", **self.publication)
+        if self.run.job.publish.gate.calibrate == "auto" and self.publication["status"] == "published":
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        """Set the gate's limits from halves of a first job's rows; what becomes of it does not change the job's end."""
+        from trainer.launch.halves import calibrate_by_halves, unsupported
+
+        assert self.run.job.publish is not None
+        if self.run.parent_version is not None:
+            return
+        problem = unsupported(self.run)
+        if problem is not None:
+            self._info(f"publish.gate.calibrate: {problem}: the limits stay; `evenkeel calibrate` sets them")
+            return
+        self._info("publish.gate.calibrate: training on halves of the rows")
+        started = time.monotonic()
+        try:
+            found = calibrate_by_halves(self.run, self.run.job.publish.gate.calibrate_seconds)
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            traceback.print_exception(error)
+            self._info(f"publish.gate.calibrate: {error}: the limits stay; `evenkeel calibrate` sets them")
+            return
+        if found is not None:
+            seconds = round(time.monotonic() - started, 1)
+            told = ", ".join(f"{name} {limit:.4g}" for name, limit in found.limits.items()) or "the starting ones hold"
+            unstable = f"; beyond what is allowed: {', '.join(found.unstable)}" if found.unstable else ""
+            self._info(
+                f"publish.gate.calibrate: limits by halves of the rows, in {seconds} s: {told}{unstable}",
+                limits=found.limits, unstable=found.unstable, seconds=seconds,
+            )  # fmt: skip
 
     def _info(self, message: str, **figures: Any) -> None:
         print(message, flush=True)
@@ -338,11 +424,20 @@ def _heartbeat(attempt: _Attempt) -> Iterator[None]:
 def _lock(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise RunBusyError(f"{directory}: another process is at work on this run; end it first") from None
-    try:
+        # A process that was killed holds it for some milliseconds after it has gone from the list of processes.
+        end = time.monotonic() + LOCK_SECONDS
+        while not _locked(descriptor):
+            if time.monotonic() > end:
+                raise RunBusyError(f"{directory}: another process is at work on this run; end it first")
+            time.sleep(0.02)
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -12,6 +12,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.launch.driver import RunBusyError, StartRanks, execute, give_up
 from trainer.runs.directory import Run, attempt_named, read_run
@@ -28,6 +29,9 @@ from trainer.runs.protocol import (
 from trainer.runs.run_process import await_name
 from trainer.runs.uplink import fetch_run
 from trainer.runs.working_directory import working_directory
+
+if TYPE_CHECKING:
+    from trainer.data.prepare.by_tasks.tasks import Hosts
 
 PROCESS_NAME = "evenkeel-run"
 """As `ps -o comm` and `top` have it; its ranks are called evenkeel-rank0 and so on."""
@@ -67,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         run.fence()
         with _ranks(run) as start_ranks:
-            return execute(run, start_ranks)
+            return execute(run, start_ranks, _hosts(run))
     except (RunBusyError, LeaseLostError) as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_FAILED
@@ -85,6 +89,15 @@ def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
     from trainer.launch.on_ray import start_ranks
 
     return contextlib.nullcontext(start_ranks)
+
+
+def _hosts(run: Run) -> Hosts | None:
+    """Return the hosts that may prepare parts of the rows, None where the run has this one alone."""
+    if run.ray_address is None:
+        return None
+    from trainer.launch.tasks_on_ray import HostsOfCluster
+
+    return HostsOfCluster(run)
 
 
 def _take_up(directory: Path) -> None:

@@ -19,11 +19,13 @@ import yaml
 
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
+from trainer.runs.parents import start_of
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
 from trainer.spec.problems import FieldProblem
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="evenkeel train", description=__doc__)
     parser.add_argument("spec", type=Path, help="YAML file with a dataset and a job")
     parser.add_argument(
@@ -36,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="job field to change"
     )
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     try:
         dataset, job = read_spec(options.spec, options.changes)
         return train(dataset, job, run_dir=options.run_dir, store=options.store, init=options.init)
@@ -62,11 +68,12 @@ def train(
         job: the job, checked against it.
         run_dir: where the run keeps its files, and goes on if it has begun; left out: a new folder under EVENKEEL_HOME.
         store: URL of the feature store to publish to; left out: EVENKEEL_STORE_URL, else the one under EVENKEEL_HOME.
-        init: the run directory or checkpoints to warm-start from.
+        init: the run directory or checkpoints to warm-start from; left out: those that ``init_from`` names
+            (trainer.runs.parents).
 
     Raises:
         RunBusyError: another process leads ``run_dir``.
-        ValueError: the job has ``init_from``, and ``init`` is left out.
+        ValueError: what ``init_from`` names is not here.
         StoreError: the store cannot be read.
         OSError: the run directory cannot be written.
     """
@@ -80,17 +87,20 @@ def train(
     directory = (run_dir or default_directory(job.name)).resolve()
     # Not the directory's name alone: the store takes what a job of the same name published for this one's.
     run_id, attempt, parent_version = f"{directory.name}-{secrets.token_hex(4)}", 1, None
-    init_checkpoint = None if init is None else str(_checkpoints(init))
+    init_checkpoint, start_version = None if init is None else str(_checkpoints(init)), None
     store_url = store or os.environ.get("EVENKEEL_STORE_URL") or str((home / "store").resolve())
     if (directory / RUN_FILE).exists():
-        check_free(directory)  # before run.json says that the run is ours: whoever is at it could not publish any more
+        check_free(directory)  # before run.json says that the run is ours: one that is at it could not publish then
         before = read_run(directory)
         run_id, attempt, parent_version = before.run_id, before.attempt + 1, before.parent_version
         init_checkpoint = init_checkpoint or before.init_checkpoint
+        start_version = before.start_version
     elif job.publish is not None:
         parent_version = current_version(store_url, job.publish.collection)
     if job.init_from is not None and init_checkpoint is None:
-        raise ValueError("init_from names a job of the service: without it, give --init RUN_DIR")
+        checkpoints, start_version = start_of(job.init_from, store_url, home / "runs")
+        init_checkpoint = str(checkpoints)
+        print(f"init_from: {init_checkpoint}", flush=True)
     write_run(
         directory,
         run_id=run_id,
@@ -100,6 +110,7 @@ def train(
         store_url=store_url,
         parent_version=parent_version,
         init_checkpoint=init_checkpoint,
+        start_version=start_version,
     )
     print(f"run directory: {directory}", flush=True)
     return execute(read_run(directory), start_ranks)
@@ -142,6 +153,20 @@ def apply_change(document: dict[str, Any], change: str) -> None:
     path, equals, value = change.partition("=")
     if not equals or not path:
         raise ValueError(f"--set {change}: not PATH=VALUE, such as optimizer.kind=adam")
+    try:
+        set_field(document, path, yaml.safe_load(value))
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {change}: the value is not YAML ({' '.join(str(error).split())}): quote it") from None
+    except ValueError as error:
+        raise ValueError(f"--set {change}: {error}") from None
+
+
+def set_field(document: dict[str, Any], path: str, value: Any) -> None:
+    """Set the field at a path such as ``optimizer.kind`` in place; parts on the way that are not there are made.
+
+    Raises:
+        ValueError: a field on the way has no fields.
+    """
     *parents, last = path.split(".")
     target = document
     for name in parents:
@@ -149,12 +174,9 @@ def apply_change(document: dict[str, Any], change: str) -> None:
         if child is None:
             child = target[name] = {}
         if not isinstance(child, dict):
-            raise ValueError(f"--set {change}: '{name}' is not a part with fields")
+            raise ValueError(f"'{name}' is not a part with fields")
         target = child
-    try:
-        target[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {change}: the value is not YAML ({' '.join(str(error).split())}): quote it") from None
+    target[last] = value
 
 
 def _checkpoints(init: Path) -> Path:

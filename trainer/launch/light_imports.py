@@ -14,7 +14,7 @@ from types import ModuleType
 def import_torchrec() -> None:
     """Import TorchRec with an empty class in the place of ``tensordict.TensorDict``, which nothing here is.
 
-    Whoever imports tensordict afterwards gets the real one. Does nothing where either is imported already.
+    Code that imports tensordict afterwards gets the real one. Does nothing where either is imported already.
     """
     if sys.modules.keys() & {"torchrec", "tensordict"}:
         return

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,19 +35,10 @@ def start_ranks(run: Run) -> None:
         RanksFailed: a rank ended with an error.
         ResourceError: the cluster is not reached or too small.
     """
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
-    os.environ["RAY_AUTH_MODE"] = "token"
-    import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    with connected(run):
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with contextlib.closing(EventWriter(run.directory, run.attempt)) as events, phase(events.write, "cluster"):
-            _connect(run)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # ray.init takes SIGTERM for itself
         run = _fitted(run)
         # Kept: the actor ends with what refers to it.
         link = None if run.storage is None else start_driver_end(run)
@@ -74,6 +65,27 @@ def start_ranks(run: Run) -> None:
             raise
         except Exception as error:
             raise RanksFailed(str(error)) from error
+
+
+@contextlib.contextmanager
+def connected(run: Run) -> Iterator[None]:
+    """Be a driver of the run's cluster during the block.
+
+    Raises:
+        ResourceError: the cluster is not reached.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+    os.environ["RAY_AUTH_MODE"] = "token"
+    import ray
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with contextlib.closing(EventWriter(run.directory, run.attempt)) as events, phase(events.write, "cluster"):
+            _connect(run)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # ray.init takes SIGTERM for itself
+        yield
     finally:
         ray.shutdown()
 

@@ -17,7 +17,11 @@ _PUBLISH = "publish."  # before the name of each of these in the identity
 def identity_of(job: JobSpec) -> dict[str, Any]:
     """Return what of the job must be the same in every attempt, as a document for checkpoints."""
     parts = {} if job.publish is None else job.publish.model_dump(mode="json", include=_TRAINED_WITH)
-    return job.model_dump(mode="json", exclude=_FREE) | {f"{_PUBLISH}{name}": part for name, part in parts.items()}
+    document = job.model_dump(mode="json", exclude=_FREE)
+    if job.dataset.follow is not None:
+        # How it is followed may change, whether it is may not.
+        document["dataset"]["follow"] = {}
+    return document | {f"{_PUBLISH}{name}": part for name, part in parts.items()}
 
 
 def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:

@@ -47,9 +47,10 @@ class AutoInt(ClickModel):
         self.output = output.to(inputs.dtype)
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        fields = self.vectors(features)
-        if self.numeric is not None and dense is not None:
-            fields = torch.cat([fields, self.numeric(dense)], dim=1)
+        fields = self.vectors(features, dense)
+        numbers = self.numbers(dense)
+        if self.numeric is not None and numbers is not None:
+            fields = torch.cat([fields, self.numeric(numbers)], dim=1)
         x = fields
         for layer in self.attention:
             x = layer(x)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.batches.keys import Key
+from trainer.data.columns.vectors import Vector
+from trainer.models.layers.vector_fields import VectorFields
 from trainer.models.losses import pointwise_loss
 from trainer.spec.label_tasks import LabelTask
 from trainer.spec.models.base import ModelSpec
@@ -31,7 +33,8 @@ class ModelInputs:
     takes (``reads_numbers`` of its spec). Initial values are a function of ``seed``, drawn in float32 and cast to
     ``dtype``. ``dropout``: ``regularizers.dropout`` of the job, for the models that apply it themselves.
     ``tasks``: the labels of the dataset, for the models of several. ``num_item_numbers``: how many of the numeric
-    features, the last ones, are of the item table.
+    features, the last ones, are of the item table. Vectors as given count among both; ``vectors`` are the projected
+    ones, whose columns follow the numbers of a batch.
     """
 
     keys: tuple[Key, ...]
@@ -41,11 +44,31 @@ class ModelInputs:
     dropout: float = 0.0
     tasks: tuple[LabelTask, ...] = ()
     num_item_numbers: int = 0
+    vectors: tuple[Vector, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the keys."""
-        return tuple(key.name for key in self.keys)
+        """Names of the fields: of the keys, then of the projected vectors."""
+        return (*(key.name for key in self.keys), *(one.name for one in self.vectors))
+
+
+class Blocks:
+    """Looked-up rows as far as a model asks for them: blocks [b, columns] by feature."""
+
+    def __init__(self, blocks: Mapping[str, Any]):
+        self._blocks = dict(blocks)
+
+    def keys(self) -> list[str]:
+        return list(self._blocks)
+
+    def values(self) -> Tensor:
+        return torch.cat(list(self._blocks.values()), dim=1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._blocks)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._blocks[name]
 
 
 class RankingModel(nn.Module):
@@ -70,18 +93,41 @@ class RankingModel(nn.Module):
         self.embeddings = embeddings
         self.features = inputs.features
         self.dim, self.num_dense = spec.embedding_dim, inputs.num_dense
+        self.vector_fields: VectorFields | None = None
+        if inputs.vectors:
+            columns = {one.name: spec.table_columns(one.name) for one in inputs.vectors}
+            self.vector_fields = VectorFields(columns, inputs)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of a batch's numbers: numeric features, and vectors."""
+        return self.num_dense + (0 if self.vector_fields is None else self.vector_fields.num_columns)
+
+    def lookup(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Any:
+        """Return a block [b, columns] for each field: pooled rows, and projections of the vectors in ``dense``."""
+        pooled = self.embeddings(features)
+        if self.vector_fields is None:
+            return pooled
+        assert dense is not None
+        return Blocks({**pooled.to_dict(), **self.vector_fields(dense)})
+
+    def numbers(self, dense: Tensor | None) -> Tensor | None:
+        """Return the numeric features [b, num_dense] of a batch's numbers, None where there are none."""
+        if dense is None or self.vector_fields is None:
+            return dense
+        return dense[:, : self.num_dense] if self.num_dense else None
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Return scores (logits) [b], of a model of several labels [b, labels].
 
         It is called as ``forward(features)``, or as ``forward(features, dense)`` by a model that reads numeric
-        features, with the batch's ``dense`` [b, num_dense].
+        features or vectors, with the batch's ``dense`` [b, num_columns].
         """
         raise NotImplementedError
 
     def scores(self, batch: Batch) -> Tensor:
         """Return :meth:`forward` of a batch."""
-        return self(batch.features, batch.dense) if self.num_dense else self(batch.features)
+        return self(batch.features, batch.dense) if self.num_columns else self(batch.features)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return per-sample losses [b]. The loop divides by the global count and sums."""
@@ -151,7 +197,7 @@ def with_dense(rows: Tensor, dense: Tensor | None) -> Tensor:
     return rows if dense is None else torch.cat([rows, dense.to(rows.dtype)], dim=1)
 
 
-def pooled_rows(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
+def pooled_rows(pooled: KeyedTensor | Blocks, features: Sequence[str]) -> Tensor:
     """Return the named blocks of a KeyedTensor side by side, [b, sum of dims].
 
     Their order does not depend on the sharding plan.

@@ -1,4 +1,4 @@
-"""The common part of sasrec and gru4rec: a state at each position of a sequence, which scores the next item."""
+"""The common part of sasrec, gru4rec and hstu: a state at each position of a sequence, which scores the next item."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ class ClickModel(RankingModel):
         super().__init__(embeddings, spec, inputs)
         self.width = len(self.features) * self.dim + self.num_dense  # of all fields and numbers side by side
 
-    def vectors(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return the fields' vectors [b, number of fields, dim]."""
-        return self._rows(features, self.dim)
+    def vectors(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        """Return the fields' vectors [b, number of fields, dim]; ``dense``: the batch's numbers, for projections."""
+        return self._rows(features, dense, self.dim)
 
-    def _rows(self, features: KeyedJaggedTensor, columns: int) -> Tensor:
-        rows = pooled_rows(self.embeddings(features), self.features)
+    def _rows(self, features: KeyedJaggedTensor, dense: Tensor | None, columns: int) -> Tensor:
+        rows = pooled_rows(self.lookup(features, dense), self.features)
         return rows.unflatten(1, (len(self.features), columns))
 
     def loss(self, batch: Batch) -> Tensor:
@@ -41,8 +41,9 @@ class FirstOrderModel(ClickModel):
     """Base: a row is [v | w], dim + 1 columns: the field's vector, and one weight for each id, the first-order term.
 
     The first-order terms are sum_f w_f + <u, x>, with x the numeric features, whose weights u are dense parameters. In
-    lists w is pooled like v. Features that share a table share the weights of its ids. v and w start alike
-    (``model.init``), are updated by the row optimizer, and learn from zeros (docs/adr/0030).
+    lists w is pooled like v; of a vector both are columns of its projection. Features that share a table share the
+    weights of its ids. v and w start alike (``model.init``), are updated by the row optimizer, and learn from zeros
+    (docs/adr/0030).
     """
 
     def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
@@ -53,10 +54,10 @@ class FirstOrderModel(ClickModel):
 
     def vectors_and_first_order(self, features: KeyedJaggedTensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
-        rows = self._rows(features, self.dim + 1)
-        linear = rows[:, :, self.dim].sum(1)
-        if self.first_order is not None and dense is not None:
-            linear = linear + self.first_order(dense.to(linear.dtype)).squeeze(1)
+        rows = self._rows(features, dense, self.dim + 1)
+        linear, numbers = rows[:, :, self.dim].sum(1), self.numbers(dense)
+        if self.first_order is not None and numbers is not None:
+            linear = linear + self.first_order(numbers.to(linear.dtype)).squeeze(1)
         return rows[:, :, : self.dim], linear
 
 

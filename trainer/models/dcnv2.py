@@ -42,7 +42,7 @@ class DCNv2(ClickModel):
                 self.output = nn.Linear(self.width + sizes[-1], 1, dtype=torch.float32).to(inputs.dtype)
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        first = with_dense(self.vectors(features).flatten(1), dense)
+        first = with_dense(self.vectors(features, dense).flatten(1), self.numbers(dense))
         x = first
         for layer in self.cross:
             x = layer(first, x)

@@ -25,7 +25,7 @@ class DeepFM(FirstOrderTowerModel):
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)
-        return linear + pairs(vectors) + self.tower(with_dense(vectors.flatten(1), dense)).squeeze(1)
+        return linear + pairs(vectors) + self.tower(with_dense(vectors.flatten(1), self.numbers(dense))).squeeze(1)
 
 
 def pairs(vectors: Tensor) -> Tensor:

@@ -58,8 +58,9 @@ class DIN(ClickModel):
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         rows = self.embeddings(features)
-        blocks = [self._block(name, rows) for name in self.features]
-        return self.tower(with_dense(torch.cat(blocks, dim=1), dense)).squeeze(1)
+        projected = {} if self.vector_fields is None or dense is None else self.vector_fields(dense)
+        blocks = [projected[name] if name in projected else self._block(name, rows) for name in self.features]
+        return self.tower(with_dense(torch.cat(blocks, dim=1), self.numbers(dense))).squeeze(1)
 
     def _block(self, name: str, rows: Any) -> Tensor:
         """Return the vector of a feature [b, dim]."""

@@ -47,10 +47,10 @@ class DLRM(ClickModel):
         self.top = tower_of(spec, inputs, sizes)
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        vectors = self.vectors(features)
-        seen = []
-        if self.bottom is not None and dense is not None:
-            seen = [self.bottom(dense.to(vectors.dtype))]
+        vectors = self.vectors(features, dense)
+        seen, numbers = [], self.numbers(dense)
+        if self.bottom is not None and numbers is not None:
+            seen = [self.bottom(numbers.to(vectors.dtype))]
             vectors = torch.cat([seen[0].unsqueeze(1), vectors], dim=1)
         products = vectors @ vectors.transpose(1, 2)
         first, second = self.pairs.to(products.device)

@@ -27,5 +27,5 @@ class DNN(ClickModel):
         self.tower = tower_of(spec, inputs, [self.width, *spec.hidden, 1])
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        rows = pooled_rows(self.embeddings(features), self.features)
-        return self.tower(with_dense(rows, dense)).squeeze(1)
+        rows = pooled_rows(self.lookup(features, dense), self.features)
+        return self.tower(with_dense(rows, self.numbers(dense))).squeeze(1)

@@ -51,8 +51,8 @@ class FinalMLP(ClickModel):
             self.fusion = Fusion(layers[0][-1], layers[1][-1], spec.fusion_heads, inputs.dtype)
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        vectors = self.vectors(features)
-        everything = with_dense(vectors.flatten(1), dense)
+        vectors = self.vectors(features, dense)
+        everything = with_dense(vectors.flatten(1), self.numbers(dense))
         first, second = (
             stream(gate(vectors) * everything) for gate, stream in zip(self.gates, self.streams, strict=True)
         )

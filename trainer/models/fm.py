@@ -34,6 +34,7 @@ class FM(FirstOrderModel):
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)
-        if self.numeric is not None and dense is not None:
-            vectors = torch.cat([vectors, self.numeric(dense)], dim=1)
+        numbers = self.numbers(dense)
+        if self.numeric is not None and numbers is not None:
+            vectors = torch.cat([vectors, self.numeric(numbers)], dim=1)
         return self.bias + linear + pairs(vectors)

@@ -39,7 +39,7 @@ class SeveralLabelsModel(ClickModel):
         self.given = [(places[name], places[other]) for name, other in in_topological_order(given, places)]
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        x = with_dense(pooled_rows(self.embeddings(features), self.features), dense)
+        x = with_dense(pooled_rows(self.lookup(features, dense), self.features), self.numbers(dense))
         scores = list(self.own_scores(x))
         for number, given in self.given:
             scores[number] = product_logit(scores[given], scores[number])

@@ -36,7 +36,7 @@ class PNN(ClickModel):
         self.tower = tower_of(spec, inputs, [self.width + self.pairs.shape[1], *spec.hidden, 1])
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        vectors = self.vectors(features)
+        vectors = self.vectors(features, dense)
         first, second = self.pairs.to(vectors.device)
         products = (vectors @ vectors.transpose(1, 2))[:, first, second]
-        return self.tower(torch.cat([with_dense(vectors.flatten(1), dense), products], dim=1)).squeeze(1)
+        return self.tower(torch.cat([with_dense(vectors.flatten(1), self.numbers(dense)), products], dim=1)).squeeze(1)

@@ -13,6 +13,7 @@ from trainer.models.esmm import ESMM
 from trainer.models.finalmlp import FinalMLP
 from trainer.models.fm import FM
 from trainer.models.gru4rec import GRU4Rec
+from trainer.models.hstu import HSTU
 from trainer.models.item2vec import Item2Vec
 from trainer.models.mf import MF
 from trainer.models.mmoe import MMoE
@@ -46,6 +47,7 @@ MODELS: Registry[type[RankingModel]] = Registry(
         "item2vec": Item2Vec,
         "sasrec": SASRec,
         "gru4rec": GRU4Rec,
+        "hstu": HSTU,
         "shared_bottom": SharedBottom,
         "mmoe": MMoE,
         "ple": PLE,

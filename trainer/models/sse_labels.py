@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
     """Return p_y by feature, for a model whose outputs are ids of a table; {} for others."""
-    probability = _probability(job)
-    return {feature: SSEConfig(probability) for feature in MODELS[job.model.kind].targets} if probability else {}
+    if not _probability(job):
+        return {}
+    config = SSEConfig(job.sse["label"].probability, include_unknown=job.sse["label"].include_unknown)
+    return dict.fromkeys(MODELS[job.model.kind].targets, config)
 
 
 def with_swapped_classes(job: JobSpec, batch: Batch, step: int, tasks: Sequence[LabelTask] = ()) -> Batch:

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import philox4x32, table_key
+from trainer.data.batches.hard_negatives import expected_shares
 from trainer.data.columns.dynamic_ids import UNKNOWN_ROW
 from trainer.data.columns.hashing import unit_interval
 from trainer.models.base import ModelInputs, RankingModel, with_dense
@@ -31,6 +32,8 @@ ITEM = "item"
 class TwoTower(RankingModel):
     """logit = <u, v> / t + c, u = MLP(concat of e_f over f that are not of the item), v = e_item, t the temperature.
 
+    A projected vector is a field like others (trainer.models.layers.vector_fields).
+
     With an item table v = MLP(concat of e_item, e_f over f of the table, the table's numbers), so that an item without
     a row, which reads that of the unknown id, has a v by its features. Not to depend on rows that such items lack, in
     training a share ``item_id_dropout`` of the samples reads the unknown id too. With ``normalize`` u and v are scaled
@@ -46,7 +49,9 @@ class TwoTower(RankingModel):
 
     def __init__(self, embeddings: nn.Module, spec: TwoTowerSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
-        self.item_features = tuple(key.name for key in inputs.keys if key.of_item)
+        self.item_vectors = tuple(one for one in inputs.vectors if one.of_item)
+        of_items = {key.name for key in inputs.keys if key.of_item} | {one.name for one in self.item_vectors}
+        self.item_features = tuple(name for name in self.features if name in of_items)
         self.num_item_numbers, self.seed = inputs.num_item_numbers, inputs.seed
         self.context = tuple(name for name in self.features if name != ITEM and name not in self.item_features)
         if ITEM not in self.features or not self.context:
@@ -67,17 +72,15 @@ class TwoTower(RankingModel):
         self.log_probabilities = torch.zeros(0, dtype=inputs.dtype)
 
     def begin(self, data: PreparedData) -> None:
-        """Compute log Q of each row of the item table, Q the share of training examples of that item.
+        """Compute log Q of each row of the item table, Q the expected share of training samples of that item.
 
-        Every example counts, whatever its label.
+        Every example counts, whatever its label; hard negatives as often as they are expected.
         """
         if self.loss_kind != "sampled_softmax":
             return
-        key = next(key for key in data.keys if key.name == ITEM)
-        counts = np.bincount(data.column("train", key), minlength=data.tables[key.table].num_rows)
-        probabilities = counts / max(counts.sum(), 1)
+        probabilities = expected_shares(data)
         # A row without an example is in no batch.
-        logs = np.log(probabilities, out=np.zeros(len(counts)), where=counts > 0)
+        logs = np.log(probabilities, out=np.zeros(len(probabilities)), where=probabilities > 0)
         self.log_probabilities = torch.from_numpy(logs).to(self.log_probabilities.dtype)
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
@@ -85,11 +88,11 @@ class TwoTower(RankingModel):
         return (user * item).sum(1) + self.bias
 
     def towers(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return u / t and v, each [b, dim]; ``dense`` [b, n]: numbers of the rows, then those of the item table."""
-        blocks = self.embeddings(features).to_dict()
+        """Return u / t and v, each [b, dim]; ``dense`` [b, n]: the batch's (trainer.data.columns.vectors)."""
+        blocks, numbers = self.lookup(features, dense).to_dict(), self.numbers(dense)
         of_items = self.num_dense - self.num_item_numbers
-        context, numbers = (None, None) if dense is None else (dense[:, :of_items], dense[:, of_items:])
-        return self._user(blocks, context), self._item(blocks, numbers)
+        context, of_item = (None, None) if numbers is None else (numbers[:, :of_items], numbers[:, of_items:])
+        return self._user(blocks, context), self._item(blocks, of_item)
 
     def _user(self, blocks: dict[str, Tensor], numbers: Tensor | None) -> Tensor:
         rows = torch.cat([blocks[name] for name in self.context], dim=1)
@@ -108,11 +111,16 @@ class TwoTower(RankingModel):
         return self._user(self.embeddings(features).to_dict(), None)
 
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        return self._item(self.embeddings(features).to_dict(), dense)
+        blocks = self.embeddings(features).to_dict()
+        if self.vector_fields is not None and self.item_vectors:
+            assert dense is not None
+            blocks |= self.vector_fields(dense, self.item_vectors)
+            dense = dense[:, : self.num_item_numbers]
+        return self._item(blocks, dense if self.num_item_numbers else None)
 
     def loss(self, batch: Batch) -> Tensor:
         features = self._with_unknown_items(batch) if self.item_tower is not None and self.training else batch.features
-        dense = batch.dense if self.num_dense else None
+        dense = batch.dense if self.num_columns else None
         if self.loss_kind != "sampled_softmax":
             return self.label_losses(self(features, dense), batch)
         ids = batch.features[ITEM].values()

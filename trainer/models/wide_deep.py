@@ -26,4 +26,4 @@ class WideDeep(FirstOrderTowerModel):
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)
-        return linear + self.tower(with_dense(vectors.flatten(1), dense)).squeeze(1)
+        return linear + self.tower(with_dense(vectors.flatten(1), self.numbers(dense))).squeeze(1)

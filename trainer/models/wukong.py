@@ -48,9 +48,10 @@ class Wukong(ClickModel):
         self.tower = tower_of(spec, inputs, [num_vectors * self.dim, *spec.hidden, 1])
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        vectors = self.vectors(features)
-        if self.bottom is not None and dense is not None:
-            vectors = torch.cat([vectors, self.bottom(dense.to(vectors.dtype)).unsqueeze(1)], dim=1)
+        vectors = self.vectors(features, dense)
+        numbers = self.numbers(dense)
+        if self.bottom is not None and numbers is not None:
+            vectors = torch.cat([vectors, self.bottom(numbers.to(vectors.dtype)).unsqueeze(1)], dim=1)
         return self.tower(self.layers(vectors).flatten(1)).squeeze(1)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pyarrow as pa
 import torch
 
 from embeddings.refresh.publish import publish_candidate
-from embeddings.store import open_store
-from embeddings.vectors.item_vectors import ItemVectors, keys_of, row_norms
+from embeddings.store import Collection, Store, StoreError, VersionReader, open_store
+from embeddings.vectors.item_vectors import FOUND, ItemVectors, arrow_of, keys_of, row_norms, shared_rows
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
 from trainer.checkpoint.select import newest_of
@@ -25,9 +26,11 @@ from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
+from trainer.data.one_pass.place import Place
 from trainer.distributed.dynamic_tables import codes_of, taken_rows
 from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, stored_rows
+from trainer.distributed.published_ids import stored_counts
 from trainer.distributed.stored_model import stored_model
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
@@ -48,27 +51,39 @@ def publish(run: Run) -> dict[str, Any]:
     checkpoint = newest_of(run, run.checkpoints)
     if checkpoint is None:
         raise CheckpointError(f"{run.checkpoints} holds no valid checkpoint to publish from: retry the job")
-    last_step = run.job.epochs * PreparedData.open(run.data).steps_per_epoch
-    position = TrainingRecord.of(checkpoint).position
-    if position.step < last_step and not position.stopped:
-        raise CheckpointError(
-            f"{checkpoint.path} is the newest valid checkpoint, of step {position.step} of "
-            f"{last_step}: what was saved after it is damaged; retry the job, which trains on from there"
-        )
+    _check_is_last(run, checkpoint)
+    return publish_checkpoint(run, checkpoint)
 
-    vectors = item_vectors(run, checkpoint) if run.dataset.items is None else tower_vectors(run, checkpoint)
+
+def publish_checkpoint(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Hand the item vectors of a checkpoint to the stage; return the fields of the publication event.
+
+    Of a job that publishes several times the version is one of the checkpoint's step, aligned onto what is served now.
+    """
+    spec = run.job.publish
+    assert spec is not None
+    store, step = open_store(run.store_url), None
+    parent_version = run.parent_version
+    if spec.is_repeated:
+        step, parent_version = TrainingRecord.of(checkpoint).position.step, store.collection(spec.collection).current()
+
+    vectors = candidate_of(run, checkpoint)
+    if run.start_version is not None:
+        vectors = _with_held_rows(run, store.collection(spec.collection), vectors)
     fence(run)
     publication = publish_candidate(
-        open_store(run.store_url),
+        store,
         spec.collection,
         vectors,
         spec,
         job_id=run.run_id,
-        parent_version=run.parent_version,
+        parent_version=parent_version,
+        start_version=run.start_version,
         model=run.job.model.kind,
-        retired=_retired(run, checkpoint),
+        retired=_retired(run, checkpoint, store, parent_version),
         lineage=lineage_of(run),
         fence=lambda: fence(run),
+        training_step=step,
     )
     if publication.anchor_cosine is not None:
         print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
@@ -79,7 +94,37 @@ def publish(run: Run) -> dict[str, Any]:
         "reasons": publication.reasons,
         "gate": publication.gate,
         "anchor_generation": publication.anchor_generation,
+        **({} if step is None else {"step": step}),
+        "diagnosis": publication.diagnosis,
+        "held_in_a_row": publication.held_in_a_row,
+        "held_since": publication.held_since,
+        "max_held": publication.max_held,
+        "released": publication.released,
     }
+
+
+def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:
+    """Check that training ended with this checkpoint.
+
+    Raises:
+        CheckpointError: it did not.
+    """
+    position = TrainingRecord.of(checkpoint).position
+    if run.job.dataset.one_pass:
+        is_last, of = Place.of_json(position.place).is_end, "those before the last row"
+    else:
+        last_step = run.job.epochs * PreparedData.open(run.data).steps_per_epoch
+        is_last, of = position.step >= last_step, str(last_step)
+    if not is_last and not position.stopped:
+        raise CheckpointError(
+            f"{checkpoint.path} is the newest valid checkpoint, of step {position.step} of {of}: what was saved after "
+            "it is damaged; retry the job, which trains on from there"
+        )
+
+
+def candidate_of(run: Run, checkpoint: Checkpoint) -> ItemVectors:
+    """Return what a run publishes: its items' rows, or the item tower's outputs where there is an item table."""
+    return item_vectors(run, checkpoint) if run.dataset.items is None else tower_vectors(run, checkpoint)
 
 
 def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
@@ -119,8 +164,11 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         served = rows.read(table, picked)[:, :dim]
         norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
         last[part] = rows.state(table)["last_update_step"][picked].numpy()
-    codes = codes_of(data, table, id_keys(ids)) if taken is not None else rows_of_ids
-    counts = data.row_counts(table)[codes][order]
+    if run.job.dataset.one_pass:
+        counts = stored_counts(checkpoint, table)[order]
+    else:
+        codes = codes_of(data, table, id_keys(ids)) if taken is not None else rows_of_ids
+        counts = data.row_counts(table)[codes][order]
     return ItemVectors(
         keys[order],
         vectors,
@@ -133,10 +181,10 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
 def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     """Return the item tower's output for each item of the item table, and for the others that have a row, by id.
 
-    There is evidence for an item whose id, or an id of one of whose features, has a row, and whose norm is above the
-    floor: an item that nobody has clicked yet is served by what was learned of its features. Others are served as
-    before, or not at all. A row that only a warm start brought counts, because the tower of today reads it. As of
-    :func:`item_vectors`, the vectors are in a file without a name.
+    There is evidence for an item whose id, or an id of one of whose features, has a row, or of which there is a vector,
+    and whose norm is above the floor: an item that nobody has clicked yet is served by what was learned of its
+    features. Others are served as before, or not at all. A row that only a warm start brought counts, because the tower
+    of today reads it. As of :func:`item_vectors`, the vectors are in a file without a name.
     """
     data = PreparedData.open(run.data)
     catalogue = data.catalogue
@@ -147,7 +195,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     vectors = _scratch(run.directory, (len(keys), run.job.model.embedding_dim))
     for start in range(0, len(order), CHUNK_ROWS):
         places = order[start : start + CHUNK_ROWS]
-        outputs = tower_outputs(model, data.keys, catalogue, places, torch.device("cpu"))
+        outputs = tower_outputs(model, data, places, torch.device("cpu"))
         vectors[start : start + len(places)] = _as_float32(outputs)
     norms = row_norms(vectors)
     table = next(key.table for key in data.keys if key.name == "item")
@@ -163,6 +211,33 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     )
 
 
+def _with_held_rows(run: Run, collection: Collection, vectors: ItemVectors) -> ItemVectors:
+    assert run.start_version is not None
+    try:
+        return with_held_rows(vectors, collection.open(run.start_version))
+    except StoreError as error:
+        print(f"what held version {run.start_version} found is not known, so it is carried: {error}", flush=True)
+        return vectors
+
+
+def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
+    """Return the vectors of a run that went on from a held version's rows, with that run's evidence and counts.
+
+    Nobody was served what was trained then. An item that had evidence in it has a row that is newer than what is
+    served, also where it does not occur in the rows of this run.
+    """
+    old, new = shared_rows(held.keys, vectors.keys)
+    found = held.statuses[old] == FOUND
+    old, new = old[found], new[found]
+    evidence = vectors.evidence.copy()
+    evidence[new] = True
+    counts = vectors.counts
+    if counts is not None and held.counts is not None:
+        counts = counts.copy()
+        counts[new] += held.counts[old].astype(counts.dtype)
+    return replace(vectors, evidence=evidence, counts=counts)
+
+
 def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
     """Return a writable float32 array in a file without a name, with its disk space taken now.
 
@@ -173,12 +248,23 @@ def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
-def _retired(run: Run, checkpoint: Checkpoint) -> pa.Array:
-    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever."""
+def _retired(run: Run, checkpoint: Checkpoint, store: Store, parent_version: str | None) -> pa.Array:
+    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever.
+
+    Of a job that publishes several times also what it has published itself and has given up since.
+    """
     assert run.job.publish is not None
     keys = PreparedData.open(run.data).keys
     table = next(key.table for key in keys if key.name == run.job.publish.feature)
-    return id_maps(checkpoint)[table].retired
+    retired = id_maps(checkpoint)[table].retired
+    if not run.job.publish.is_repeated or parent_version is None:
+        return retired
+    parent = store.collection(run.job.publish.collection).open(parent_version)
+    if parent.manifest.job != run.run_id:
+        return retired
+    # Ids that have a row are no tombstones, whatever names them.
+    own = arrow_of(parent.keys[parent.statuses == FOUND])
+    return pa.concat_arrays([retired, own.cast(retired.type)])
 
 
 def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:

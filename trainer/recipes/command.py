@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.data.errors import DataError
 from trainer.launch.in_process import read_spec
-from trainer.recipes import adamar, alpha, dropout, generalization_report, rff, sse
+from trainer.recipes import adamar, alpha, dropout, generalization_report, language, rff, sse
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.recipes.trials.trial import Recipe
 from trainer.runs.directory import read_run
@@ -26,6 +26,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "alpha": alpha.recipe,
     "sse": sse.recipe,
     "dropout": dropout.recipe,
+    "language": language.recipe,
     "rff": rff.recipe,
     "generalization": generalization_report.recipe,
 }

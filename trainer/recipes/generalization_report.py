@@ -190,7 +190,7 @@ def _tables(name: str, kinds: Mapping[str, str]) -> Sequence[Table]:
 def findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findings:
     ended = [
         (trial, records[trial.key])
-        for trial in recipe.trials
+        for trial in recipe.jobs
         if records.get(trial.key, {}).get("state") == "done"
     ]  # fmt: skip
     bases = {_label(trial, recipe): (trial, record) for trial, record in ended if trial.table == BASE}
@@ -206,7 +206,7 @@ def findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findin
 
 
 def _label(trial: Trial, recipe: Recipe) -> str:
-    several = len({one.seed for one in recipe.trials}) > 1
+    several = len({one.seed for one in recipe.jobs}) > 1
     return f"{trial.row}, seed {trial.seed}" if several else trial.row
 
 
@@ -324,7 +324,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
         gap = f"{one['test'] - one['train']:+.4f}" if "test" in one else NOT_RUN
         lines.append(
             (label, f"{one['rows']:,}", f"{one['train']:.4f}", gap, *signs, f"{bayes['sigma']:.2g}",
-             f"{bayes['divergence']:,.0f}", f"{bayes['loss']:.3f}", f"{bayes['gap']:.3f}", f"{bayes['bound']:.3f}")
+             f"{bayes['divergence']:,.0f}", f"{bayes['loss']:.3f}", f"{bayes['gap']:.3f}", f"{bayes['bound']:.3f}",
+             f"{one['norm_bound']:,.3g}" if "norm_bound" in one else NOT_RUN)
         )  # fmt: skip
     if not lines:
         return []
@@ -333,7 +334,7 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
             "bounds",
             "Bounds on the gap: Rademacher complexity and PAC-Bayes (sections 3 and 4)",
             ("", "training rows", "training loss", "gap", "fit of signs", "Rademacher bound", "sigma", "KL",
-             "loss under noise", "PAC-Bayes gap", "bound"),
+             "loss under noise", "PAC-Bayes gap", "bound", "complexity by norms"),
             tuple(lines),
             (
                 "The loss is the probability given to the wrong label, in [0, 1]; gap: of the test split less that of "
@@ -344,6 +345,9 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
                 "PAC-Bayes: P and Q are normal around the initial and the trained parameters, dense weights and all "
                 f"rows, with the sigma, of {len(SIGMAS)}, whose bound is smallest (paid for); loss under noise: of "
                 "the rows that sharpness is measured on. A bound of .5 or more says nothing: a fair coin has it.",
+                "Complexity by norms: a bound on the empirical Rademacher complexity of an MLP over embeddings by the "
+                "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), of `dnn` without numbers. It is "
+                "of the logit; above 1 it says nothing of the gap, and what it is for is to be compared.",
             ),
         )
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Edges between movies for SSE-Graph: shared genres, shared words of the title; and between items of a cluster."""
+"""Edges for SSE-Graph: between movies by genres or titles, users by age, items of a cluster."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def title_edges(titles: Mapping[int, str]) -> Edges:
 
 
 def cluster_edges(clusters: Mapping[int, int]) -> Edges:
-    """Return all pairs of one cluster."""
+    """Return all pairs of one cluster, such as a group of ages."""
     members: dict[int, list[int]] = {}
-    for item, cluster in clusters.items():
-        members.setdefault(cluster, []).append(item)
+    for row, cluster in clusters.items():
+        members.setdefault(cluster, []).append(row)
     return _within(members.values())
 
 
@@ -61,10 +61,12 @@ def write_edges(edges: Edges, path: Path) -> None:
     write_table(pa.table(columns), path)
 
 
-def write_edges_by(rows: Path, column: str, edges_of: Callable[[dict[int, Any]], Edges], path: Path) -> None:
-    """Write the edges between the items of ``rows`` by a column of theirs, unless ``path`` is there."""
+def write_edges_by(
+    rows: Path, column: str, edges_of: Callable[[dict[int, Any]], Edges], path: Path, of: str = "item"
+) -> None:
+    """Write the edges between the items (or ``of``) of ``rows`` by a column of theirs, unless ``path`` is there."""
     if not path.exists():
-        table = pq.read_table(rows, columns=["item", column])
+        table = pq.read_table(rows, columns=[of, column])
         write_edges(edges_of(dict(zip(*(values.to_pylist() for values in table.columns), strict=True))), path)
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from embeddings.vectors.item_vectors import Array
-from trainer.recipes import rff_task_2
+from trainer.recipes import rff_task_2, rff_theory
 from trainer.recipes.next_item_task import MAX_EPOCHS, histories
 from trainer.recipes.pages import documents, published
 from trainer.recipes.pages.layout import facts
 from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
 from trainer.recipes.rff_figures import (
+    HELD_OUT_SHARE,
     Judged,
     LabelTask,
     aligned,
@@ -70,7 +71,7 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False) -> Recipe:
 
     def findings_of(of_recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
         by_dim: dict[int, tuple[Runs, list[dict[str, Any]]]] = {}
-        for trial in of_recipe.trials:
+        for trial in of_recipe.jobs:
             record = records.get(trial.key)
             if record is None or record["state"] != "done":
                 continue
@@ -126,6 +127,9 @@ def findings(
         sections.append(section)
         growth, shares = _growth(runs, behind)
         sections += growth
+        vectors, labels = _vectors(runs, classes)
+        held_out = np.random.Generator(np.random.Philox(0)).random(len(labels)) < HELD_OUT_SHARE
+        sections += [rff_theory.lemma_1(vectors, labels, held_out), rff_theory.proposition_4(vectors, labels)]
         claims += _claims(judged, shares, main_dim, is_published=is_published)
     if by_dim:
         sections.append(_sensitivity(by_dim, classes))

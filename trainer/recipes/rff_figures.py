@@ -19,6 +19,7 @@ from trainer.recipes.pages.section import Verdict, verdict
 NUM_STEPS = 300
 """Of the regression: more change the third decimal of an accuracy."""
 NUM_PAIRS = 20_000
+HELD_OUT_SHARE = 0.2
 Features = Callable[[Array], Array]
 """From vectors [n, d] to what a consumer reads, [n, k]."""
 
@@ -96,7 +97,7 @@ class LabelTask:
     def __init__(self, classes: Array, seed: int = 0):
         names, self._classes = np.unique(classes, return_inverse=True)
         self._num_classes = len(names)
-        self._held_out = np.random.Generator(np.random.Philox(seed)).random(len(classes)) < 0.2
+        self._held_out = np.random.Generator(np.random.Philox(seed)).random(len(classes)) < HELD_OUT_SHARE
         labels = self._classes[self._held_out]
         self.majority = float((labels == np.bincount(self._classes[~self._held_out]).argmax()).mean())
         self.num_held_out = len(labels)

@@ -31,6 +31,8 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 DATA_PARTS = ".data.parts"
 """What a preparation that did not end has read (trainer.data.prepare.kept_parts)."""
+TASK_RESULTS = "parts"
+"""What tasks of a preparation have made, where the run has no storage (trainer.data.prepare.by_tasks)."""
 REVOKED = {"revoked": True}
 THIS_CLUSTER = "auto"
 """As Ray address: the cluster that has started this run as one of its jobs."""
@@ -72,6 +74,9 @@ class Run:
     store_url: str
     parent_version: str | None = None
     init_checkpoint: str | None = None
+    start_version: str | None = None
+    """The held version whose run ``init_checkpoint`` is of; None where it is of none, or of one that was served."""
+
     ray_address: str | None = None
     lease: dict[str, Any] | None = None
     report: Report | None = None
@@ -221,6 +226,7 @@ def read_run(directory: Path | str) -> Run:
         store_url=str(document["store_url"]),
         parent_version=document.get("parent_version"),
         init_checkpoint=document.get("init_checkpoint"),
+        start_version=document.get("start_version"),
         ray_address=document.get("ray_address"),
         lease=document.get("lease"),
         report=Report(**document["report"]) if document.get("report") else None,
@@ -255,6 +261,7 @@ def write_run(
     attempt: int = 1,
     parent_version: str | None = None,
     init_checkpoint: str | None = None,
+    start_version: str | None = None,
     ray_address: str | None = None,
     lease: dict[str, Any] | None = None,
     report: Report | None = None,
@@ -275,6 +282,7 @@ def write_run(
             "store_url": store_url,
             "parent_version": parent_version,
             "init_checkpoint": init_checkpoint,
+            "start_version": start_version,
             "ray_address": ray_address,
             "lease": lease,
             "report": None if report is None else report._asdict(),

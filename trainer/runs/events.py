@@ -8,17 +8,22 @@ type           further fields
 =============  ==========================================================================================
 state          state: starting | running | publishing | succeeded | failed | cancelled
 progress       epoch (from 1), epochs, step (in all), examples, examples_per_second, step_seconds, waited_seconds
-               (for batches, this attempt's steps so far), loss (mean of the epoch so far)
+               (for batches, this attempt's steps so far), loss (mean of the epoch so far); with dataset.follow also
+               files (read), files_behind, seconds_behind, late_files
 preparation    stage: read | write, rows (done), total_rows (null where no file says it), rows_per_second
 metric         epoch, split: train | validation | test, auc, logloss, ... (trainer.spec.evaluation), examples, users;
+               split progressive: epoch is the number of the window;
                NAME_low and NAME_high of an interval; calibration: [{rows, prediction, share}] by bin;
                frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
 history        metrics: of all epochs that an attempt goes on from, each as in its metric; one of them may not have
                been told, where the host that was to tell it is gone
-publication    status: published | held | none, collection, version, reasons: [str], gate: [...]
+publication    status: published | held | none, collection, version, reasons: [str], gate: [...], diagnosis,
+               held_in_a_row, held_since, max_held, released (embeddings.refresh.publish.Publication); of a job that
+               publishes several times also step, that of the version
 error          code, message, remedy
 phase          name (see trainer.runs.events.phase), seconds: what took so long ends now
-lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start (trainer.runs.lineage)
+lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, start_version
+               (trainer.runs.lineage)
 workers        number (of ranks, fewer than the attempt was to have), because
 heartbeat      (none)
 info           message, and any figures worth keeping (alpha taken, shares per rank, unknown share)

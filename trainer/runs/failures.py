@@ -67,7 +67,8 @@ class Failure:
 
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", "broken pipe", "process group")
+_GROUP = "process group"
+_CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", "broken pipe", _GROUP)
 
 
 def classify(error: BaseException) -> Failure:
@@ -98,6 +99,8 @@ def classify(error: BaseException) -> Failure:
         return Failure("stale_parent", message, "another version was published meanwhile: submit the job again")
     if type(error).__name__ == "CheckpointError" and "No space left" in message:
         return Failure("disk_full", message, "free space where the run directory is, then retry", True)
+    if _is_of_a_lost_peer(error) or (type(error).__name__ == "CheckpointError" and _is_of_a_lost_peer(error.__cause__)):
+        return Failure("peer_lost", message, "", retryable=True)
     if type(error).__name__ == "CheckpointError":
         return Failure("checkpoint", message, "see the message; the newest valid checkpoint is used on retry", True)
     if type(error).__name__ == "FormatVersionError":
@@ -110,11 +113,16 @@ def classify(error: BaseException) -> Failure:
         return Failure("not_found", message, "check the path")
     if isinstance(error, ValueError):
         return Failure("bad_input", message, "correct what the message names")
-    if isinstance(error, (RuntimeError, OSError)) and any(word in message.lower() for word in _CONNECTION):
-        return Failure("peer_lost", message, "", retryable=True)
     if isinstance(error, OSError):
         return Failure("io_error", message, "check the disk that is named; it is tried again", retryable=True)
     return Failure("internal", f"{type(error).__name__}: {message}", "see the run's log; this is a fault of evenkeel")
+
+
+def _is_of_a_lost_peer(error: BaseException | None) -> bool:
+    """Whether another rank has gone, or the process group was ended beneath this one because one has."""
+    if isinstance(error, ValueError):
+        return _GROUP in str(error).lower()
+    return isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in _CONNECTION)
 
 
 def record(folder: Path, rank: int, error: BaseException) -> None:

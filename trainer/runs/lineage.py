@@ -30,8 +30,8 @@ def lineage_of(run: Run) -> dict[str, Any]:
 
     The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
     goes on from, trainer.data.prepare.drift), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
-    code where it is a checkout, ``parent_version`` and ``warm_start`` (the checkpoints that it began from); null where
-    there is none.
+    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from) and
+    ``start_version`` (the held version that these are of); null where there is none.
     """
     from trainer.data.batches.prepared import PreparedData
 
@@ -44,6 +44,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
         "git_commit": git_commit(ROOT),
         "parent_version": run.parent_version,
         "warm_start": run.init_checkpoint,
+        "start_version": run.start_version,
     }
 
 

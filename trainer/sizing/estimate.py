@@ -25,7 +25,8 @@ from trainer.sizing.memory import (
     size_of,
 )
 from trainer.sizing.memory_limit import arithmetic, memory_problem
-from trainer.spec import DatasetSpec, JobSpec
+from trainer.sizing.row_shape import RowShape
+from trainer.spec import DatasetSpec, Feature, JobSpec
 from trainer.spec.models.sequences import PieceSpec
 
 EXACT_ROWS = 20_000_000
@@ -38,15 +39,22 @@ _STEP_SECONDS = 0.004
 
 
 def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
-    """Return the ids looked up per example and feature: at most, for histories; other lists count as 5."""
+    """Return the ids looked up per example and feature: at most, for histories.
+
+    Other lists count as 5, texts as titles.
+    """
     if job.model.reads_sequences:
         return sequence_ids(job)
-    counts = {
-        name: float(feature.derive.length) if feature.derive is not None else 5.0 if feature.type == "id_list" else 1.0
-        for name, feature in dataset.joined_features.items()
-        if feature.type != "dense"
-    }
+    counts = {name: _ids_of(feature) for name, feature in dataset.joined_features.items() if feature.has_ids}
     return counts | ({"item__negative": 1.0} if job.model.draws_partner else {})
+
+
+def _ids_of(feature: Feature) -> float:
+    if feature.derive is not None:
+        return float(feature.derive.length)
+    if feature.effective_ngrams is not None:
+        return feature.effective_ngrams.usual_number
+    return 5.0 if feature.is_list else 1.0
 
 
 def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
@@ -98,7 +106,8 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
     graphs = graph_sizes(job, dataset)
-    memory = rank_memory(job, rows_of, ids, graphs, gpu_bytes, num_labels=len(dataset.labels))
+    shape = RowShape.of(job, dataset)
+    memory = rank_memory(job, rows_of, ids, graphs, gpu_bytes, shape=shape)
     split = job.evaluation.split
     negatives = dataset.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
@@ -110,7 +119,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)
     total_bytes = memory.total * workers + RUN_BYTES
-    step_seconds = _seconds_per_step(job, ids, len(dataset.labels))
+    step_seconds = _seconds_per_step(job, ids, shape)
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
     rows = sum(table.rows for table in memory.by_table.values())
     estimated = Estimate(
@@ -141,7 +150,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     )
     estimated.memory, estimated.exact = memory, exact
     estimated.fewer = {
-        count: rank_memory(job.with_workers(count), rows_of, ids, graphs, gpu_bytes, num_labels=len(dataset.labels))
+        count: rank_memory(job.with_workers(count), rows_of, ids, graphs, gpu_bytes, shape=shape)
         for count in job.resources.worker_counts[1:]
     }
     return estimated
@@ -165,14 +174,14 @@ def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> t
     return problem and (f"with resources.min_workers {least}: {problem[0]}", f"raise it, or: {problem[1]}")
 
 
-def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], num_labels: int) -> float:
+def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], shape: RowShape) -> float:
     """Return the time of a step from multiply-adds of the dense part and traffic of the rows, per worker.
 
     Multiply-adds are those of forward and twice that for backward, as often as regularizers of dropout run the dense
     part, and twice with SAM.
     """
     samples = job.batch_size / job.resources.num_workers
-    size = size_of(job, ids, num_labels)
+    size = size_of(job, ids, shape)
     arithmetic = 6.0 * size.multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
     traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
     passes = job.regularizers.dropout_method.passes
@@ -182,7 +191,7 @@ def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], num_labels: int) -
 def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
     """Return rows, distinct ids per table, and whether they were counted."""
     num_rows = plan.source.reader.num_rows()
-    if num_rows is not None and num_rows > EXACT_ROWS and plan.source.window is None:
+    if num_rows is not None and num_rows > EXACT_ROWS and plan.source.has_all_rows:
         return num_rows, _bounds(plan, num_rows), False
     distinct = {table: DistinctIds(plan.kinds[table]) for table in plan.trained_tables}
     for feature in plan.trained:
@@ -210,5 +219,6 @@ def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
             type_: pa.DataType = plan.source.column_type(use.column)
             counts = pa.types.is_integer(values.element_type(type_)) and not use.is_list
             span = plan.source.reader.integer_span(use.column) if counts else None
-            bounds[use.domain] += min(num_rows, span) if span is not None else num_rows
+            bound = min(num_rows, span) if span is not None else num_rows
+            bounds[use.domain] += bound if use.ngrams is None else use.ngrams.buckets
     return bounds

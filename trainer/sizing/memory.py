@@ -17,11 +17,13 @@ from embeddings.optim.registry import KINDS
 from embeddings.tables.element_types import ELEMENT_TYPES
 from embeddings.tables.shardings import ROW_WISE, SHARDINGS, TABLE_WISE
 from trainer.data.one_pass.windows import WINDOW_ROWS
+from trainer.sizing.row_shape import RowShape
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.models.sequences import SequenceSpec
 from trainer.spec.models.several_labels import SeveralLabelsSpec
 from trainer.spec.models.size import ModelSize
+from trainer.spec.models.two_tower import TwoTowerSpec
 
 FLOAT_BYTES = 4
 STEP_BYTES = 4
@@ -31,6 +33,8 @@ NEIGHBOUR_BYTES = 4
 # of the hash map with as many before while it is made larger, and the sketch's counters (embeddings.dynamic).
 MAP_ROW_BYTES = 16 + 64 + 32
 COUNTERS_PER_ROW_BYTES = 64
+# Of each row of the table that a job of one pass publishes: how often its id occurred, and a string of some 50 bytes.
+PUBLISHED_ID_BYTES = 8 + 8 + 104
 # Of a job of one pass: a window that is trained on, with its copy in the order of training and the one behind it, one
 # that is ready, one in work, and the columns that it is made of.
 WINDOWS_HELD = 10
@@ -48,6 +52,8 @@ RANKED_USERS = 1024
 BLOCKS_PER_FEATURE = 4
 # Ids as they come, swapped, with weights, and as rows, places and order of the update.
 WORDS_PER_ID = 6
+# Gathered from their files, arranged, and what of them is read ahead.
+COPIES_OF_NUMBERS = 4
 # What a rank shares with others of its host: two segments, which grow by a quarter more than they must
 # (embeddings.sharding.exchange.shm_transport).
 SEGMENTS = 2.5
@@ -140,13 +146,15 @@ def dynamic_table_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
     """Return the bytes of the maps from ids to rows of the dynamic tables, on every rank.
 
     They are places in a hash map, ids with their last steps, counters where they are asked for; and of each id of the
-    data its hash, where rows are prepared.
+    data its hash, where rows are prepared. Of the table that a job of one pass publishes also what it is published by.
     """
     size, known = 0, 0 if job.dataset.one_pass else ID_BYTES
     for name, table in job.tables.items():
         if (growth := table.id_map) is not None and name in counted:
             counters = COUNTERS_PER_ROW_BYTES if growth.admission_threshold > 1 else 0
-            size += growth.capacity * (MAP_ROW_BYTES + counters) + counted[name] * known
+            is_published = job.dataset.one_pass and job.publish is not None and job.publish.feature == name
+            published = PUBLISHED_ID_BYTES if is_published else 0
+            size += growth.capacity * (MAP_ROW_BYTES + counters + published) + counted[name] * known
     return size
 
 
@@ -195,7 +203,7 @@ def rank_memory(
     graphs: Mapping[str, tuple[str, int]] | None = None,
     gpu_bytes: int | None = None,
     *,
-    num_labels: int = 1,
+    shape: RowShape | None = None,
 ) -> RankMemory:
     """Return what the fullest rank of ``job`` holds at its peak.
 
@@ -205,14 +213,15 @@ def rank_memory(
         ids_per_example: how many ids of each feature an example has, on average or at most.
         graphs: for each graph of SSE, its table and number of edges.
         gpu_bytes: what the GPU of each rank has, where that is known (:func:`trainer.sizing.gpus.known_gpu_bytes`).
-        num_labels: labels of a row, which models of several have towers for.
+        shape: what a row has beside ids; None: one label, and nothing else.
     """
     kind, sam = job.optimizer.kind, job.regularizers.sam
     ids = dynamic_table_bytes(job, rows) + window_bytes(job, ids_per_example)
     rows = table_rows(job, rows)
     by_table, tables, shapes = _fullest_rank(job, rows)
-    size = size_of(job, ids_per_example, num_labels)
-    batches = _lookups(job, rows, ids_per_example) + _activations(size, _samples_kept(job))
+    shape = shape or RowShape()
+    size = size_of(job, ids_per_example, shape)
+    batches = _lookups(job, rows, ids_per_example, shape) + _activations(size, _samples_kept(job))
     batches += _sam(job, rows, sum(ids_per_example.values()), by_table) + _in_batch_scores(job) + _rankings(job, rows)
     on_gpu = job.resources.gpus_per_worker > 0
     return RankMemory(
@@ -281,13 +290,17 @@ def _widest(job: JobSpec, names: Iterable[str]) -> int:
     return max((job.model.table_columns(name) for name in names), default=0)
 
 
-def _lookups(job: JobSpec, rows: Iterable[str], ids_per_example: Mapping[str, float]) -> int:
-    """Return the bytes of a batch's ids, and of what they give: of the latter a part at a time, but the gradient."""
+def _lookups(job: JobSpec, rows: Iterable[str], ids_per_example: Mapping[str, float], shape: RowShape) -> int:
+    """Return the bytes of a batch's ids and numbers, and of what ids give.
+
+    Of the latter a part at a time, but the gradient; of numbers as they are gathered and as a batch has them.
+    """
     ids = sum(ids_per_example.values())
     at_once, whole = max(_part_size(job), EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
     outputs = ids if job.model.keeps_rows_of_lists else len(ids_per_example)
     blocks = ((BLOCKS_PER_FEATURE - 1) * at_once + whole) * outputs * _widest(job, rows) * FLOAT_BYTES
-    return int(whole * ids * WORDS_PER_ID * ID_BYTES) + int(blocks)
+    numbers = COPIES_OF_NUMBERS * whole * shape.columns * FLOAT_BYTES
+    return int(whole * ids * WORDS_PER_ID * ID_BYTES) + int(blocks) + numbers
 
 
 def _sam(job: JobSpec, rows: Mapping[str, int], ids: float, by_table: Mapping[str, TableBytes]) -> int:
@@ -349,12 +362,24 @@ def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
     return SHARDINGS.get(sharding, ROW_WISE).largest_share(rows, dim, workers)
 
 
-def size_of(job: JobSpec, ids_per_example: Mapping[str, float], num_labels: int = 1) -> ModelSize:
+def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape | None = None) -> ModelSize:
     """Return the dense part of the job's model over features of so many ids each; other than one make a list."""
+    model, shape = job.model, shape or RowShape()
     lists = [ids for ids in ids_per_example.values() if ids != 1.0]
-    if isinstance(job.model, SeveralLabelsSpec):
-        return job.model.size(len(ids_per_example), num_labels=num_labels)
-    return job.model.size(len(ids_per_example), num_lists=len(lists), list_ids=sum(lists))
+    fields = len(ids_per_example) + len(shape.vectors)
+    if isinstance(model, SeveralLabelsSpec):
+        size = model.size(fields, num_dense=shape.num_dense, num_labels=shape.num_labels)
+    elif isinstance(model, TwoTowerSpec):
+        size = model.size(
+            fields, num_dense=shape.num_dense, item_fields=shape.item_fields, item_numbers=shape.item_numbers
+        )
+    else:
+        size = model.size(fields, num_dense=shape.num_dense, num_lists=len(lists), list_ids=sum(lists))
+    for one in shape.vectors:
+        columns = model.table_columns(one.name)
+        weights = one.dim * columns
+        size += ModelSize(weights + columns, 0, one.dim + columns, one.dim, weights)
+    return size
 
 
 def _activations(size: ModelSize, samples: int) -> int:

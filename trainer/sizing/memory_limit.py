@@ -8,6 +8,7 @@ from embeddings.kernels.fbgemm.placement import FOR_TABLES
 from embeddings.optim.registry import KINDS
 from embeddings.tables.shardings import ROW_WISE, SHARDINGS
 from trainer.sizing.memory import RUN_BYTES, STEP_BYTES, RankMemory, rank_memory, state_counts, value_bytes
+from trainer.sizing.row_shape import RowShape
 from trainer.spec import JobSpec
 
 
@@ -47,7 +48,7 @@ def table_budget(
     ids_per_example: Mapping[str, float],
     graphs: Mapping[str, tuple[str, int]] | None = None,
     *,
-    num_labels: int = 1,
+    shape: RowShape | None = None,
 ) -> int | None:
     """Return the bytes that a rank may use for tables where the job states a limit, for the planner.
 
@@ -56,7 +57,7 @@ def table_budget(
     limit = job.resources.memory_bytes_per_worker
     if limit is None or job.resources.gpus_per_worker:
         return None
-    memory = rank_memory(job, rows, ids_per_example, graphs, num_labels=num_labels)
+    memory = rank_memory(job, rows, ids_per_example, graphs, shape=shape)
     room = limit - (memory.total - memory.tables - memory.copies)
     # Their copies for checkpoints take as much again.
     return max(0, room // 2)
@@ -70,14 +71,14 @@ def refuse_what_cannot_fit(
     graphs: Mapping[str, tuple[str, int]] | None = None,
     gpu_bytes: int | None = None,
     *,
-    num_labels: int = 1,
+    shape: RowShape | None = None,
 ) -> None:
     """Refuse a job whose tables of these rows would not fit.
 
     Raises:
         MemoryError: with the arithmetic and the remedy.
     """
-    memory = rank_memory(job, rows, ids_per_example, graphs, gpu_bytes, num_labels=num_labels)
+    memory = rank_memory(job, rows, ids_per_example, graphs, gpu_bytes, shape=shape)
     problem = memory_problem(job, memory, machine_bytes)
     if problem is not None:
         raise MemoryError(". Remedy: ".join(problem))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SSE,
         Checkpoint,
         DatasetRef,
+        Follow,
         InitFrom,
         JobSpec,
         LabelText,
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     )
     from trainer.spec.models.base import Init
     from trainer.spec.models.registry import Model
-    from trainer.spec.optimizer import DenseOptimizer, LearningRateSchedule, Optimizer
+    from trainer.spec.optimizer import DenseOptimizer, FrequencyRule, LearningRateSchedule, Optimizer
     from trainer.spec.problems import SpecError
-    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Publish, View
+    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Promote, Publish, View
     from trainer.spec.reading import load_documents, parse_dataset, parse_job, problems_of
     from trainer.spec.regularizers import Regularizers
 
@@ -58,6 +59,8 @@ __all__ = [
     "Evaluation",
     "Expire",
     "Feature",
+    "Follow",
+    "FrequencyRule",
     "FrozenContext",
     "Gate",
     "Graph",
@@ -80,6 +83,7 @@ __all__ = [
     "Positive",
     "PreviousItems",
     "Probability",
+    "Promote",
     "Publish",
     "Regularizers",
     "Resources",
@@ -119,6 +123,7 @@ __getattr__ = lazy_exports(
             "Checkpoint",
             "DatasetRef",
             "FIRING_DATE",
+            "Follow",
             "InitFrom",
             "JobSpec",
             "LabelText",
@@ -131,9 +136,18 @@ __getattr__ = lazy_exports(
         ],
         "trainer.spec.models.base": ["Init"],
         "trainer.spec.models.registry": ["Model"],
-        "trainer.spec.optimizer": ["DenseOptimizer", "LearningRateSchedule", "Optimizer"],
+        "trainer.spec.optimizer": ["DenseOptimizer", "FrequencyRule", "LearningRateSchedule", "Optimizer"],
         "trainer.spec.problems": ["SpecError"],
-        "trainer.spec.publish": ["Anchor", "Expire", "FrozenContext", "Gate", "MovingAverage", "Publish", "View"],
+        "trainer.spec.publish": [
+            "Anchor",
+            "Expire",
+            "FrozenContext",
+            "Gate",
+            "MovingAverage",
+            "Promote",
+            "Publish",
+            "View",
+        ],
         "trainer.spec.reading": ["load_documents", "parse_dataset", "parse_job", "problems_of"],
         "trainer.spec.regularizers": ["Regularizers"],
     },

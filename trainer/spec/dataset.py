@@ -11,7 +11,10 @@ from trainer.spec.base import Column, Name, Positive, Spec, later
 from trainer.spec.checks.dataset import dataset_problems
 from trainer.spec.evaluation import Metric
 from trainer.spec.losses import LABEL_LOSSES, LossSettings
+from trainer.spec.messages import Messages
+from trainer.spec.ngrams import NGrams
 from trainer.spec.problems import raise_if_invalid
+from trainer.spec.row_filter import parse_filter
 
 if TYPE_CHECKING:
     LabelLoss = str
@@ -56,6 +59,10 @@ class PreviousItems(Spec):
 class Feature(Spec):
     """One model input. ``id``: one categorical value per row; ``id_list``: a list per row, pooled; ``dense``: a number.
 
+    ``text``: a string per row, read as the id_list of its hashed ``ngrams`` (trainer.data.columns.ngrams). ``vector``:
+    a list of ``dim`` numbers per row, which are not trained: with ``mode: projected`` a learned projection of it is a
+    field like an id's vector, with ``as_given`` each of them is a number (trainer.data.columns.vectors).
+
     Without ``join`` or ``derive`` the feature reads ``column`` (default: the feature's own name). ``shares`` names the
     feature whose embedding table this one uses. ``weights`` names a column of lists as long as those of an id_list:
     each row is multiplied by its own weight, which is at least 0, and ``mean`` divides by the sum of the weights.
@@ -65,10 +72,11 @@ class Feature(Spec):
 
     ``transform`` of a dense feature (trainer.data.columns.numeric) takes its statistics from the training rows.
     ``missing`` says what null and NaN become. Ids become ``unknown`` (the default), dense features the ``mean`` (the
-    default) or a number; with ``error`` the row is bad (``max_bad_rows``).
+    default) or a number, vectors zeros; with ``error`` the row is bad (``max_bad_rows``). ``transform: normalize``
+    scales vectors to length 1.
     """
 
-    type: Literal["id", "id_list", "dense"] = "id"
+    type: Literal["id", "id_list", "dense", "text", "vector"] = "id"
     column: Column | None = None
     join: Join | None = None
     derive: PreviousItems | None = None
@@ -76,17 +84,40 @@ class Feature(Spec):
     pooling: Literal["sum", "mean"] = "mean"
     weights: Column | None = later(None)
     timestamp: Column | None = later(None)
-    transform: Literal["none", "log1p", "standardize", "quantile"] = later("none")
+    transform: Literal["none", "log1p", "standardize", "quantile", "normalize"] = later("none")
     missing: Literal["unknown", "mean", "error"] | Annotated[float, Field(allow_inf_nan=False)] | None = later(None)
+    ngrams: NGrams | None = later(None)
+    dim: int | None = later(None, ge=1, le=65536)
+    mode: Literal["projected", "as_given"] = later("projected")
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether it reads rows of a table."""
+        return self.type not in ("dense", "vector")
+
+    @property
+    def gives_numbers(self) -> bool:
+        """Whether a model reads it as numbers, each of its own."""
+        return self.type == "dense" or (self.type == "vector" and self.mode == "as_given")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it reads any number of rows, which are pooled."""
+        return self.type in ("id_list", "text")
+
+    @property
+    def effective_ngrams(self) -> NGrams | None:
+        """The n-grams of a text; None for other types."""
+        return (self.ngrams or NGrams()) if self.type == "text" else None
 
     @model_validator(mode="after")
     def _of_its_type(self) -> Feature:
-        if self.type == "dense":
-            for name in ("join", "derive", "shares", "weights"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is of ids: a dense feature reads a column of the rows")
-            if self.missing == "unknown":
-                raise ValueError("missing: unknown is of ids: use mean, error or a number")
+        if self.ngrams is not None and self.type != "text":
+            raise ValueError("ngrams is of texts: leave it out, or set type: text")
+        if self.type != "vector" and (self.dim is not None or self.mode != "projected"):
+            raise ValueError("dim and mode are of vectors: leave them out, or set type: vector")
+        if not self.has_ids:
+            self._of_numbers()
             return self
         if self.transform != "none":
             raise ValueError("transform is of dense features: leave it out, or set type: dense")
@@ -98,6 +129,24 @@ class Feature(Spec):
             raise ValueError("weights go with an id_list that reads a column of the rows")
         return self
 
+    def _of_numbers(self) -> None:
+        """Check what a number or a vector has no use for."""
+        for name in ("join", "derive", "shares", "weights"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is of ids: a {self.type} feature reads a column of the rows")
+        if self.type == "vector":
+            if self.dim is None:
+                raise ValueError("a vector needs dim, the length of its lists: `evenkeel datasets infer` reads it")
+            if self.transform not in ("none", "normalize"):
+                raise ValueError(f"transform: {self.transform} is of single numbers: use none or normalize")
+            if self.missing not in (None, "error"):
+                raise ValueError(f"missing: {self.missing} is of single values: a missing vector is zeros, or error")
+            return
+        if self.transform == "normalize":
+            raise ValueError("transform: normalize is of vectors: use log1p, standardize or quantile")
+        if self.missing == "unknown":
+            raise ValueError("missing: unknown is of ids: use mean, error or a number")
+
     @model_validator(mode="after")
     def _one_source(self) -> Feature:
         if sum(source is not None for source in (self.column, self.join, self.derive)) > 1:
@@ -106,7 +155,7 @@ class Feature(Spec):
             raise ValueError("timestamp is of a column of the rows: a join has its own, and a history is from before")
         if self.derive is not None and self.type != "id_list":
             raise ValueError("a derived history is a list: set type: id_list")
-        if self.join is not None and self.join.take == "all" and self.type != "id_list":
+        if self.join is not None and self.join.take == "all" and not self.is_list:
             raise ValueError("join with take: all gives a list: set type: id_list")
         return self
 
@@ -115,7 +164,7 @@ class ItemTable(Spec):
     """What is known of each item, clicked or not: a file with one row for each.
 
     ``on`` names the column of ids, as that of a :class:`Join` does. ``features`` are columns of the file: an ``id``, an
-    ``id_list`` or a ``dense`` number of each item.
+    ``id_list``, a ``text``, a ``dense`` number or a ``vector`` of each item.
     """
 
     uri: str = Field(min_length=1)
@@ -130,7 +179,7 @@ class ItemTable(Spec):
     def join(self, name: str) -> Join:
         """Return the join on the item that reads a feature of ids."""
         feature = self.features[name]
-        take: Literal["last", "all"] = "all" if feature.type == "id_list" else "last"
+        take: Literal["last", "all"] = "all" if feature.is_list else "last"
         return Join(uri=self.uri, on=self.on, column=feature.column or name, take=take)
 
 
@@ -153,13 +202,15 @@ class Label(Spec):
     """Where the target comes from: exactly one of the fields is set.
 
     ``column``: a column of 0 and 1; ``rule``: a condition such as ``rating >= 4``; ``negatives``: drawn negatives;
-    ``value``: a column with a real number, a count or a duration, by loss ``mse``, ``poisson`` or ``exponential``.
+    ``value``: a column with a real number, a count or a duration, by loss ``mse``, ``poisson`` or ``exponential``;
+    ``positive: every_row``: every row is a positive, for models that find their negatives themselves.
     """
 
     column: Column | None = None
     rule: str | None = None
     negatives: Negatives | None = None
     value: Column | None = later(None)
+    positive: Literal["every_row"] | None = later(None)
 
     @field_validator("rule")
     @classmethod
@@ -170,13 +221,14 @@ class Label(Spec):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Label:
-        if sum(source is not None for source in (self.column, self.rule, self.negatives, self.value)) != 1:
-            raise ValueError("give exactly one of column, rule, negatives and value")
+        sources = (self.column, self.rule, self.negatives, self.value, self.positive)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError("give exactly one of column, rule, negatives, value and positive")
         return self
 
     @property
     def source_column(self) -> str | None:
-        """The column that it is read from; None where negatives are drawn."""
+        """The column that it is read from; None where negatives are drawn, or every row is a positive."""
         return parse_rule(self.rule)[0] if self.rule is not None else self.column or self.value
 
 
@@ -211,11 +263,14 @@ class DatasetSpec(Spec):
     """A registered dataset: where its rows are and what their columns mean.
 
     ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative one is resolved against the
-    working directory of the process that reads it. A ``join`` or ``graph`` uri without a directory is looked up in the
-    directory of ``uri``.
+    working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join`` or
+    ``graph`` uri without a directory is looked up in the directory of ``uri``.
 
     Each row has one ``label``, or one of each of the ``labels`` by name, in their order, for models of several labels.
     ``weight`` names a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
+
+    ``filter`` is a condition on columns of the rows (trainer.spec.row_filter): rows that do not pass are as if they
+    were not there.
 
     ``items`` is a file of what is known of each item, for models that read it; it may have items that no row has.
 
@@ -225,6 +280,7 @@ class DatasetSpec(Spec):
 
     name: Name
     uri: str = Field(min_length=1)
+    messages: Messages | None = later(None)
     features: dict[Identifier, Feature] = Field(min_length=1)
     items: ItemTable | None = later(None)
     label: Label | None = later(None)
@@ -233,8 +289,16 @@ class DatasetSpec(Spec):
     order: Column | None = None
     timestamp: Column | None = None
     partition: Column | None = None
+    filter: str | None = later(None, min_length=1, max_length=4096)
     graphs: dict[Name, Graph] = {}
     max_bad_rows: float | None = later(None, ge=0.0, le=1.0)
+
+    @field_validator("filter")
+    @classmethod
+    def _readable(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_filter(text)
+        return text
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetSpec:
@@ -254,7 +318,7 @@ class DatasetSpec(Spec):
         of_items = {
             name: feature.model_copy(update={"column": None, "join": self.items.join(name)})
             for name, feature in self.items.features.items()
-            if feature.type != "dense"
+            if feature.has_ids
         }
         return {**self.features, **of_items}
 
@@ -271,7 +335,9 @@ class DatasetSpec(Spec):
     @property
     def label_columns(self) -> dict[str, str]:
         """The columns that its labels, their masks and the weights are read from, by field."""
-        columns = {} if self.label is None else {f"label.{_source_field(self.label)}": self.label.source_column}
+        columns: dict[str, str | None] = {}
+        if self.label is not None:
+            columns[f"label.{_source_field(self.label)}"] = self.label.source_column
         for name, label in self.labels.items():
             columns |= {f"labels.{name}.{_source_field(label)}": label.source_column, f"labels.{name}.mask": label.mask}
         columns["weight"] = self.weight
@@ -300,4 +366,6 @@ def parse_rule(rule: str) -> tuple[str, str, float]:
 
 
 def _source_field(label: Label) -> str:
-    return next(name for name in ("column", "rule", "negatives", "value") if getattr(label, name) is not None)
+    return next(
+        name for name in ("column", "rule", "negatives", "value", "positive") if getattr(label, name) is not None
+    )

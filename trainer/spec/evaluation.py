@@ -61,6 +61,8 @@ ORDER_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_an
 TABLES = tuple(name for name, metric in POINTWISE.items() if metric.is_table)
 VALUE_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_values)
 LOWER_IS_BETTER = frozenset(name for name, metric in POINTWISE.items() if metric.lower_is_better) | {"loss", "mse"}
+CALIBRATED = "_calibrated"
+"""Behind the name of a metric that is of calibrated probabilities (``output_calibration`` of a job)."""
 RANKING_METRICS = tuple(sorted(RANKING))
 CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.chart is not None} | {
     name: chart for metric in RANKING.values() for name, chart in metric.charts.items()
@@ -90,7 +92,7 @@ def figures_named(metric: str, figures: Iterable[str]) -> list[str]:
 
 def is_lower_better(figure: str) -> bool:
     """Return whether less of a figure, which may be of one of several labels (``rmse/price``), is better."""
-    return figure.partition("/")[0] in LOWER_IS_BETTER
+    return figure.partition("/")[0].removesuffix(CALIBRATED) in LOWER_IS_BETTER
 
 
 def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
@@ -164,13 +166,15 @@ class Evaluation(Spec):
     ``metrics`` defaults to all that the model has: AUC and logloss, or RMSE and MAE of real-valued labels; for sequence
     models AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``). ``training``: after
     each epoch the training rows are evaluated too, with the same metrics, under split ``train``, from which the
-    generalization gap is computed.
+    generalization gap is computed. ``progressive_rows``: of a job of one pass; each batch is scored before it is
+    trained on, and the metrics are computed of every so many rows, under split ``progressive``.
     """
 
     split: Split = Split()
     metrics: tuple[Metric, ...] = DEFAULT_METRICS
     intervals: Intervals | None = later(None)
     training: bool = later(False)
+    progressive_rows: int | None = later(None, ge=100, le=10_000_000)
 
     @property
     def needs_users(self) -> bool:

@@ -25,6 +25,7 @@ from trainer.spec.optimizer import DenseOptimizer, Optimizer
 from trainer.spec.problems import raise_if_invalid
 from trainer.spec.publish import Publish
 from trainer.spec.regularizers import Regularizers
+from trainer.spec.tracking import Tracking
 
 FIRING_DATE = "{firing_date}"
 
@@ -36,6 +37,12 @@ else:
     RowType, StateType = Literal[JOB_ROW_TYPES], Literal[JOB_TYPES]
     ShardingKind = Literal[tuple(name for name, sharding in SHARDINGS.items() if sharding.in_jobs)]
 LabelText = Annotated[str, StringConstraints(max_length=255)]
+MarkerName = Annotated[str, StringConstraints(pattern=r"^[._][^/]{1,254}$")]
+"""Of a file that no reader takes for one of rows."""
+
+
+FOLLOWED_CHECKPOINT_SECONDS = 60.0
+"""Between checkpoints of a job that follows a folder, where it does not say."""
 
 
 class Window(Spec):
@@ -61,15 +68,67 @@ class Window(Spec):
         return start
 
 
+class Follow(Spec):
+    """How a folder is read on as files appear in it, or a topic as messages do (trainer.data.sources.topics).
+
+    ``max_rows``: the job ends after so many; without it, and without ``until``, when it is cancelled. ``poll_seconds``:
+    how often it looks for what has come.
+
+    Of a folder: ``until``: once there is a file of this name in the folder, the job ends behind the last file.
+    ``settle_seconds``: for so long a file has to be unchanged before it is read, in which files that come out of their
+    order find it. ``late``: a file that sorts before one that was begun is told of and not read (``report``), or ends
+    the job (``refuse``).
+
+    Of a topic: ``start``: from where a job reads that has no checkpoint yet, ``earliest``, ``latest`` or the first
+    messages from a time on (ISO 8601, with a zone). ``away_seconds``: for so long brokers that do not answer are waited
+    for; then the attempt ends, and the next one goes on from the checkpoint.
+    """
+
+    until: MarkerName | None = None
+    max_rows: int | None = Field(default=None, ge=1)
+    poll_seconds: float = Field(default=5.0, ge=0.01, le=3600.0)
+    settle_seconds: float = Field(default=0.0, ge=0.0, le=86_400.0)
+    late: Literal["report", "refuse"] = "report"
+    start: str = later("earliest")
+    away_seconds: float = later(600.0, ge=1.0, le=86_400.0)
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _as_text(cls, start: object) -> object:
+        # YAML reads an unquoted 2026-01-31T09:00:00Z as a time.
+        return start.isoformat() if isinstance(start, datetime.datetime) else start
+
+    @field_validator("start")
+    @classmethod
+    def _position(cls, start: str) -> str:
+        if start not in ("earliest", "latest"):
+            try:
+                is_time = datetime.datetime.fromisoformat(start).tzinfo is not None
+            except ValueError:
+                is_time = False
+            if not is_time:
+                raise ValueError(f"'{start}' is neither earliest, latest nor a time with its zone (2026-11-25T09:00Z)")
+        return start
+
+    @property
+    def start_milliseconds(self) -> int | None:
+        """The time to start from, since 1970; None where it is none."""
+        if self.start in ("earliest", "latest"):
+            return None
+        return round(datetime.datetime.fromisoformat(self.start).timestamp() * 1000)
+
+
 class DatasetRef(Spec):
     """The dataset of a job, and which of its rows.
 
     ``one_pass``: without a preparation, rows are trained on as they are read, once (trainer.data.one_pass).
+    ``follow``: after the last file the job goes on with those that appear behind it.
     """
 
     name: Name
     window: Window | None = None
     one_pass: bool = later(False)
+    follow: Follow | None = later(None)
 
 
 class InitFrom(Spec):
@@ -77,11 +136,16 @@ class InitFrom(Spec):
 
     ``retire_after_runs``: an id that is not in the data of the last so many runs of the chain, including this one,
     loses its row; without it no id does.
+
+    ``held``: where versions of the collection were held since the current one was published, ``go_on`` starts from the
+    newest of them whose vectors moved no further than one refresh may (docs/adr/0063), so that its rows are not lost;
+    ``skip`` starts from what is served.
     """
 
     collection: Name | None = None
     version: str | None = None
     job: str | None = None
+    held: Literal["skip", "go_on"] = later("skip")
     retire_after_runs: int | None = Field(default=None, ge=1, le=1_000_000)
 
     @model_validator(mode="after")
@@ -90,6 +154,8 @@ class InitFrom(Spec):
             raise ValueError("give collection (with version) or job")
         if self.job is not None and self.version is not None:
             raise ValueError("version goes with collection, not with job")
+        if self.held == "go_on" and (self.job is not None or self.version not in (None, "current")):
+            raise ValueError("held: go_on goes with the current version of a collection: leave job and version out")
         return self
 
 
@@ -105,6 +171,7 @@ class SSE(Spec):
     The equations are 3 and 5. In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped wherever
     the model looks them up, for ``item`` also in the drawn negatives of bpr. With ``graph`` (of the dataset) neighbours
     are ``rho`` times as likely as other rows; with ``walk`` a swapped id becomes one that the walk from it visits.
+    With ``include_unknown`` the row that unknown ids share is swapped and drawn too, so that it learns.
     ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or the items that are the targets are
     swapped (bpr, where that is ``item`` by another name: give one of the two).
     """
@@ -113,6 +180,7 @@ class SSE(Spec):
     graph: Name | None = None
     rho: float = Field(default=1.0, ge=1.0, allow_inf_nan=False)
     walk: Walk | None = None
+    include_unknown: bool = later(False)
 
 
 class Table(Spec):
@@ -192,11 +260,13 @@ class Resources(Spec):
 class Checkpoint(Spec):
     """When checkpoints are written and how many are kept.
 
+    ``every_seconds``: also after so many seconds since the last one; left out, 60 with ``dataset.follow``.
     ``asynchronous``: training continues while a checkpoint is written, from a copy that needs the memory of the rows
     and their state once more.
     """
 
     every_steps: int = Field(default=500, ge=1)
+    every_seconds: float | None = later(None, gt=0.0, allow_inf_nan=False)
     keep_last: int = Field(default=3, ge=1)
     asynchronous: bool = True
 
@@ -206,6 +276,10 @@ class JobSpec(Spec):
 
     A step is one batch, whatever ``micro_batches`` is: the number of parts that a batch is cut into to save memory.
     Each part is looked up and differentiated before the next; their gradients add up, and one update follows.
+
+    ``tracking``: trackers that get the metrics and curves of the run while it trains (trainer.spec.tracking).
+    ``output_calibration``: how probabilities that predictions and exports give are calibrated on the validation rows
+    (trainer.output_calibration).
     """
 
     spec_version: Literal[1] = 1
@@ -226,15 +300,32 @@ class JobSpec(Spec):
     sharding: Annotated[dict[str, ShardingKind], May.DIFFER_ON_RESUME] = {}
     tables: dict[str, Table] = {}
     evaluation: Evaluation = Evaluation()
+    output_calibration: Literal["none", "platt", "isotonic"] = later("none")
     checkpoint: Annotated[Checkpoint, May.DIFFER_ON_RESUME] = Checkpoint()
     retries: Annotated[int, May.DIFFER_ON_RESUME] = Field(default=2, ge=0, le=100)
     labels: Annotated[dict[Name, LabelText], May.DIFFER_ON_RESUME] = {}
     publish: Annotated[Publish | None, May.DIFFER_ON_RESUME] = None
+    tracking: Annotated[tuple[Tracking, ...], May.DIFFER_ON_RESUME] = later((), max_length=8)
+
+    @field_validator("tracking")
+    @classmethod
+    def _once_each(cls, tracking: tuple[Tracking, ...]) -> tuple[Tracking, ...]:
+        kinds = [one.kind for one in tracking]
+        for kind in kinds:
+            if kinds.count(kind) > 1:
+                raise ValueError(f"{kind} is there {kinds.count(kind)} times: name each kind of tracker once")
+        return tracking
 
     @model_validator(mode="after")
     def _available(self) -> JobSpec:
         raise_if_invalid(supported.job_problems(self))
         return self
+
+    @property
+    def checkpoint_seconds(self) -> float | None:
+        """After how many seconds since the last checkpoint one is written, whatever the step; None: never."""
+        given, follow = self.checkpoint.every_seconds, self.dataset.follow
+        return FOLLOWED_CHECKPOINT_SECONDS if given is None and follow is not None else given
 
     def fired_on(self, date: str) -> JobSpec:
         """Return this job with the date of a firing (YYYY-MM-DD) where its window has ``{firing_date}``."""

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, field by field, from the check that finds it to whoever shows it. Torch-free."""
+"""What is wrong with a spec, field by field, from the check that finds it to the code that shows it. Torch-free."""
 
 from __future__ import annotations
 

@@ -48,6 +48,9 @@ def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
         remedy = f"use one of {', '.join(POINTWISE_METRICS)}, mrr, {ranking} (K: 1 to 999; _full: of all)"
     elif error["type"] == "union_tag_not_found":
         where, message = [*where, "kind"], "Field required"
+    elif error["type"] == "union_tag_invalid" and "tracking" in where:
+        where, message = [*where, "kind"], "no such tracker"
+        remedy = f"use one of {error['ctx']['expected_tags'].replace(chr(39), '')}"
     elif error["type"] == "union_tag_invalid":
         where, broken = [*where, "kind"], BROKEN_MODELS.get(str(error["ctx"]["tag"]))
         message, remedy = (broken, "") if broken else ("no such model", f"use one of {', '.join(MODELS)}")

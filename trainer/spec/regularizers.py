@@ -103,7 +103,7 @@ class Regularizers(Spec):
     """Dropout, label smoothing and other regularizers of a job, each off unless it is set.
 
     ``dropout``: probability q, after each hidden layer of a tower, or on looked-up rows (``dropout_layers``; default:
-    hidden layers where the model has them, else rows); sasrec and gru4rec have places of their own.
+    hidden layers where the model has them, else rows); sasrec, gru4rec and hstu have places of their own.
     ``label_smoothing``: class labels y become y (1 - s) + s / 2. ``l2``: l2 |e|^2 of every row that a sample looks up
     is added to its loss, so that touched rows shrink. ``meda``: rows and their optimizer's state are reset at the start
     of each epoch.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 LOCAL = "file"
 OBJECTS = ("s3",)
-SCHEMES = (LOCAL, *OBJECTS)
+TOPICS = ("kafka",)
+"""Of messages: of the rows of a dataset alone."""
+SCHEMES = (LOCAL, *OBJECTS, *TOPICS)
 OBJECT_PREFIXES = tuple(f"{scheme}://" for scheme in OBJECTS)
 
 
@@ -19,3 +21,7 @@ def split(uri: str) -> tuple[str, str]:
 
 def is_object(uri: str) -> bool:
     return uri.startswith(OBJECT_PREFIXES)
+
+
+def is_topic(uri: str) -> bool:
+    return split(uri)[0] in TOPICS

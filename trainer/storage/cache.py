@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from embeddings.durable_files import temporary_beside
-from trainer.storage.base import NotWholeError, RunStorage, StorageError
+from trainer.storage.base import MissingFileError, NotWholeError, RunStorage, StorageError
 from trainer.storage.content import FileContent
 from trainer.storage.shared_directory import link_or_copy
 
@@ -24,6 +24,9 @@ CACHE_VARIABLE = "EVENKEEL_CACHE"
 LIMIT_VARIABLE = "EVENKEEL_CACHE_BYTES"
 DEFAULT_FOLDER = "/var/tmp/evenkeel-cache"
 DEFAULT_LIMIT_BYTES = 50 * 2**30
+FILES = "files"
+PREPARED = "prepared"
+"""In the cache's folder that of what runs of the host share (trainer.data.prepare.shared)."""
 
 
 class CacheFullError(StorageError):
@@ -35,12 +38,24 @@ class DamagedFileError(NotWholeError):
 
 
 class HostCache:
-    """The files below ``folder``, together at most ``limit_bytes``, those in use included."""
+    """The files below ``folder``, together at most ``limit_bytes``, those in use included.
 
-    def __init__(self, folder: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES):
+    ``keeps_used``: whether files in use stay; where they do not, who uses them has his link all the same.
+    ``beside``: another cache, whose links of the same files are no use.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        *,
+        keeps_used: bool = True,
+        beside: Path | None = None,
+    ):
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self._files, self._incoming = folder / "files", folder / "incoming"
+        self._keeps_used, self._beside = keeps_used, beside
+        self._files, self._incoming = folder / FILES, folder / "incoming"
         for each in (self._files, self._incoming):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -80,8 +95,30 @@ class HostCache:
             f"{content.sha256}): restore it, use an earlier checkpoint, or run the job again"
         )
 
+    def take(self, content: FileContent, to: Path) -> None:
+        """Make ``to``, which is not there yet, a link of a file that is here, once its size and sha256 are checked.
+
+        Raises:
+            NotWholeError: It is not here, or damaged, and then removed.
+        """
+        if not self._link_cached(content, to):
+            raise MissingFileError(f"{self._files / content.sha256} is not there")
+        if not content.describes(to):
+            to.unlink()
+            with self._locked():
+                (self._files / content.sha256).unlink(missing_ok=True)
+            raise DamagedFileError(f"{self._files / content.sha256} is not what was put there: it is removed")
+
+    def clear(self) -> int:
+        """Remove all files, return how many bytes they had. Links elsewhere stay."""
+        with self._locked():
+            found = list(_there(self._files.iterdir()))
+            for path, _ in found:
+                path.unlink(missing_ok=True)
+        return sum(status.st_size for _, status in found)
+
     def adopt(self, path: Path, content: FileContent) -> None:
-        """Keep a file of this host that has been put into a storage, if there is room: it may be asked for again."""
+        """Keep a file of this host, if there is room: it may be asked for again."""
         target = self._files / content.sha256
         with contextlib.suppress(CacheFullError), self._locked():
             if not target.exists():
@@ -160,7 +197,7 @@ class HostCache:
         for path, found in files:
             if used + content.num_bytes <= self.limit_bytes:
                 break
-            if found.st_nlink == 1:
+            if not (self._keeps_used and self._is_used(path, found)):
                 path.unlink(missing_ok=True)
                 used -= found.st_size
         if used + content.num_bytes > self.limit_bytes:
@@ -168,6 +205,13 @@ class HostCache:
                 f"{self.folder}: a file of {content.num_bytes} bytes does not fit, for {used} of at most "
                 f"{self.limit_bytes} bytes are in use: set {LIMIT_VARIABLE} higher"
             )
+
+    def _is_used(self, path: Path, status: os.stat_result) -> bool:
+        links = status.st_nlink - 1
+        if links and self._beside is not None:
+            with contextlib.suppress(OSError):
+                links -= os.path.samestat((self._beside / FILES / path.name).stat(), status)
+        return links > 0
 
     def _remove_abandoned(self) -> None:
         """Remove what processes that were killed had begun to fetch."""
@@ -201,5 +245,10 @@ def cache_of_host() -> HostCache:
     text = os.environ.get(LIMIT_VARIABLE, "").strip()
     if text and not text.isdecimal():
         raise ValueError(f"{LIMIT_VARIABLE} is '{text}': write a number of bytes, such as {DEFAULT_LIMIT_BYTES}")
-    folder = os.environ.get(CACHE_VARIABLE, "").strip() or DEFAULT_FOLDER
-    return HostCache(Path(folder).absolute(), int(text) if text else DEFAULT_LIMIT_BYTES)
+    folder = cache_folder()
+    return HostCache(folder, int(text) if text else DEFAULT_LIMIT_BYTES, beside=folder / PREPARED)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache that the environment of this process names."""
+    return Path(os.environ.get(CACHE_VARIABLE, "").strip() or DEFAULT_FOLDER).absolute()

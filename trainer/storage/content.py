@@ -1,4 +1,4 @@
-"""What a file holds, in two figures that whoever fetches it can check."""
+"""What a file holds, in two figures that can be checked after a fetch."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from trainer.storage.folders import Folders, StoredFolder, new_token
 FILES_AT_ONCE = 4
 
 
-def put_tree(folders: Folders, name: str, directory: Path, cache: HostCache) -> None:
-    """Put every file below ``directory`` as the folder ``name``, unless there is one; keep them in the cache.
+def put_tree(folders: Folders, name: str, directory: Path, cache: HostCache | None) -> None:
+    """Put every file below ``directory`` as the folder ``name``, unless there is one; keep them in the cache, if any.
 
     Raises:
         StorageError: the storage is away; the folder is not there then.
@@ -26,7 +26,8 @@ def put_tree(folders: Folders, name: str, directory: Path, cache: HostCache) -> 
 
     def put(path: str) -> None:
         folders.put(token, path, directory / path)
-        cache.adopt(directory / path, contents[path])
+        if cache is not None:
+            cache.adopt(directory / path, contents[path])
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         contents = dict(zip(paths, pool.map(lambda path: content_of(directory / path), paths), strict=True))

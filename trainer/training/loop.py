@@ -25,6 +25,7 @@ from trainer.data.one_pass.place import Place
 from trainer.data.prefetch import Prefetched
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator
+from trainer.evaluation.progressive import Progressive, forget_windows
 from trainer.models.sse_labels import with_swapped_classes
 from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, NonFiniteError
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from trainer.distributed.sharded_model import ShardedModel
 
 PROGRESS_SECONDS = 1.0
+FOLLOWING_PROGRESS_SECONDS = 10.0
+"""Between progress events of a job that follows a folder: it may go on for months."""
+IDLE_SECONDS = 0.5
+"""For so long a rank waits for a batch until ranks agree that some have none yet, and on what is due meanwhile."""
 HELD_OUT = ("validation", "test")
 
 Emit = Callable[..., None]
@@ -95,6 +100,8 @@ class Trainer:
     num_steps: int
     history: list[dict[str, Any]]
     stop_asked: bool
+    save_asked: bool
+    """Whether it is time for a checkpoint, whatever the step."""
     waited_seconds: float
     """How long steps of this attempt waited for their batches."""
 
@@ -130,11 +137,14 @@ class Trainer:
         going_on = resumed or Resumed()
         self.position, self.history = going_on.position, list(going_on.history)
         self._know_rows(Place.of_json(self.position.place))
-        self.stop_asked = False
+        self.stop_asked = self.save_asked = False
+        self._saved_at = time.monotonic()
         self.hooks = hooks or Hooks()
         self.dynamic_rows = dynamic_rows or DynamicRows(job, data, sharded)
         self.objective = job_objective(job, sharded.module, data)
         self.evaluator = Evaluator(job, data, sharded.module, self.device, dynamic_rows=self.dynamic_rows)
+        progressive_rows = job.evaluation.progressive_rows
+        self.progressive = None if progressive_rows is None else Progressive(self.evaluator, progressive_rows)
         self._dense_schedule = schedule_of(job.dense_optimizer.schedule)
         self._saved_step = self.position.step if resumed is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
@@ -162,6 +172,7 @@ class Trainer:
         self.sharded.train()
         for parts in self.batches():
             self.reset_tables_if_due()
+            self.score_before_training(parts)
             self.train_step(parts)
             self.log_progress()
             self.evaluate_if_due()
@@ -195,14 +206,42 @@ class Trainer:
     def _next(self, parts: Iterator[Batch]) -> tuple[Batch, ...]:
         """Return the micro-batches of the next step, () at the end of the epoch; add up the time spent waiting."""
         begun = time.monotonic()
+        if self.job.dataset.follow is not None and isinstance(parts, Prefetched):
+            while not self._agree_on_batch(parts.wait(IDLE_SECONDS)):
+                self.log_progress()
+                self.checkpoint_if_due()
+                self.stop_if_asked()
         micro_batches = tuple(itertools.islice(parts, self.job.micro_batches))
         self.waited_seconds += time.monotonic() - begun
         return micro_batches
+
+    def _agree_on_batch(self, is_here: bool) -> bool:
+        """Return whether every rank has its next batch, or the end; agree also on what is due if not."""
+        everyone = torch.tensor([is_here, *self._due()], dtype=torch.float64)
+        if self.world_size > 1:
+            everyone = all_reduce("next batch", everyone)
+        ready, stop, save = everyone.tolist()
+        self.stop_asked, self.save_asked = stop > 0, save > 0
+        return ready == self.world_size
+
+    def _due(self) -> tuple[float, float]:
+        """Return whether this rank is to stop, and whether it is time for a checkpoint."""
+        seconds = self.job.checkpoint_seconds
+        is_time = self.rank == 0 and seconds is not None and time.monotonic() - self._saved_at >= seconds
+        return float(self.hooks.should_stop() is not None), float(is_time)
 
     def reset_tables_if_due(self) -> None:
         """Reset rows and their optimizer's state before the first step of each epoch but the first (MEDA)."""
         if self.job.regularizers.meda and self.position.step and self.position.step % self.steps_per_epoch == 0:
             self.sharded.reset_tables()
+
+    def score_before_training(self, parts: tuple[Batch, ...]) -> None:
+        """Score a batch that is about to be trained on, where the job asks for progressive validation."""
+        if self.progressive is not None:
+            self.sharded.eval()
+            for figures in self.progressive.add(parts, self.position.loss_count):
+                self._metric(figures)
+            self.sharded.train()
 
     def train_step(self, parts: tuple[Batch, ...]) -> None:
         """Take one step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
@@ -223,6 +262,8 @@ class Trainer:
             self.dense_optimizer.step()
         self.sharded.step_tables(step, scale)
         self.position.step += 1
+        # What was fitted to the scores of other parameters.
+        self.position.calibration = None
         self.position.loss_sum += mean_loss * size
         self.position.loss_count += size
         self._examples += size
@@ -260,12 +301,12 @@ class Trainer:
         bad = set(self.sharded.non_finite_tables())
         with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
         squared_norm = self.sharded.gradient_squared_norm() if with_norm else 0.0
-        flags = [float(self.hooks.should_stop() is not None), *(float(name in bad) for name in tables)]
+        flags = [*self._due(), *(float(name in bad) for name in tables)]
         everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
         if self.world_size > 1:
             everyone = all_reduce("agreement", everyone)
-        mean_loss, squared_norm, stop, *counts = everyone.tolist()
-        self.stop_asked = stop > 0
+        mean_loss, squared_norm, stop, save, *counts = everyone.tolist()
+        self.stop_asked, self.save_asked = stop > 0, save > 0
         names = [] if math.isfinite(mean_loss) else ["loss"]
         names += [f"table {name}" for name, count in zip(tables, counts, strict=True) if count > 0]
         # Their gradients are sums over ranks by now: the same on each.
@@ -301,10 +342,15 @@ class Trainer:
     # --- telling and keeping -----------------------------------------------------------------------------------------
 
     def log_progress(self) -> None:
-        """Write a progress event after this attempt's first step, then at most one each second, and one at the end."""
+        """Write a progress event after this attempt's first step, then at most one each second, and one at the end.
+
+        Of a job that follows a folder they are rarer, and come also while no step is taken.
+        """
         now = time.monotonic()
-        soon = self._told_examples and now - self._told_at < PROGRESS_SECONDS
-        if self.rank != 0 or (soon and self.position.step < self.num_steps):
+        between = PROGRESS_SECONDS if self.job.dataset.follow is None else FOLLOWING_PROGRESS_SECONDS
+        soon = self._told_examples and now - self._told_at < between
+        self._tell_notes()
+        if self.rank != 0 or not self.position.step or (soon and self.position.step < self.num_steps):
             return
         seconds = max(now - self._told_at, 1e-9)
         rate = (self._examples - self._told_examples) / seconds
@@ -321,11 +367,19 @@ class Trainer:
             examples_per_second=round(rate, 1),
             step_seconds=round(step_seconds, 6),
             waited_seconds=round(self.waited_seconds, 6),
-            loss=self.position.loss_sum / self.position.loss_count,
+            loss=self.position.loss_sum / max(self.position.loss_count, 1),
+            **(self.data.lag() if isinstance(self.data, OnePassData) else {}),
         )
 
+    def _tell_notes(self) -> None:
+        """Tell what the owner of the job should know of what is followed."""
+        if isinstance(self.data, OnePassData):
+            while not self.data.notes.empty():
+                self._tell("info", message=self.data.notes.get())
+
     def checkpoint_if_due(self) -> None:
-        if self.position.step % self.job.checkpoint.every_steps == 0 and self.position.step < self.num_steps:
+        is_due = self.save_asked or self.position.step % self.job.checkpoint.every_steps == 0
+        if is_due and 0 < self.position.step < self.num_steps:
             self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -334,6 +388,7 @@ class Trainer:
             with phase(self._tell, "checkpoint"):
                 self.hooks.save(self)
             self._saved_step = self.position.step
+        self._saved_at, self.save_asked = time.monotonic(), False
 
     def stop_if_asked(self) -> None:
         """Leave with a checkpoint if any rank was asked to stop. Ranks agreed on it within the step."""
@@ -347,12 +402,17 @@ class Trainer:
         if inside or epoch == self.position.evaluated:
             return
         count = max(self.position.loss_count, 1)
+        for figures in () if self.progressive is None else self.progressive.end(self.position.loss_count):
+            self._metric(figures)
         known = self.evaluate("train") if self.job.evaluation.training else {}
         self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count, **known})
         self.position.loss_sum, self.position.loss_count = 0.0, 0
         for split in self.splits:
             self._metric({"epoch": epoch, "split": split, **self.evaluate(split)})
         self.position.evaluated = epoch
+        self.position.calibration = self.evaluator.calibration.as_json()
+        for note in self.evaluator.calibration.problems():
+            self._tell("info", message=f"after epoch {epoch}: {note}")
         if self.rank == 0 and (rows := self.dynamic_rows.in_words()):
             self.hooks.emit("info", message=f"after epoch {epoch}: {rows}")
         self.stop_early_if_due(epoch)
@@ -423,6 +483,7 @@ class Trainer:
     def _metric(self, fields: dict[str, Any]) -> None:
         if self.rank == 0:
             self.history.append(fields)
+            forget_windows(self.history)
             self.hooks.emit("metric", **fields)
 
 

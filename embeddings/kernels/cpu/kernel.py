@@ -148,7 +148,7 @@ class CpuKernel:
             keep=1.0 - rate * optimizer.constant_decay, clip=optimizer.clip_row_norm or 0.0, scale=scale,
             fades=self._fades.ctypes.data, num_fades=len(self._fades), step=step, rule=self._rule,
             fading=optimizer.fading, eps_inside_root=getattr(optimizer, "eps_inside_root", False),
-            from_start=optimizer.decays_from_start,
+            from_start=optimizer.decays_from_start, moments_decay=optimizer.moments_decay,
         )  # fmt: skip
 
     def _eps(self, optimizer: RowOptimizer) -> float:
@@ -211,19 +211,15 @@ class CpuKernel:
             return None
         if self._decay is None or self._decay[0] is not deferred.decay:
             self._decay = (deferred.decay, deferred.decay.astype(self._real))
-        near = np.empty((len(deferred.momentum_drift), 4), dtype=self._real)
-        for column, values in enumerate(
-            (deferred.momentum_drift, deferred.eps_term, deferred.lookahead_correction, deferred.correction_eps)
-        ):
-            near[:, column] = values
+        near, lookahead = deferred.movements.astype(self._real), deferred.lookahead.astype(self._real)
         struct = native.DeferredUpdate(
-            decay=self._decay[1].ctypes.data, near=near.ctypes.data, log_sums=deferred.log_sums.ctypes.data,
-            completed=deferred.completed_steps, num_decay=len(deferred.decay), num_near=len(near),
-            num_log_sums=len(deferred.log_sums), log_now=deferred.log_now, log_slope=deferred.log_slope,
-            lookahead=deferred.lookahead, lookahead_eps=deferred.lookahead_eps, from_start=deferred.from_start,
+            decay=self._decay[1].ctypes.data, near=near.ctypes.data, lookahead=lookahead.ctypes.data,
+            log_sums=deferred.log_sums.ctypes.data, completed=deferred.completed_steps, num_decay=len(deferred.decay),
+            num_near=len(near), num_pairs=len(lookahead) // 2, num_log_sums=len(deferred.log_sums),
+            log_now=deferred.log_now, log_slope=deferred.log_slope, from_start=deferred.from_start,
             eps_inside_root=deferred.eps_inside_root, momentum=deferred.momentum,
         )  # fmt: skip
-        return _Described(struct, (self._decay[1], near, deferred.log_sums))
+        return _Described(struct, (self._decay[1], near, lookahead, deferred.log_sums))
 
 
 class _Described:

@@ -41,9 +41,9 @@ class Batch(ctypes.Structure):
 
 class DeferredUpdate(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("decay", "near", "log_sums")),
-        *((name, c_int64) for name in ("completed", "num_decay", "num_near", "num_log_sums")),
-        *((name, c_double) for name in ("log_now", "log_slope", "lookahead", "lookahead_eps")),
+        *((name, c_void_p) for name in ("decay", "near", "lookahead", "log_sums")),
+        *((name, c_int64) for name in ("completed", "num_decay", "num_near", "num_pairs", "num_log_sums")),
+        *((name, c_double) for name in ("log_now", "log_slope")),
         *((name, c_int32) for name in ("from_start", "eps_inside_root", "momentum")),
     ]
 
@@ -71,7 +71,7 @@ class Step(ctypes.Structure):
     _fields_ = [
         *((name, c_double) for name in ("rate", "beta1", "beta2", "eps", "alpha", "keep", "clip", "scale")),
         ("fades", c_void_p), ("num_fades", c_int64), ("step", c_int64),
-        *((name, c_int32) for name in ("rule", "fading", "eps_inside_root", "from_start")),
+        *((name, c_int32) for name in ("rule", "fading", "eps_inside_root", "from_start", "moments_decay")),
     ]  # fmt: skip
 
 

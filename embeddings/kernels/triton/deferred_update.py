@@ -13,16 +13,15 @@ from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 
 @triton.jit
-def deferred_terms(
-    last, completed, near, num_near, decay, num_decay, logs, num_logs, now,
-    MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
+def deferred_decay(
+    last, completed, num_near, decay, num_decay, logs, num_logs, now, FROM_START: tl.constexpr, LOGS: tl.constexpr
 ):  # fmt: skip
-    """Return (P, drift, eps_term, correction, correction_eps) of rows last touched at the int32 steps ``last``.
+    """Return P of rows last touched at the int32 steps ``last``, where in ``near`` they are, and whether they are.
 
-    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``near`` holds ``momentum_drift`` of rows that
-    were not touched for J < num_near steps, then ``eps_term``, ``lookahead_correction`` and ``correction_eps``.
-    ``decay`` is P without the constant decay for J < num_decay; the last entry holds for every later J. ``logs`` is
-    float64 L[s] for s < num_logs, read if LOGS; ``now`` is float64 L[K], and what a later step adds.
+    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``near`` is ``movements`` of rows that were not
+    touched for J < num_near steps. ``decay`` is P without the constant decay for J < num_decay; the last entry holds
+    for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now`` is float64 L[K], and what a
+    later step adds.
     """
     owing = last > 0
     if FROM_START:
@@ -34,24 +33,25 @@ def deferred_terms(
         later = tl.maximum(last - end, 0).to(tl.float64)
         log = tl.load(now) - tl.load(logs + tl.minimum(last, end)) - tl.load(now + 1) * later
         p = p * tl.where(owing, tl.exp(log), 1.0).to(p.dtype)
-    if MOMENTUM:
-        moving = owing & (idle_steps < num_near)
-        drift = tl.load(near + idle_steps, mask=moving, other=0.0)
-        eps_term = tl.load(near + num_near + idle_steps, mask=moving, other=1.0)
-        correction = tl.load(near + 2 * num_near + idle_steps, mask=moving, other=0.0)
-        correction_eps = tl.load(near + 3 * num_near + idle_steps, mask=moving, other=1.0)
-    else:
-        drift, eps_term, correction, correction_eps = (
-            tl.zeros_like(p), tl.zeros_like(p) + 1.0, tl.zeros_like(p), tl.zeros_like(p) + 1.0,
-        )  # fmt: skip
-    return p, drift, eps_term, correction, correction_eps
+    return p, idle_steps, owing & (idle_steps < num_near)
 
 
 @triton.jit
-def movement(m, v, drift, eps_term, correction, correction_eps, INSIDE: tl.constexpr):
-    """Return what is subtracted from rows [n, BLOCK] with these moments: drift m / root - correction m / its root."""
-    first, second = root(v, eps_term[:, None], INSIDE), root(v, correction_eps[:, None], INSIDE)
-    return m * ((drift[:, None] * second - correction[:, None] * first) / (first * second))
+def movement(m, v, near, num_pairs, idle_steps, moving, INSIDE: tl.constexpr):
+    """Return what is subtracted from rows [n, BLOCK] with these moments: the sum of drift m / root over their nodes.
+
+    ``near`` has them in pairs, of a row that was not touched for J steps from 4 J num_pairs on; the number of pairs is
+    no constant, as it changes in a run's first steps.
+    """
+    taken = tl.zeros_like(m)
+    for pair in range(num_pairs):
+        at = near + (idle_steps * num_pairs + pair) * 4
+        drift1 = tl.load(at, mask=moving, other=0.0)[:, None]
+        drift2 = tl.load(at + 2, mask=moving, other=0.0)[:, None]
+        root1 = root(v, tl.load(at + 1, mask=moving, other=1.0)[:, None], INSIDE)
+        root2 = root(v, tl.load(at + 3, mask=moving, other=1.0)[:, None], INSIDE)
+        taken += (drift1 * root2 + drift2 * root1) / (root1 * root2)
+    return taken * m
 
 
 @triton.jit
@@ -64,10 +64,12 @@ def root(square, eps, INSIDE: tl.constexpr):
 
 
 class DeferredTables(NamedTuple):
-    """Arguments of :func:`deferred_terms`."""
+    """Arguments of :func:`deferred_decay` and :func:`movement`; ``lookahead`` is as ``near``, of the next update."""
 
     near: torch.Tensor
     num_near: int
+    num_pairs: int
+    lookahead: torch.Tensor
     decay: torch.Tensor
     num_decay: int
     logs: torch.Tensor
@@ -82,27 +84,29 @@ class DeferredSource:
         self.dtype, self.device = dtype, device
         self._nothing = torch.zeros(2, dtype=dtype, device=device)
         self._no_logs = torch.zeros(2, dtype=torch.float64, device=device)
-        self._near = self._decay = self._logs = (np.zeros(0), self._nothing)
+        self._decay = self._logs = (np.zeros(0), self._nothing)
+        self._near: tuple[np.ndarray | None, torch.Tensor] = (None, self._nothing)
         self._now: tuple[int, torch.Tensor] = (-1, self._no_logs)
 
     def at(self, deferred: DeferredUpdateCoefficients | None) -> DeferredTables:
         """Return the tables as ``deferred`` is now."""
         if deferred is None:
-            return DeferredTables(self._nothing, 1, self._nothing, 1, self._no_logs, 1, self._no_logs)
+            return DeferredTables(
+                self._nothing, 1, 0, self._nothing, self._nothing, 1, self._no_logs, 1, self._no_logs
+            )  # fmt: skip
         if self._decay[0] is not deferred.decay:
             self._decay = (deferred.decay, self.carry(deferred.decay, self.dtype))
-        if self._near[0] is not deferred.momentum_drift:
-            near = (
-                deferred.momentum_drift, deferred.eps_term, deferred.lookahead_correction, deferred.correction_eps,
-            )  # fmt: skip
-            self._near = (deferred.momentum_drift, self.carry(np.concatenate(near), self.dtype))
+        if self._near[0] is not deferred.movements:
+            both = np.concatenate([deferred.lookahead[None], deferred.movements])
+            self._near = (deferred.movements, self.carry(both, self.dtype))
         if len(deferred.log_sums) and self._logs[0] is not deferred.log_sums:
             self._logs = (deferred.log_sums, self.carry(deferred.log_sums, torch.float64))
         if len(deferred.log_sums) and self._now[0] != deferred.completed_steps:
             now = self.carry(np.array([deferred.log_now, deferred.log_slope]), torch.float64)
             self._now = (deferred.completed_steps, now)
         return DeferredTables(
-            self._near[1], len(deferred.momentum_drift), self._decay[1], len(deferred.decay),
+            self._near[1][1:], len(deferred.movements), deferred.lookahead.shape[0] // 2, self._near[1][0],
+            self._decay[1], len(deferred.decay),
             self._logs[1] if len(deferred.log_sums) else self._no_logs, len(deferred.log_sums), self._now[1],
         )  # fmt: skip
 

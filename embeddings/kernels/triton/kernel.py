@@ -267,7 +267,7 @@ class TritonKernel:
         total = torch.zeros((), dtype=torch.float64, device=layout.device)
         if num_entries == 0:
             return total
-        settings, tables = self._settings(step, scale, deferred), self._deferred.at(deferred)
+        settings, tables = self._settings(step, scale), self._deferred.at(deferred)
         sources = (entries.keys, entries.order, entries.grad_offsets)
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
         blocks = triton.cdiv(num_entries, self.split)
@@ -311,7 +311,7 @@ class TritonKernel:
     def _rule(self) -> Any:
         return rules.rule_number(self.layout.optimizer.rule)
 
-    def _settings(self, step: int, scale: float, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
+    def _settings(self, step: int, scale: float) -> torch.Tensor:
         """Return rules.SETTINGS on the device."""
         optimizer, k = self.layout.optimizer, max(step, 1)
         rate = optimizer.rate(k)
@@ -322,8 +322,7 @@ class TritonKernel:
             "eps": getattr(optimizer, "eps", 0.0),
             "keep": 1.0 - rate * optimizer.constant_decay,
             "alpha": optimizer.idle_alpha,
-            "lookahead": 0.0 if deferred is None else deferred.lookahead,
-            "lookahead_eps": 1.0 if deferred is None else deferred.lookahead_eps,
+            "moments_decay": float(optimizer.moments_decay),
         }
         if optimizer.betas is not None:
             values["fading"] = float(optimizer.fading)

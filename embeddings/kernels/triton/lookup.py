@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.deferred_update import deferred_terms, movement
+from embeddings.kernels.triton.deferred_update import deferred_decay, movement
 from embeddings.kernels.triton.swap import DRAW_WORDS, swap
 
 # Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.
@@ -19,14 +19,16 @@ DESCRIPTOR_WORDS = tl.constexpr(8)
 
 # These change from batch to batch: without this a version for each kind of value would be compiled in mid-training.
 VARYING = [
-    "num_ids", "num_bags", "batch_size", "sample_offset", "step", "completed", "num_near", "num_decay", "num_logs",
+    "num_ids", "num_bags", "batch_size", "sample_offset", "step", "completed", "num_near", "num_pairs", "num_decay",
+    "num_logs",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING)
 def lookup(
     output, used, weights, vectors, row_values, last_steps, descriptors, indices, offsets, scales, fault,
-    draws, graph_offsets, neighbours, thresholds, near, num_near, decay, num_decay, logs, num_logs, now,
+    draws, graph_offsets, neighbours, thresholds, near, num_near, num_pairs, lookahead, decay, num_decay, logs,
+    num_logs, now,
     num_ids, num_bags, batch_size, total_dim, sample_offset, step, completed,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNMENT: tl.constexpr,
     VECTORS: tl.constexpr, ROWWISE: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr,
@@ -101,13 +103,13 @@ def lookup(
         theta = tl.load(weights + weight_base + ids[:, None] * DIM + d, mask=reading, other=0.0).to(compute)
         if DEFERRED:
             last_step = tl.load(last_steps + step_base + ids, mask=keep, other=0)
-            p, drift, eps_term, correction, correction_eps = deferred_terms(
-                last_step, completed, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
+            p, idle_steps, recent = deferred_decay(
+                last_step, completed, num_near, decay, num_decay, logs, num_logs, now, FROM_START, LOGS
             )
             theta = theta * p[:, None]
             if MOMENTUM:
                 # Rows idle for long are most rows and rest: of them m and v are not read.
-                hot = keep & ((drift != 0.0) | (correction != 0.0))
+                hot = keep & recent
                 moving = reading & hot[:, None]
                 vector = vectors + vector_base + ids[:, None] * (VECTORS * DIM) + d
                 m = tl.load(vector, mask=moving, other=0.0).to(compute)
@@ -115,7 +117,7 @@ def lookup(
                     v = tl.load(row_values + step_base + ids, mask=hot, other=0.0).to(compute)[:, None]
                 else:
                     v = tl.load(vector + DIM, mask=moving, other=0.0).to(compute)
-                theta = theta - movement(m, v, drift, eps_term, correction, correction_eps, INSIDE)
+                theta = theta - movement(m, v, near, num_pairs, idle_steps, hot, INSIDE)
         if POOLED:
             pooled += theta * factor[:, None]
         else:

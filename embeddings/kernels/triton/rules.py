@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from embeddings.kernels.triton.deferred_update import deferred_terms, movement, root
+from embeddings.kernels.triton.deferred_update import deferred_decay, movement, root
 from embeddings.kernels.triton.rounding import store
 
 NORM, SGD, ADAGRAD, RMSPROP, ADAM = (tl.constexpr(rule) for rule in range(5))
@@ -31,18 +31,17 @@ TABLE_WORDS = tl.constexpr(8)
 # Settings, float64: what an optimizer is at one step, in this order.
 SETTINGS = (
     "scale", "clip", "rate", "eps", "keep", "alpha",
-    "gain1", "gain2", "unbias1", "unbias2", "log_beta1", "log_beta2", "lookahead", "lookahead_eps",
-    "fading",
+    "gain1", "gain2", "unbias1", "unbias2", "log_beta1", "log_beta2", "fading", "moments_decay",
 )  # fmt: skip
 _SCALE, _CLIP, _RATE, _EPS, _KEEP, _ALPHA = (tl.constexpr(i) for i in range(6))
 _GAIN1, _GAIN2, _UNBIAS1, _UNBIAS2 = (tl.constexpr(i) for i in range(6, 10))
-_LOG_BETA1, _LOG_BETA2, _LOOKAHEAD, _LOOKAHEAD_EPS, _FADING = (tl.constexpr(i) for i in range(10, 15))
+_LOG_BETA1, _LOG_BETA2, _FADING, _MOMENTS_DECAY = (tl.constexpr(i) for i in range(10, 14))
 
 
 @triton.jit
 def apply(
-    weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, decay, num_decay, logs,
-    num_logs, now,
+    weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, num_pairs, lookahead, decay,
+    num_decay, logs, num_logs, now,
     step, table, key, grad, mask, d,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RULE: tl.constexpr, ROWWISE: tl.constexpr,
     VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr,
@@ -83,10 +82,12 @@ def apply(
             owing = last >= 0
         idle_steps = tl.where(owing, step - 1 - last, 0).to(tl.float64)
         if DEFERRED:
-            p, drift, eps_term, correction, correction_eps = deferred_terms(
-                last, step - 1, near, num_near, decay, num_decay, logs, num_logs, now, MOMENTUM, FROM_START, LOGS
+            p, idle_now, recent = deferred_decay(
+                last, step - 1, num_near, decay, num_decay, logs, num_logs, now, FROM_START, LOGS
             )
             theta = theta * p[:, None]
+            share = tl.load(settings + _MOMENTS_DECAY).to(compute)
+            moment_keep = 1.0 - share + share * p
         passed = 1.0 + idle_steps * tl.load(settings + _FADING)
         value_at = row_values + tl.load(table_words + 3, mask=mask, other=0) + row
         if ROWWISE:
@@ -99,9 +100,11 @@ def apply(
             else:
                 v = tl.load(vector_at + DIM, mask=writing, other=0.0).to(compute)
             if MOMENTUM:
-                theta = theta - movement(m, v, drift, eps_term, correction, correction_eps, INSIDE)
+                theta = theta - movement(m, v, near, num_pairs, idle_now, mask & recent, INSIDE)
             shrink1 = tl.exp(passed * tl.load(settings + _LOG_BETA1)).to(compute)
             shrink2 = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
+            if DEFERRED:
+                shrink1, shrink2 = shrink1 * moment_keep, shrink2 * moment_keep * moment_keep
             m = shrink1[:, None] * m + tl.load(settings + _GAIN1).to(compute) * grad
             tl.store(vector_at, m.to(vectors.dtype.element_ty), mask=writing)
             if ROWWISE:
@@ -118,11 +121,11 @@ def apply(
             mhat, vhat = m * tl.load(settings + _UNBIAS1).to(compute), v * tl.load(settings + _UNBIAS2).to(compute)
             theta = theta - rate * mhat / root(vhat, eps, INSIDE)
             if AHEAD:
-                lookahead = tl.load(settings + _LOOKAHEAD).to(compute)
-                lookahead_eps = tl.load(settings + _LOOKAHEAD_EPS).to(compute)
-                theta = theta - lookahead * m / root(v, lookahead_eps, INSIDE)
+                theta = theta - movement(m, v, lookahead, num_pairs, tl.zeros_like(last), mask, INSIDE)
         elif RULE == RMSPROP:
             shrink = tl.exp(passed * tl.load(settings + _LOG_BETA2)).to(compute)
+            if DEFERRED:
+                shrink = shrink * moment_keep * moment_keep
             v = tl.load(vector_at, mask=writing, other=0.0).to(compute)
             v = shrink[:, None] * v + tl.load(settings + _GAIN2).to(compute) * grad * grad
             tl.store(vector_at, v.to(vectors.dtype.element_ty), mask=writing)

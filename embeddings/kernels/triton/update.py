@@ -21,14 +21,14 @@ from embeddings.kernels.triton.rules import NORM, apply
 _OFFSET_MASK = tl.constexpr((1 << OFFSET_BITS.value) - 1)
 
 # These change from batch to batch: see lookup.
-VARYING = ["num_entries", "step", "num_near", "num_decay", "num_logs"]
+VARYING = ["num_entries", "step", "num_near", "num_pairs", "num_decay", "num_logs"]
 
 
 @triton.jit(do_not_specialize=VARYING)
 def update(
     weights, vectors, row_values, last_steps, norms, grads, keys, order, grad_offsets, pooling_weights, partials,
     table_descriptors, settings,
-    near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
+    near, num_near, num_pairs, lookahead, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, ALIGNMENT: tl.constexpr,
     SHARED: tl.constexpr, RULE: tl.constexpr, ROWWISE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr,
     INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr, DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr,
@@ -84,9 +84,9 @@ def update(
             tl.store(partials + place.to(tl.int64)[:, None] * DIM + d, total, mask=deferred)
             table = _table(order, grad_offsets, at, whole)
             norm = apply(
-                weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, decay,
-                num_decay, logs,
-                num_logs, now, step, table, key, total, whole, d, DIM, BLOCK, TILE, RULE, ROWWISE, VECTORS,
+                weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, num_pairs,
+                lookahead, decay, num_decay, logs, num_logs, now, step, table, key, total, whole, d, DIM, BLOCK, TILE,
+                RULE, ROWWISE, VECTORS,
                 CLIP, INSIDE, DECAY, AHEAD, DEFERRED, MOMENTUM, FROM_START, LOGS, QUADS,
             )  # fmt: skip
             if RULE == NORM:
@@ -96,7 +96,7 @@ def update(
 @triton.jit(do_not_specialize=VARYING)
 def finish(
     weights, vectors, row_values, last_steps, norms, keys, order, grad_offsets, partials, table_descriptors, settings,
-    near, num_near, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
+    near, num_near, num_pairs, lookahead, decay, num_decay, logs, num_logs, now, num_entries, first_key, end_key, step,
     DIM: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, DEPTH: tl.constexpr,
     RULE: tl.constexpr, ROWWISE: tl.constexpr, VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr,
     DECAY: tl.constexpr, AHEAD: tl.constexpr, DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr,
@@ -140,9 +140,9 @@ def finish(
         one = tl.zeros([1], dtype=tl.int32)
         table = _table(order, grad_offsets, one + b * SPLIT, one == 0)
         norm += apply(
-            weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, decay, num_decay,
-            logs, num_logs, now, step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM, BLOCK, 1,
-            RULE, ROWWISE, VECTORS, CLIP, INSIDE, DECAY, AHEAD, DEFERRED, MOMENTUM, FROM_START, LOGS, QUADS,
+            weights, vectors, row_values, last_steps, table_descriptors, settings, near, num_near, num_pairs, lookahead,
+            decay, num_decay, logs, num_logs, now, step, table, one.to(tl.int64) + wanted, total, one == 0, d, DIM,
+            BLOCK, 1, RULE, ROWWISE, VECTORS, CLIP, INSIDE, DECAY, AHEAD, DEFERRED, MOMENTUM, FROM_START, LOGS, QUADS,
         )  # fmt: skip
     if RULE == NORM:
         tl.store(norms + tl.program_id(0), norm)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from embeddings.refresh.gate_checks.comparison import Comparison
 
 Metrics = Mapping[str, float]
+Subject = Literal["items", "vectors", "run"]
 
 MOVED = (
     "the vectors moved more than a refresh moves them. Check that the run was warm-started from the current version "
@@ -84,6 +85,9 @@ class GateCheck(ABC):
     """One measurement of a candidate, and the limits that hold it."""
 
     limits: ClassVar[tuple[Limit, ...]]
+    about: ClassVar[Subject] = "run"
+    """What a failure is of: of which ``items`` there were rows, of where their ``vectors`` went, or of the ``run``,
+    whose rows nobody is to be served or to go on from."""
     needs_previous: ClassVar[bool] = True
     """Whether there is nothing to measure of a first version."""
 

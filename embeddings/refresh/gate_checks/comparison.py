@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.vectors.item_vectors import FOUND, Array, ItemVectors, chunks, shared_rows
+from embeddings.vectors.item_vectors import Array, ItemVectors, chunks, shared_rows
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Sampling:
     num_pairs: int = 20_000
 
 
+MIN_EVIDENT = 30
+"""Where fewer shared items are evident than this, all shared items are measured: a few would say little."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """An aligned candidate, not yet averaged, and the version that is served.
@@ -43,6 +47,9 @@ class Comparison:
         live: bool [n], items of which ``coverage`` is a share.
         probes: documents of the probes that can read both (embeddings.refresh.probe), by name.
         sampling: what is drawn of them.
+        min_count: rows of training from which on an item is evident; 0: every item is.
+        anchor: the version that drift is counted from; None: there is none before the previous one.
+        metrics_before: what was measured of the previous version when it was the candidate.
 
     Raises:
         ValueError: vectors of different dims.
@@ -53,6 +60,9 @@ class Comparison:
     live: Array
     probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sampling: Sampling = Sampling()
+    min_count: int = 0
+    anchor: ItemVectors | None = None
+    metrics_before: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.previous is not None and self.previous.dim != self.candidate.dim:
@@ -95,8 +105,33 @@ class Comparison:
     def shared(self) -> tuple[Array, Array]:
         """Rows (of previous, of candidate) of the items that both have found."""
         old, new = self.common
-        both = self.usable[new] & (self.served.statuses == FOUND)[old]
+        both = self.usable[new] & self.served.renewed[old]
         return old[both], new[both]
+
+    @cached_property
+    def evident(self) -> tuple[Array, Array]:
+        """Rows (of previous, of candidate) of the shared items that both know from enough rows of training.
+
+        What an item of one click is given is chance: two trainings agree on it no more than on a random direction, so
+        it would hide, or look like, what became of the others. All shared items where counts are unknown, or where
+        fewer than ``MIN_EVIDENT`` are evident.
+        """
+        old, new = self.shared
+        known = [counts[rows] for counts, rows in ((self.served.counts, old), (self.candidate.counts, new))
+                 if counts is not None]  # fmt: skip
+        if not known or not self.min_count:
+            return old, new
+        enough = np.minimum.reduce(known) >= self.min_count
+        return (old[enough], new[enough]) if int(enough.sum()) >= MIN_EVIDENT else (old, new)
+
+    @property
+    def all_evident(self) -> bool:
+        """Whether every shared item is measured."""
+        return len(self.evident[0]) == len(self.shared[0])
+
+    def generator_of(self, purpose: int) -> np.random.Generator:
+        """Return random numbers beside those of ``generator``, from which further draws would move what follows."""
+        return np.random.Generator(np.random.Philox([self.sampling.seed, purpose]))
 
     @cached_property
     def renewed(self) -> Array:

@@ -18,15 +18,17 @@ MAX_BUCKETS = 6
 
 
 class Cosines(GateCheck):
-    """Cosines of each of the ``shared`` items, which both versions have found, to its vector before.
+    """Cosines of the items that both versions have found to their vectors before.
 
     ``cosine_mean``, ``cosine_p5``, ``cosine_low`` (share below .65), all three also weighted by counts
-    (``cosine_mean_traffic``) and per decade of counts (``cosine_mean[10-99]``).
+    (``cosine_mean_traffic``) and per decade of counts (``cosine_mean[10-99]``): of the ``evident`` items among the
+    ``shared`` ones. The first three are also told of all shared items (``cosine_mean_all``), without a limit.
 
     A model that moves more than the starting values by chance is not stable enough to be published without a warm
     start, so no null makes those over all items looser.
     """
 
+    about = "vectors"
     limits = (
         Limit("cosine_mean", 0.85, starting_in_group=0.75, calibrated=Calibrated(1.0, 0.02, 0.05, loosest=1.0)),
         Limit("cosine_p5", 0.70, starting_in_group=0.40, calibrated=Calibrated(1.0, 0.05, 0.10, loosest=1.0)),
@@ -44,10 +46,15 @@ class Cosines(GateCheck):
 
     @staticmethod
     def measure(comparison: Comparison) -> dict[str, float]:
-        old, new = comparison.shared
-        cosines = cosines_of(comparison.served.vectors, comparison.candidate.vectors, old, new)
-        counts = comparison.candidate.counts
-        return {"shared": float(len(old)), **_cosine_metrics(cosines, None if counts is None else counts[new])}
+        served, candidate, (old, new) = comparison.served, comparison.candidate, comparison.evident
+        cosines = cosines_of(served.vectors, candidate.vectors, old, new)
+        counts = None if candidate.counts is None else candidate.counts[new]
+        metrics = {"shared": float(len(comparison.shared[0])), **_cosine_metrics(cosines, counts)}
+        if not comparison.all_evident:
+            of_all = cosines_of(served.vectors, candidate.vectors, *comparison.shared)
+            metrics["evident"] = float(len(old))
+            metrics |= {f"{name}_all": value for name, value in _plain_metrics(of_all).items()}
+        return metrics
 
 
 def cosines_of(left: Vectors, right: Vectors, left_rows: Array, right_rows: Array) -> Array:
@@ -60,13 +67,17 @@ def cosines_of(left: Vectors, right: Vectors, left_rows: Array, right_rows: Arra
     return cosines
 
 
-def _cosine_metrics(cosines: Array, counts: Array | None) -> dict[str, float]:
+def _plain_metrics(cosines: Array) -> dict[str, float]:
     nan = float("nan")
-    metrics = {
+    return {
         "cosine_mean": float(cosines.mean()) if len(cosines) else nan,
         "cosine_p5": float(np.percentile(cosines, 5)) if len(cosines) else nan,
         "cosine_low": share(cosines < LOW_COSINE),
     }
+
+
+def _cosine_metrics(cosines: Array, counts: Array | None) -> dict[str, float]:
+    metrics = _plain_metrics(cosines)
     if counts is None:
         return metrics
     weight = float(counts.sum())

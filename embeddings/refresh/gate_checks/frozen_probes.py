@@ -12,7 +12,7 @@ from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit, Me
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.refresh.kernel_alignment import diagnostics
 from embeddings.refresh.probe import Probe, predict
-from embeddings.vectors.item_vectors import FOUND, ItemVectors, find_rows, keys_of
+from embeddings.vectors.item_vectors import find_rows, keys_of
 
 _STANDARD_ERRORS = 2.0
 """A probe's figures are shares of its items: a margin is at least so many standard errors of such a share, or a task
@@ -50,13 +50,15 @@ class FrozenProbes(GateCheck):
 
     ``accuracy`` is that on the items kept for judging, ``drop`` what it lost since the day the probe was registered;
     ``churn`` the share of predictions, over all its items, that differ from those on the previous version; ``judged``
-    and ``items`` are how many items accuracy and churn are shares of. Without a limit: ``alignment``,
+    and ``items`` are how many items accuracy and churn are shares of. Churn is that of evident items;
+    ``churn_all`` that of all, without a limit. Without one, too: ``alignment``,
     ``alignment_lift`` and ``nw_accuracy`` (embeddings.refresh.kernel_alignment). Items without evidence in the
     candidate, and for churn in either, do not count; NaN where none is left.
 
     Starting limits: two points under the accuracy of the first day, and one prediction in four.
     """
 
+    about = "vectors"
     limits = (
         ProbeLimit(
             "canary_drop",
@@ -82,16 +84,17 @@ class FrozenProbes(GateCheck):
     def measure(comparison: Comparison) -> dict[str, float]:
         metrics = {}
         for name, probe in comparison.probes.items():
-            figures = _figures(probe, comparison.served, comparison.candidate)
+            figures = _figures(probe, comparison)
             metrics.update({f"canary_{figure}[{name}]": value for figure, value in figures.items()})
         return metrics
 
 
-def _figures(probe: Probe, previous: ItemVectors, candidate: ItemVectors) -> dict[str, float]:
+def _figures(probe: Probe, comparison: Comparison) -> dict[str, float]:
+    previous, candidate = comparison.served, comparison.candidate
     keys = keys_of(probe["ids"])
     new, old = find_rows(candidate.keys, keys), find_rows(previous.keys, keys)
     has_new = (new >= 0) & candidate.evidence[new]
-    has_old = (old >= 0) & (previous.statuses[old] == FOUND)
+    has_old = (old >= 0) & previous.renewed[old]
     predicted = np.full(len(keys), -1)
     vectors = candidate.vectors[new[has_new]]
     predicted[has_new] = predict(probe, vectors)
@@ -99,14 +102,18 @@ def _figures(probe: Probe, previous: ItemVectors, candidate: ItemVectors) -> dic
     before[has_old] = predict(probe, previous.vectors[old[has_old]])
     judged = has_new & np.array(probe["held_out"], dtype=bool)
     both = has_new & has_old
+    changed = predicted != before
+    evident = both & np.isin(new, comparison.evident[1])
+    judged_for_churn = evident if evident.any() else both
     right = predicted == np.array(probe["codes"])
     accuracy = float(right[judged].mean()) if judged.any() else float("nan")
     codes, held_out = (np.array(probe[part])[has_new] for part in ("codes", "held_out"))
     return {
         "accuracy": accuracy,
         "drop": float(probe["accuracy"]) - accuracy,
-        "churn": float((predicted != before)[both].mean()) if both.any() else float("nan"),
+        "churn": float(changed[judged_for_churn].mean()) if both.any() else float("nan"),
+        **({} if comparison.all_evident or not both.any() else {"churn_all": float(changed[both].mean())}),
         "judged": float(judged.sum()),
-        "items": float(both.sum()),
+        "items": float(judged_for_churn.sum()),
         **diagnostics(np.nan_to_num(vectors), codes, held_out.astype(bool), len(probe["classes"])),
     }

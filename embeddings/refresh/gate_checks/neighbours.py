@@ -8,13 +8,17 @@ from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.vectors.item_vectors import Array, chunks, unit_rows
 
+_PURPOSE = 1  # of the draws for all shared items
+
 
 class Neighbours(GateCheck):
     """``knn_overlap``: mean share of the k nearest neighbours of an item that are the same.
 
-    They are exact, of ``num_queries`` items among at most ``num_corpus``. A rotation does not change them.
+    They are exact, of ``num_queries`` items among at most ``num_corpus``, all of them evident. A rotation does not
+    change them. ``knn_overlap_all`` is that of all shared items, without a limit.
     """
 
+    about = "vectors"
     limits = (
         Limit(
             "knn_overlap",
@@ -26,17 +30,25 @@ class Neighbours(GateCheck):
 
     @staticmethod
     def measure(comparison: Comparison) -> dict[str, float]:
-        (old, new), generator, sampling = comparison.shared, comparison.generator, comparison.sampling
-        if len(old) > sampling.num_corpus:
-            picked = np.sort(generator.choice(len(old), sampling.num_corpus, replace=False))
-            old, new = old[picked], new[picked]
-        k = min(sampling.k, len(old) - 1)
-        if k < 1:
-            return {"knn_overlap": float("nan")}
-        queries = generator.choice(len(old), min(sampling.num_queries, len(old)), replace=False)
-        before = _nearest(comparison.served.vectors[old], queries, k)
-        after = _nearest(comparison.candidate.vectors[new], queries, k)
-        return {"knn_overlap": float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())}
+        metrics = {"knn_overlap": _overlap(comparison, comparison.evident, comparison.generator)}
+        if not comparison.all_evident:
+            generator = comparison.generator_of(_PURPOSE)
+            metrics["knn_overlap_all"] = _overlap(comparison, comparison.shared, generator)
+        return metrics
+
+
+def _overlap(comparison: Comparison, rows: tuple[Array, Array], generator: np.random.Generator) -> float:
+    (old, new), sampling = rows, comparison.sampling
+    if len(old) > sampling.num_corpus:
+        picked = np.sort(generator.choice(len(old), sampling.num_corpus, replace=False))
+        old, new = old[picked], new[picked]
+    k = min(sampling.k, len(old) - 1)
+    if k < 1:
+        return float("nan")
+    queries = generator.choice(len(old), min(sampling.num_queries, len(old)), replace=False)
+    before = _nearest(comparison.served.vectors[old], queries, k)
+    after = _nearest(comparison.candidate.vectors[new], queries, k)
+    return float((before[:, :, None] == after[:, None, :]).any(axis=2).mean())
 
 
 def _nearest(vectors: Array, queries: Array, k: int) -> Array:

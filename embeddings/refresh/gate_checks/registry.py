@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from embeddings.refresh.gate_checks.absent_items import Carried, Missing
-from embeddings.refresh.gate_checks.base import GateCheck, Limit, base_of
+from embeddings.refresh.gate_checks.anchor_drift import AnchorDrift
+from embeddings.refresh.gate_checks.base import GateCheck, Limit, Subject, base_of
 from embeddings.refresh.gate_checks.cosines import Cosines
 from embeddings.refresh.gate_checks.effective_rank import EffectiveRank
 from embeddings.refresh.gate_checks.frozen_probes import FrozenProbes
@@ -14,7 +15,7 @@ from embeddings.refresh.gate_checks.rows import Rows
 
 # In the order in which manifests list their metrics and those that sample draw.
 CHECKS: tuple[type[GateCheck], ...] = (
-    Rows, EffectiveRank, Missing, Carried, Cosines, Neighbours, KernelChange, Norms, FrozenProbes,
+    Rows, EffectiveRank, Missing, Carried, Cosines, Neighbours, KernelChange, Norms, FrozenProbes, AnchorDrift,
 )  # fmt: skip
 
 LIMITS: dict[str, Limit] = {limit.metric: limit for check in CHECKS for limit in check.limits}
@@ -23,3 +24,13 @@ LIMITS: dict[str, Limit] = {limit.metric: limit for check in CHECKS for limit in
 def limit_of(metric: str) -> Limit | None:
     """Return what limits ``metric`` or ``metric[GROUP]``, None for one that is not judged."""
     return LIMITS.get(base_of(metric))
+
+
+_SUBJECTS: dict[str, Subject] = {limit.metric: check.about for check in CHECKS for limit in check.limits}
+MOVING = tuple(metric for metric, about in _SUBJECTS.items() if about != "run")
+"""Metrics that fail where the data moved, which a user's rule may let through (embeddings.refresh.holding)."""
+
+
+def subject_of(metric: str) -> Subject:
+    """Return what a failure of ``metric`` or ``metric[GROUP]`` is of; ``run`` for what no check measures."""
+    return _SUBJECTS.get(base_of(metric), "run")

@@ -276,7 +276,7 @@ def _peers(
     peers: list[socket.socket | None] = [None] * len(addresses)
     problem = None
     for number in range(len(addresses)):
-        # Also after a problem: whoever waits for this rank should hear of it at once.
+        # Also after a problem: ranks that wait for this one should hear of it at once.
         try:
             if number < rank:
                 peers[number] = peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, EmbeddingShardingContext
+from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, BaseSparseFeaturesDist, EmbeddingShardingContext
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
 from torchrec.distributed.sharding.sequence_sharding import SequenceShardingContext
 from torchrec.distributed.types import NoWait
@@ -71,8 +71,8 @@ class Swapper:
         return swapped.to(ids.device)
 
 
-class SwappingDist(RwSparseFeaturesDist):
-    """Swaps ids, which are still rows of the whole table here, and sends each to the rank of its row."""
+class SwapBefore(BaseSparseFeaturesDist[KeyedJaggedTensor]):
+    """Swaps ids, which are still rows of the whole table here, before the class behind it sends them."""
 
     def __init__(
         self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any
@@ -83,6 +83,10 @@ class SwappingDist(RwSparseFeaturesDist):
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Any:
         return super().forward(self._swapper(sparse_features))
+
+
+class SwappingDist(SwapBefore, RwSparseFeaturesDist):
+    """Swaps ids, and sends each to the rank of its row."""
 
 
 class SummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):

@@ -146,7 +146,7 @@ class Mirror(CollectionDirectory):
 
     def _catch_up(self, data: bytes) -> None:
         make_directory(self.path)
-        # Whoever has the lock is bringing the mirror up to date, or is the one writer there is.
+        # The process that has the lock is bringing the mirror up to date, or is the one writer.
         patience = 0.0 if self._seen is not None or self._remember() else 60.0
         with contextlib.suppress(*([StoreBusy] if self._seen is not None else [])):
             with disk_errors(self.path), writer_lock(self.path / LOCK_FILE, patience):

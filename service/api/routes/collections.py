@@ -9,7 +9,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection
-from service.core import errors
+from service.core import errors, json_schema
 from service.core.pagination import Paging, page_of
 from service.features.snapshots import PARQUET, identity_of, parquet_chunks
 from service.features.store_access import ids_as, in_store, store_of, unchanged
@@ -39,7 +39,7 @@ class Promotion(BaseModel):
 class NeighborsRequest(BaseModel):
     """An id, or a vector of the collection's dimension, and the maximum number of neighbours."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=json_schema.either(("id",), ("vector",)))
 
     id: StrictInt | StrictStr | None = None
     vector: list[float] | None = None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, Response
 
 from service.core import errors
-from service.features.store_access import unchanged
+from service.core.errors import Problem
+from service.features.store_access import store_problems, unchanged
 from service.identity.auth import optional_principal, unauthorized
 from service.identity.keys import Principal
 from service.web import pages, rendering
-from service.web.pages import Page
+from service.web.pages import Gather, Page, Part, source_of
+from service.web.visit import Visit
 
 router = APIRouter(tags=["dashboard"], include_in_schema=False)
 
@@ -32,21 +34,39 @@ def add_routes(router: APIRouter, page: Page) -> None:
         return await changing(request, principal, page)
 
 
+def add_part(router: APIRouter, part: Part) -> None:
+    """Serve a part of a page at its address."""
+
+    @router.get(part.address)
+    async def one_part(request: Request, principal: MaybePrincipal) -> Response:
+        return await changing(request, principal, part)
+
+
 async def whole(request: Request, principal: Principal | None, page: Page) -> Response:
     """Return a page in the dashboard's frame, or the form that exchanges a key for a session cookie."""
+    status = 200
     if principal is None:
         html = rendering.page("login.html")
     else:
-        values = await page.gather(request.app, principal)
-        html = rendering.page("dashboard.html", page=page, pages=pages.PAGES, principal=principal, **values)
-    return HTMLResponse(html, headers={"Cache-Control": "no-store"})
+        visit = _visit(request, principal)
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        frame = {"page": page, "pages": pages.PAGES, "visit": visit, "source": source_of(address)}
+        try:
+            template, values = await _content(visit, page)
+        except Problem as problem:
+            status, template, values = problem.status, "problem.html", {"problem": problem.body()}
+            frame["source"] = None
+        html = rendering.page("frame.html", content=template, **frame, **values)
+    return HTMLResponse(html, status, headers={"Cache-Control": "no-store"})
 
 
-async def changing(request: Request, principal: Principal | None, page: Page) -> Response:
-    """Return what is in the frame of a page; 304 while it is unchanged."""
+async def changing(request: Request, principal: Principal | None, page: Page | Part) -> Response:
+    """Return what is in the frame of a page, or a part of one; 304 while it is unchanged."""
     if principal is None:
         raise unauthorized("The session has ended.")
-    html = rendering.page(page.template, **await page.gather(request.app, principal))
+    visit = _visit(request, principal)
+    template, values = await _content(visit, page)
+    html = rendering.page(template, visit=visit, **values)
     etag = f'"{hashlib.blake2b(html.encode(), digest_size=16).hexdigest()}"'
     headers = {"ETag": etag, "Cache-Control": "no-store"}
     if unchanged(request, etag):
@@ -54,8 +74,23 @@ async def changing(request: Request, principal: Principal | None, page: Page) ->
     return HTMLResponse(html, headers=headers)
 
 
+async def _content(visit: Visit, page: Page | Part) -> tuple[str, dict[str, Any]]:
+    """Return the template of a page and what it shows, or which scope the visitor lacks."""
+    if page.scope is not None and not visit.allows(page.scope):
+        return "lacking.html", {"scope": page.scope}
+    gather: Gather = page.gather
+    with store_problems():
+        return page.template, await gather(visit)
+
+
+def _visit(request: Request, principal: Principal) -> Visit:
+    return Visit(request.app, principal, request.path_params, request.query_params)
+
+
 for one in pages.PAGES:
     add_routes(router, one)
+for one_part in pages.PARTS:
+    add_part(router, one_part)
 
 
 @router.get("/static/{name}")

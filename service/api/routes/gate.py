@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from embeddings.refresh import calibration, probe
 from embeddings.store import NAME_PATTERN
 from service.api.routes.collections import existing
-from service.core import errors, thread_pools
+from service.core import errors, json_schema, thread_pools
 from service.datasets.paths import allowed, data_files
 from service.features.store_access import in_store, problem_of
 from service.identity.auth import require
@@ -28,7 +28,7 @@ Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
 class CanaryRequest(BaseModel):
     """A Parquet file with columns id and label under the data roots, or the collection whose canaries to copy."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=json_schema.either(("name", "uri"), ("copy_from",)))
 
     name: Name | None = None
     uri: str | None = None

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import logging
 from typing import Annotated, Any
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from service.core import disk, errors
+from service.core import errors
 from service.core.tenants import DEFAULT_TENANT
-from service.identity.auth import optional_principal, unauthorized
+from service.identity.auth import KEY_IS_OPTIONAL, optional_principal, unauthorized
 from service.identity.keys import Principal
-from service.ops import collectors
+from service.ops import collectors, readiness
 
 router = APIRouter(tags=["health"])
-
-READY_SECONDS = 5.0
-log = logging.getLogger("evenkeel")
 
 
 @router.get("/healthz", summary="The process answers")
@@ -38,30 +32,20 @@ async def readyz(request: Request) -> dict[str, Any]:
     for free disk space, or the feature store's server is unreachable. In the role ``vectors`` it means that the
     database is down, which this role does not need. That role is not ready while it has no vectors to serve.
     """
-    level, said_of_disk = _disk(request)
-    checks = {"database": await _database(request), "disk": said_of_disk}
-    fit_for_requests = {
-        "database": checks["database"] == "ok" or request.app.state.settings.role == "vectors",
-        "disk": level != "full",
-    }
-    store = await asyncio.to_thread(request.app.state.store_health.answer, READY_SECONDS)
-    if store is not None:
-        checks["store"] = store.message
-        fit_for_requests["store"] = store.serves or request.app.state.settings.role != "vectors"
-    failed = [{"field": name, "message": checks[name]} for name, fit in fit_for_requests.items() if not fit]
-    well = checks["database"] == "ok" and level in ("ok", "low") and (store is None or store.reached)
-    status = "ok" if well else "degraded"
-    for task in request.app.state.task_health:
-        fit, checks[task.name] = task.verdict()
-        if not fit:
-            status = "degraded"
-    if failed:
+    found = await readiness.readiness(request.app.state)
+    if found.unfit:
+        failed = [{"field": name, "message": found.checks[name]} for name in found.unfit]
         detail = "; ".join(f"{error['field']}: {error['message']}" for error in failed)
         raise errors.Problem(503, "not-ready", detail, failed, {"Retry-After": "5"})
-    return {"status": status, "checks": checks}
+    return {"status": found.status, "checks": found.checks}
 
 
-@router.get("/metrics", summary="Prometheus metrics; without a key on loopback only", response_class=PlainTextResponse)
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics; without a key on loopback only",
+    response_class=PlainTextResponse,
+    openapi_extra=KEY_IS_OPTIONAL,
+)
 async def metrics(request: Request, principal: Annotated[Principal | None, Depends(optional_principal)]) -> Response:
     if principal is None and not from_loopback(request):
         raise unauthorized("Metrics are public on loopback only.")
@@ -81,23 +65,3 @@ def from_loopback(request: Request) -> bool:
         return ipaddress.ip_address(request.client.host).is_loopback
     except ValueError:
         return False
-
-
-async def _database(request: Request) -> str:
-    try:
-        async with asyncio.timeout(READY_SECONDS), request.app.state.database.read() as connection:
-            await connection.execute(sa.text("SELECT version_num FROM alembic_version"))
-    except Exception as error:  # whatever the driver raises is the answer here, not a failure of the route
-        # Everybody may ask; where the database is and who asks for it as whom is for the log.
-        log.error("database: %s: %s", type(error).__name__, error)
-        return "cannot be used: the service's log says why"
-    return "ok"
-
-
-def _disk(request: Request) -> tuple[disk.Level, str]:
-    try:
-        free_space = disk.space(request.app.state.settings)
-    except OSError as error:
-        log.error("disk: %s", error)
-        return "full", "EVENKEEL_HOME cannot be looked at: the service's log says why"
-    return free_space.level, free_space.message

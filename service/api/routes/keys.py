@@ -14,7 +14,15 @@ from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
 from service.core.rows import KeyRow
 from service.identity import keys
-from service.identity.auth import COOKIE, address_of, optional_principal, require, same_origin, unauthorized
+from service.identity.auth import (
+    COOKIE,
+    KEY_IS_OPTIONAL,
+    address_of,
+    optional_principal,
+    require,
+    same_origin,
+    unauthorized,
+)
 from service.identity.keys import Principal
 from trainer.spec import Name
 from trainer.spec.problems import FieldProblem
@@ -158,7 +166,7 @@ async def open_session(request: Request, body: Annotated[SessionRequest, Body()]
     return response
 
 
-@router.delete("/session", status_code=204, tags=["dashboard"])
+@router.delete("/session", status_code=204, tags=["dashboard"], openapi_extra=KEY_IS_OPTIONAL)
 async def close_session(
     request: Request, principal: Annotated[Principal | None, Depends(optional_principal)]
 ) -> Response:

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
-from service.core.rows import Catchup, FiringRow, Outcome, Overlap, ScheduleRow
+from service.core.rows import Catchup, FiredRow, Outcome, Overlap, ScheduleRow
 from service.identity import idempotency
 from service.identity.auth import require
 from service.identity.idempotency import IdempotencyKey
@@ -26,6 +27,12 @@ Writer = Annotated[Principal, Depends(require("jobs:write"))]
 
 
 class ScheduleView(BaseModel):
+    """A schedule. ``last_publication``: of its newest job that succeeded.
+
+    It has ``job_id``, ``status`` (``published``, ``held``, ``none``), ``collection``, ``version``, and where it was
+    held ``held_in_a_row`` and ``held_since``.
+    """
+
     name: str
     cron: str
     timezone: str
@@ -37,13 +44,15 @@ class ScheduleView(BaseModel):
     created_at: AwareDatetime
     next_fire_at: AwareDatetime | None
     next_firings: list[AwareDatetime]
+    last_publication: dict[str, Any] | None
 
 
 class FiringView(BaseModel):
     """One firing of a schedule.
 
     ``missed``: it was not run at all; ``skipped``: the schedule's overlap setting forbade it; ``failed``: its job could
-    not be submitted.
+    not be submitted. ``job_state``: of its job, as it is now; ``publication``: the ``status`` (``published`` or
+    ``held``) and ``version`` of what the job published, and if it was held ``held_in_a_row``.
     """
 
     schedule: str
@@ -54,6 +63,8 @@ class FiringView(BaseModel):
     job_id: str | None
     reason: str | None
     created_at: AwareDatetime
+    job_state: str | None = None
+    publication: dict[str, Any] | None = None
 
 
 class TriggerRequest(BaseModel):
@@ -76,19 +87,22 @@ async def list_schedules(request: Request, principal: Reader, paging: Paging) ->
     table = tables.schedule
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        return await pagination.page(connection, ScheduleRow, query, table.c.name, paging, _view, descending=False)
+        page = await pagination.page(connection, ScheduleRow, query, table.c.name, paging, _as_it_is, descending=False)
+        last = await schedule_records.last_publications(connection, [row["id"] for row in page.items])
+    views = [_view(row, last.get(row["id"])) for row in page.items]
+    return Page[ScheduleView](items=views, next_cursor=page.next_cursor)
 
 
 @router.get("/{name}", responses=errors.responses(404))
 async def get(request: Request, name: str, principal: Reader) -> ScheduleView:
     async with request.app.state.database.read() as connection:
-        return _view(await schedule_records.get(connection, principal.tenant, name))
+        return await _shown(connection, await schedule_records.get(connection, principal.tenant, name))
 
 
 @router.patch("/{name}", responses=errors.responses(404))
 async def change(request: Request, name: str, body: SchedulePatch, principal: Writer) -> ScheduleView:
     async with request.app.state.database.write() as connection:
-        return _view(await schedule_records.change(connection, principal.tenant, name, body))
+        return await _shown(connection, await schedule_records.change(connection, principal.tenant, name, body))
 
 
 @router.delete("/{name}", status_code=204, responses=errors.responses(404))
@@ -126,18 +140,26 @@ async def trigger(
 @router.get("/{name}/firings", responses=errors.responses(404))
 async def firings(request: Request, name: str, principal: Reader, paging: Paging) -> Page[FiringView]:
     """List the firings of a schedule, newest first."""
-    table = tables.firing
     async with request.app.state.database.read() as connection:
         schedule = await schedule_records.get(connection, principal.tenant, name)
-        query = sa.select(table).where(table.c.schedule_id == schedule["id"])
+        query = schedule_records.fired(schedule["id"])
 
-        def view(row: FiringRow) -> FiringView:
-            return FiringView(**schedule_records.firing_view(row, name))
+        def view(row: FiredRow) -> FiringView:
+            return FiringView(**schedule_records.fired_view(row, name))
 
         return await pagination.page(
-            connection, FiringRow, query, table.c.fire_at_utc, paging, view, read=pagination.instant
+            connection, FiredRow, query, tables.firing.c.fire_at_utc, paging, view, read=pagination.instant
         )
 
 
-def _view(row: ScheduleRow) -> ScheduleView:
-    return ScheduleView(**schedule_records.view(row))
+def _as_it_is(row: ScheduleRow) -> ScheduleRow:
+    return row
+
+
+async def _shown(connection: AsyncConnection, row: ScheduleRow) -> ScheduleView:
+    last = await schedule_records.last_publications(connection, [row["id"]])
+    return _view(row, last.get(row["id"]))
+
+
+def _view(row: ScheduleRow, last_publication: dict[str, Any] | None = None) -> ScheduleView:
+    return ScheduleView(**schedule_records.view(row, last_publication))

@@ -19,7 +19,7 @@ from service.core import errors
 from service.core.pagination import Paging, page_of
 from service.features.store_access import accepted, in_store, store_of, unchanged
 from service.identity.auth import require
-from trainer.spec import Name, View
+from trainer.spec import NAME_PATTERN, Name, View
 
 router = APIRouter(prefix="/v1/views", tags=["views"])
 
@@ -103,7 +103,9 @@ def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -
 
 
 @router.get("", dependencies=[read_features], responses=errors.responses(404))
-async def list_views(request: Request, paging: Paging, collection: str | None = None) -> dict[str, Any]:
+async def list_views(
+    request: Request, paging: Paging, collection: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
+) -> dict[str, Any]:
     """List the views through which the current versions can be fetched."""
     store = store_of(request)
 

@@ -157,7 +157,7 @@ class KubeRayJobs(Executor):
 
     def is_alive(self, run_dir: Path, /) -> bool:
         jobs = self._jobs(run_dir)
-        # A RayJob that was deleted, by whoever it was, may have left its run: that lasts as long as its submitter.
+        # A RayJob that somebody deleted may have left its run: that lasts as long as its submitter.
         alive = any(map(_runs, jobs)) or (
             not any(map(_ended, jobs)) and any(map(_is_active, self._submitters(run_dir)))
         )
@@ -208,7 +208,7 @@ class KubeRayJobs(Executor):
                 raise ExecutorUnavailable(f"Secret {secret['metadata']['name']} is still being deleted") from error
 
     def _give(self, secret: Mapping[str, Any], owner: Mapping[str, Any]) -> None:
-        """Let Kubernetes delete the Secret with its RayJob, whoever deletes that."""
+        """Let Kubernetes delete the Secret together with its RayJob."""
         reference = {key: owner[key] for key in ("apiVersion", "kind")} | {
             key: owner["metadata"][key] for key in ("name", "uid")
         }

@@ -75,7 +75,7 @@ def _diagnose_cluster(address: str | None) -> Check:
         message = f"no Ray answers at {address}: {error.strerror or error}"
         return Check("ray", "fail", message, "start the cluster, or unset EVENKEEL_RAY_ADDRESS")
     if os.environ.get("RAY_AUTH_MODE") != "token":
-        message = f"{address} is joined without a token: whoever reaches an open Ray can run code on it"
+        message = f"{address} is joined without a token: anyone who reaches an open Ray can run code on it"
         remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here and where `ray start` runs"
         return Check("ray", "fail", message, remedy)
     return Check("ray", "ok", f"{address} answers, token on")

@@ -1,4 +1,4 @@
-// The dashboard's own script: signing in and out, and keeping the page's content as it is on the server.
+// The frame's own script: signing in and out, keeping the content as it is on the server, loading slow parts.
 "use strict";
 
 const EVERY_SECONDS = 3;
@@ -14,6 +14,10 @@ function ago(seconds) {
 function showTimes() {
   for (const time of document.querySelectorAll("time[datetime]")) {
     time.title ||= time.textContent;
+    if ("exact" in time.dataset) {
+      time.textContent = new Date(time.dateTime).toLocaleString([], { dateStyle: "full", timeStyle: "short" });
+      continue;
+    }
     time.textContent = ago((Date.now() - Date.parse(time.dateTime)) / 1000);
   }
 }
@@ -48,25 +52,57 @@ function startContent(content) {
   const live = document.getElementById("live");
   let etag = "";
   let answeredAt = Date.now();
+  // As the server sent it: what a visitor opened or typed since is no difference.
+  let sent = [...content.children].map((part) => part.outerHTML);
 
   function say(text, late) {
     if (live.textContent !== text) live.textContent = text;
     live.classList.toggle("late", late);
   }
 
-  function replace(html) {
-    const open = [...content.querySelectorAll("details[open]")].map((one) => one.id);
-    const focused = document.activeElement?.closest("details")?.id;
-    content.innerHTML = html;
+  function exchange(old, fresh) {
+    const open = [...old.querySelectorAll("details[open]")].map((one) => one.id);
+    const chosen = [...old.querySelectorAll("input:checked")].map((one) => one.id);
+    const typed = [...old.querySelectorAll("input[id]:not([type=checkbox]), select[id]")].map((one) => [one.id, one.value]);
+    const focused = old.contains(document.activeElement) ? document.activeElement.id || document.activeElement.closest("details")?.id : "";
+    old.replaceWith(fresh);
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    if (focused) document.getElementById(focused)?.querySelector("summary")?.focus({ preventScroll: true });
+    for (const id of chosen) if (id && document.getElementById(id)) document.getElementById(id).checked = true;
+    for (const [id, value] of typed) if (document.getElementById(id)) document.getElementById(id).value = value;
+    if (focused) {
+      const again = document.getElementById(focused);
+      (again?.tagName === "DETAILS" ? again.querySelector("summary") : again)?.focus({ preventScroll: true });
+    }
+  }
+
+  // Parts that are the same stay; one that keeps itself (data-keep) stays as long as there is one of its id.
+  function replace(html) {
+    const page = document.createElement("template");
+    page.innerHTML = html;
+    const fresh = [...page.content.children];
+    const now = fresh.map((part) => part.outerHTML);
+    const old = [...content.children];
+    if (fresh.length === old.length && fresh.every((part, number) => part.id === old[number].id)) {
+      fresh.forEach((part, number) => {
+        if (now[number] !== sent[number] && !("keep" in part.dataset)) exchange(old[number], part);
+      });
+    } else {
+      const kept = old.filter((part) => "keep" in part.dataset);
+      const before = document.createElement("div");
+      before.append(...old);
+      content.replaceChildren(before);
+      exchange(before, page.content);
+      for (const part of kept) document.getElementById(part.id)?.replaceWith(part);
+    }
+    sent = now;
+    loadParts(content);
   }
 
   async function update() {
     if (document.hidden) return;
     try {
       const answer = await fetch(content.dataset.source, { headers: etag ? { "If-None-Match": etag } : {}, cache: "no-store" });
-      if (answer.status === 401) {
+      if (answer.status === 401 || answer.status === 404) {
         location.reload();
         return;
       }
@@ -83,16 +119,60 @@ function startContent(content) {
     showTimes();
   }
 
+  document.addEventListener("visibilitychange", update);
+  document.addEventListener("evenkeel-changed", update);
+  setInterval(update, EVERY_SECONDS * 1000);
+}
+
+// Slow parts come once the page is there: at once, or when their button is pressed.
+async function loadPart(part, address) {
+  part.setAttribute("aria-busy", "true");
+  try {
+    const answer = await fetch(address, { cache: "no-store" });
+    if (!answer.ok) throw new Error((await answer.json()).detail);
+    part.innerHTML = await answer.text();
+  } catch (error) {
+    const problem = document.createElement("p");
+    problem.className = "problem";
+    problem.textContent = error.message;
+    part.replaceChildren(problem);
+  }
+  part.removeAttribute("aria-busy");
+  showTimes();
+  document.dispatchEvent(new Event("evenkeel-part"));
+}
+
+function loadParts(root) {
+  for (const part of root.querySelectorAll("[data-load]:not([data-loaded])")) {
+    part.dataset.loaded = "";
+    loadPart(part, part.dataset.load);
+  }
+}
+
+function startParts() {
+  document.addEventListener("submit", (event) => {
+    const part = event.target.closest("[data-load]");
+    if (!part || !("part" in event.target.dataset)) return;
+    event.preventDefault();
+    loadPart(part, `${event.target.dataset.part}?${new URLSearchParams(new FormData(event.target))}`);
+  });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-loads]");
+    if (button) loadPart(button.parentElement, button.dataset.loads);
+  });
+}
+
+document.querySelector(".bar nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+const login = document.getElementById("login");
+const content = document.getElementById("content");
+if (login) startLogin(login);
+if (content?.dataset.source) startContent(content);
+if (content) {
+  startParts();
+  loadParts(content);
   document.getElementById("logout").addEventListener("click", async () => {
     await fetch("/session", { method: "DELETE" });
     location.reload();
   });
-  document.addEventListener("visibilitychange", update);
-  setInterval(update, EVERY_SECONDS * 1000);
 }
-
-const login = document.getElementById("login");
-const content = document.getElementById("content");
-if (login) startLogin(login);
-if (content) startContent(content);
 showTimes();

@@ -196,8 +196,8 @@ def test_shards_renew_their_part(part):
 
 
 def test_what_the_guide_shows_runs():
-    """docs/dynamic_tables.md."""
-    guide = (Path(__file__).parents[3] / "docs" / "dynamic_tables.md").read_text("utf-8")
+    """docs/guides/dynamic_tables.md."""
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "dynamic_tables.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
     found: dict = {}
     exec(code, found)

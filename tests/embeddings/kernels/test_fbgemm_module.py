@@ -1,4 +1,4 @@
-"""FBGEMM's module as a backend: what its operators do, whoever reads or writes rows in between.
+"""FBGEMM's module as a backend: what its operators do, also where others read or write rows in between.
 
 Over host memory, with and without a cache that keeps rows to itself; `make gpu-check` runs the same on a GPU.
 """

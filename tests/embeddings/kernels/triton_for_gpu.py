@@ -23,7 +23,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     "output": "fp32", "used": "i64", "vectors": "fp32", "row_values": "fp32", "last_steps": "i32", "descriptors": "i64",
     "indices": "i64", "offsets": "i64", "scales": "fp32", "fault": "i32", "draws": "i64", "graph_offsets": "i64",
-    "neighbours": "i32", "thresholds": "i64", "near": "fp32", "decay": "fp32", "logs": "fp64",
+    "neighbours": "i32", "thresholds": "i64", "near": "fp32", "lookahead": "fp32", "decay": "fp32", "logs": "fp64",
     "now": "fp64", "keys": "i32", "grad_offsets": "i64", "pooling_weights": "fp32", "norms": "fp64",
     "grads": "fp32", "order": "i64",
     "partials": "fp32", "table_descriptors": "i64", "settings": "fp64",

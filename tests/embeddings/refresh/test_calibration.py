@@ -17,7 +17,7 @@ N, D = 600, 8
 
 NULL = {
     "dim": 32.0, "cosine_mean": 0.96, "cosine_p5": 0.9, "cosine_low": 0.001, "cosine_mean[0-9]": 0.8,
-    "cosine_low[0-9]": 0.1, "knn_overlap": 0.6, "kernel_rms": 0.2, "effective_rank": 20.0, "newly_carried": 0.01,
+    "cosine_low[0-9]": 0.1, "knn_overlap": 0.6, "kernel_rms": 0.2, "effective_rank": 20.0, "unreplaced": 0.01,
     "coverage": 1.0, "norm_shift": 1.1, "norm_moved": 0.0, "canary_drop[genre]": 0.01, "canary_churn[genre]": 0.05,
     "rows": 1000.0,
 }  # fmt: skip
@@ -28,7 +28,7 @@ def test_limits_follow_the_worst_null() -> None:
     found = calibrated([NULL, NULL, worse])
     expected = {
         "cosine_mean": 0.92, "cosine_p5": 0.85, "cosine_low": 0.006, "cosine_mean[0-9]": 0.75, "cosine_low[0-9]": 0.13,
-        "knn_overlap": 0.54, "kernel_rms": 0.31, "effective_rank": 12.0, "newly_carried": 0.06, "coverage": 0.98,
+        "knn_overlap": 0.54, "kernel_rms": 0.31, "effective_rank": 12.0, "unreplaced": 0.06, "coverage": 0.98,
         "norm_shift": 1.32, "norm_moved": 0.005, "canary_drop[genre]": 0.03, "canary_churn[genre]": 0.14,
     }  # fmt: skip
     assert found.limits == pytest.approx(expected)
@@ -86,8 +86,8 @@ def test_what_a_null_could_not_measure_keeps_its_starting_value() -> None:
 
 
 def test_limits_of_ones_own() -> None:
-    found = calibrated([NULL] * 3, overrides={"newly_carried": 0.3})
-    assert found.limits["newly_carried"] == 0.3
+    found = calibrated([NULL] * 3, overrides={"unreplaced": 0.3})
+    assert found.limits["unreplaced"] == 0.3
     with pytest.raises(ValueError, match=r"limits of cosine_maen: no such metric; there are .*cosine_mean"):
         calibrated([NULL] * 3, overrides={"cosine_maen": 0.3})
 

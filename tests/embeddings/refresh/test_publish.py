@@ -437,7 +437,7 @@ BROKEN: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "shuffled ids": (shuffled_ids, "cosine_mean"),
     "constant vectors": (constant, "effective_rank"),
     "NaN rows": (nan_rows, "finite"),
-    "truncated": (truncated, "newly_carried"),
+    "truncated": (truncated, "unreplaced"),
     "signs flipped per row": (signs_flipped_per_row, "cosine_p5"),
     "another collection's": (another_collections, "cosine_mean"),
     "untrained": (untrained, "cosine_mean"),

@@ -23,7 +23,7 @@ from embeddings.tables.config import TableConfig
 
 def draw(ids, *, num_rows=12, offsets=None, feature="item", **settings):
     offsets = torch.arange(len(ids) + 1) if offsets is None else offsets
-    asked = {name: settings.pop(name) for name in ("graph", "rho", "restart") if name in settings}
+    asked = {name: settings.pop(name) for name in ("graph", "rho", "restart", "include_unknown") if name in settings}
     config = SSEConfig(settings.pop("probability", 0.3), **asked)
     settings = {"seed": 1, "step": 1, "backend": "reference"} | settings
     table = TableConfig("item", num_rows, 4, (feature,))
@@ -68,6 +68,41 @@ def test_chi_square_against_equation_5():
     expected = np.full(live, num_samples * probability / (live - 1))
     expected[j - 2] = num_samples * (1 - probability)
     assert stats.chisquare(counts[2:], expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("j", [1, 5])
+def test_chi_square_with_the_row_of_unknown_ids(backend, j):
+    """N counts it: it becomes each live row, and each of them becomes it, as often as any other; padding never."""
+    num_rows, probability, num_samples = 12, 0.3, 200_000
+    ids = torch.full((num_samples,), j)
+    drawn = draw(ids, num_rows=num_rows, probability=probability, include_unknown=True, backend=backend).numpy()
+    counts = np.bincount(drawn, minlength=num_rows)
+    assert counts[0] == 0
+    expected = np.full(num_rows - 1, num_samples * probability / (num_rows - 2))
+    expected[j - 1] = num_samples * (1 - probability)
+    assert stats.chisquare(counts[1:], expected).pvalue > 1e-4
+    assert (draw(torch.zeros(1000, dtype=torch.int64), probability=1.0, include_unknown=True) == 0).all()
+
+
+@pytest.mark.parametrize("rho", [1.0, 5.0])
+def test_the_row_of_unknown_ids_has_no_neighbours(rho):
+    graph = Graph.from_edges(np.array([2, 2]), np.array([3, 4]), 8)
+    settings = {"num_rows": 8, "probability": 1.0, "graph": graph, "rho": rho, "include_unknown": True}
+    from_two = draw(torch.full((60_000,), 2), **settings).numpy()
+    z = 2 * rho + 4  # d neighbours, and N - 1 - d others: rows 1, 5, 6 and 7
+    expected = 60_000 / z * np.array([1.0, rho, rho, 1.0, 1.0, 1.0])
+    assert stats.chisquare(np.bincount(from_two, minlength=8)[[1, 3, 4, 5, 6, 7]], expected).pvalue > 1e-4
+    from_unknown = draw(torch.full((60_000,), 1), **settings).numpy()
+    assert stats.chisquare(np.bincount(from_unknown, minlength=8)[2:]).pvalue > 1e-4
+    for backend in ("reference", "cpu"):
+        both = draw(torch.arange(8).repeat(500), backend=backend, **settings)
+        assert torch.equal(both, draw(torch.arange(8).repeat(500), **settings))
+
+
+def test_a_table_without_a_row_of_unknown_ids_has_none_to_include():
+    with pytest.raises(ValueError, match=r"'item' has no row of unknown ids .* leave include_unknown out"):
+        swap_any(torch.arange(4), 8, SSEConfig(include_unknown=True), seed=1, step=1, name="item", first_live_row=1)
 
 
 def test_samples_positions_and_steps_are_independent():

@@ -275,12 +275,22 @@ def test_every_flipped_byte_of_a_document_is_noticed(tmp_path: Path, name: str) 
     scenarios.prepare(tmp_path)
     path = tmp_path / "collections/items" / name
     content = path.read_bytes()
+    document = decode_document(content, path)
     for position in range(0, len(content), 7):
         flipped = bytearray(content)
         flipped[position] ^= 1
+        if content[position : position + 1].isdigit() and _same_document(bytes(flipped), document):
+            # The last of 16 digits, which is of no number of its own: nothing is damaged.
+            continue
         with pytest.raises(CorruptStore, match="checksum does not match"):
             decode_document(bytes(flipped), path)
-    decode_document(content, path)
+
+
+def _same_document(content: bytes, document: dict[str, Any]) -> bool:
+    try:
+        return bool(json.loads(content)["document"] == document)
+    except (ValueError, KeyError):
+        return False
 
 
 # --- races -----------------------------------------------------------------------------------------------------------

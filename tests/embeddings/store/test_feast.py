@@ -71,7 +71,7 @@ def feast_python():
     """The interpreter of an environment with Feast, which has no place in ours: EVENKEEL_FEAST_PYTHON."""
     known = os.environ.get("EVENKEEL_FEAST_PYTHON")
     if not known:
-        pytest.skip("no environment with Feast: docs/store.md says how to make one")
+        pytest.skip("no environment with Feast: docs/guides/store.md says how to make one")
     return Path(known)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,18 +10,12 @@ from typing import Any
 import hypothesis
 import schemathesis
 from hypothesis import HealthCheck
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
+from tests.service.api.document_checks import CHECKS
 from tests.service.api.walkthrough import Reached, parameters
 
 EXAMPLES = int(os.environ.get("EVENKEEL_SCHEMA_EXAMPLES", "3"))
 ENOUGH_LINKS = 6
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 def generate(url: str, document: Any, key: str, values: dict[str, str], reached: Reached) -> None:
@@ -91,12 +86,14 @@ def follow(url: str, document: Any, key: str, reached: Reached) -> set[str]:
     # What is drawn depends on what was answered, and so on which jobs have ended: rounds until enough was followed.
     for round_of in range(12):
         hypothesis.seed(round_of)(Chain)
-        Chain.run(
-            settings=hypothesis.settings(
-                max_examples=5 * EXAMPLES, stateful_step_count=6, database=None, deadline=None,
-                suppress_health_check=list(HealthCheck), phases=[hypothesis.Phase.generate],
-            )
+        settings = hypothesis.settings(
+            max_examples=5 * EXAMPLES, stateful_step_count=6, database=None, deadline=None,
+            suppress_health_check=list(HealthCheck), phases=[hypothesis.Phase.generate],
         )  # fmt: skip
+        # It says that the same draws led elsewhere, as they do where a job has ended meanwhile, and ends the round. An
+        # answer that is wrong raises another error.
+        with contextlib.suppress(hypothesis.errors.FlakyStrategyDefinition):
+            Chain.run(settings=settings)
         if round_of >= 3 and len(followed) >= ENOUGH_LINKS:
             break
     return followed

@@ -1,5 +1,5 @@
 """Every operation of the service once, in an order in which each succeeds: what examples, coverage and the walk with a
-foreign key are made from. Whoever adds a route adds its step here; the tests that use the tour say so."""
+foreign key are made from. A new route needs its step here; the tests that use the tour say so."""
 
 from __future__ import annotations
 
@@ -189,7 +189,13 @@ class Tour:
             route = "/static/{name}" if path.startswith("/static") else path
             params = {"name": "dashboard.css"} if path.startswith("/static") else {}
             self.visits.append(Visit("GET", route, params, {}, None, answer))
-        await self.visit("GET /dashboard/content")
+        await self._page("")
+
+    async def _page(self, address: str, *values: str) -> None:
+        """A page of the dashboard, and what its script asks for."""
+        if address:
+            await self.visit(f"GET /dashboard{address}", *values)
+        await self.visit(f"GET /dashboard/content{address}", *values)
 
     async def _datasets(self) -> None:
         uri = str(self._settings.data_roots[0] / "ratings.parquet")
@@ -203,6 +209,9 @@ class Tour:
         await self.visit("GET /v1/datasets")
         await self.visit("GET /v1/datasets/{name}", "ratings")
         await self.visit("GET /v1/datasets/{name}/profile", "ratings")
+        await self._page("/datasets")
+        await self._page("/datasets/{dataset}", "ratings")
+        await self.visit("GET /dashboard/parts/profile/{dataset}", "ratings")
         await self.visit("DELETE /v1/datasets/{name}", "spare")
 
     async def _jobs(self) -> None:
@@ -215,6 +224,10 @@ class Tour:
         await self.visit("GET /v1/jobs/{job_id}/logs", job)
         await self.visit("GET /v1/jobs/{job_id}/events", job)
         await self.visit("GET /v1/jobs/{job_id}/report", job)
+        await self._page("/jobs")
+        await self._page("/jobs/{job_id}", job)
+        await self._page("/compare")
+        await self._page("/submit")
         await self.visit("POST /v1/jobs/{job_id}/retry", job)
         await self.visit("POST /v1/jobs/{job_id}/cancel", job)
         await self.visit("DELETE /v1/jobs/{job_id}", job)
@@ -226,6 +239,8 @@ class Tour:
         await self.visit("PATCH /v1/schedules/{name}", "nightly", body={"paused": True})
         await self.visit("POST /v1/schedules/{name}/trigger", "nightly", body={"firing_date": "2026-01-02"})
         await self.visit("GET /v1/schedules/{name}/firings", "nightly")
+        await self._page("/schedules")
+        await self._page("/schedules/{schedule}", "nightly")
         await self.visit("DELETE /v1/schedules/{name}", "nightly")
 
     async def _features(self) -> None:
@@ -239,6 +254,9 @@ class Tour:
         await self.visit(f"GET {one}/versions/{{version}}/snapshot", "items", "v000001")
         await self.visit(f"POST {one}/vectors", "items", body={"ids": [1, 2, 99], "version": "current"})
         await self.visit(f"POST {one}/neighbors", "items", body={"id": 1, "k": 3})
+        await self._page("/collections")
+        await self._page("/collections/{collection}", "items")
+        await self.visit("GET /dashboard/parts/versions/{collection}", "items")
         labels = str(self._settings.data_roots[0] / "labels.parquet")
         await self.visit(f"POST {one}/canaries", "items", body={"name": "genre", "uri": labels})
         await self.visit(f"GET {one}/canaries", "items")
@@ -267,6 +285,7 @@ class Tour:
         await self.visit("DELETE /v1/keys/{key_id}", made["id"])
         await self.visit("GET /v1/tenants")
         await self.visit("GET /v1/audit", limit=3)
+        await self._page("/access")
         key = self._client.headers["Authorization"].split()[1]
         await self.visit("POST /session", body={"key": key})
         self._client.cookies.clear()

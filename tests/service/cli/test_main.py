@@ -457,8 +457,20 @@ def test_version_and_help(run: Run):
     assert re.fullmatch(r"evenkeel \d+\.\d+\.\d+\n", run("--version").out)
     shown = run("--help").out
     commands = ("serve", "submit", "validate", "jobs", "job", "logs", "cancel", "retry", "schedules", "keys")
-    later = ("datasets", "versions", "promote", "fetch", "train", "doctor", "predict", "export", "recipe")
-    for command in (*commands, *later):
+    later = (
+        "datasets",
+        "versions",
+        "promote",
+        "fetch",
+        "train",
+        "doctor",
+        "predict",
+        "export",
+        "recipe",
+        "search",
+        "generate",
+    )
+    for command in (*commands, *later, "search"):
         assert f" {command} " in shown
 
 

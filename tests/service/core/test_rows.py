@@ -58,7 +58,8 @@ def test_a_type_has_the_columns_of_its_table(row: type, table: sa.Table) -> None
 
 
 def test_every_type_of_a_row_is_held_to_a_table() -> None:
-    named = {one for one in vars(rows).values() if typing.is_typeddict(one)}
+    # A firing as it is listed has what came of its job, beside the columns of its table.
+    named = {one for one in vars(rows).values() if typing.is_typeddict(one)} - {rows.FiredRow}
     assert named | {JobRow} == set(TABLES)
 
 

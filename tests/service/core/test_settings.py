@@ -40,3 +40,8 @@ def test_what_is_no_such_number_is_refused_with_the_remedy(name: str, given: str
     says = f"{name} is '{given}': set it to a number of at least {least}, or leave it out"
     with pytest.raises(ValueError, match=says):
         Settings.from_environment({name: given})
+
+
+def test_servers_of_trackers_are_listed() -> None:
+    found = Settings.from_environment({"EVENKEEL_TRACKING_URIS": "http://mlflow:5000/, https://other"}).tracking_uris
+    assert found == ("http://mlflow:5000", "https://other")

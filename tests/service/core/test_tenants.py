@@ -88,9 +88,12 @@ async def test_every_route_with_a_key_of_another_tenant(
             expected = await other.request(visit.method, visit.route.format(**absent), params=visit.query, **options)
             assert told(answer, visit.params) == told(expected, absent), visit.operation
             assert answer.status_code == 404, (visit.operation, answer.status_code)
-        for path in ("/", "/dashboard/content"):
-            page = (await other.get(path)).text
-            assert not re.search(r"nightly|items_rff|job_[0-9a-z]{19}", page), path
+        for visit in walked.values():
+            if visit.route == "/" or visit.route.startswith("/dashboard"):
+                page = await other.get(visit.route.format(**visit.params))
+                assert page.status_code == (404 if visit.params else 200), visit.operation
+                if not visit.params and not visit.route.endswith("/access"):  # the audit log has what was tried above
+                    assert not re.search(r"nightly|items_rff|job_[0-9a-z]{19}", page.text), visit.operation
         assert (await other.get("/metrics")).status_code == 403
         named = await other.get("/v1/jobs", headers={HEADER: "default"})
         assert (named.status_code, named.json()["type"]) == (403, "urn:evenkeel:not-operator")

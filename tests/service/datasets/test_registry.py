@@ -145,6 +145,7 @@ async def test_columns_that_are_not_there(
     refused(await post(features=weighted), "features.user.weights", "no column 'shares'")
     refused(await post(features={"price": {"type": "dense"}, "item": {"type": "id"}}), "features.price", "'price'")
     refused(await post(order="pos"), "order", "no column 'pos'")
+    refused(await post(filter="stars > 1 and rating >= 4"), "filter", "no column 'stars'")
     pq.write_table(pa.table({"item": [1], "brand": [2]}), settings.data_roots[0] / "brands.parquet")
     good = {"join": {"uri": "brands.parquet", "on": "item", "column": "brand"}}
     bad = {"join": {"uri": "brands.parquet", "on": "item", "column": "maker"}}

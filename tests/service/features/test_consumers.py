@@ -181,7 +181,7 @@ def test_the_torch_consumer_scores_each_refresh_once(served: Served, workplace: 
 
 
 def test_the_guide_does_as_it_says(served: Served, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of docs/consumers.md, in order: shell as it stands, Python in one session."""
+    """Every block of docs/guides/consumers.md, in order: shell as it stands, Python in one session."""
     for day in (0, 1):
         publish(served.settings.store_url, day)
     monkeypatch.chdir(workplace)
@@ -189,16 +189,16 @@ def test_the_guide_does_as_it_says(served: Served, workplace: Path, monkeypatch:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", environment(served)["PATH"])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    guide = (ROOT / "docs" / "consumers.md").read_text("utf-8")
+    guide = (ROOT / "docs" / "guides" / "consumers.md").read_text("utf-8")
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     assert {kind for kind, _ in blocks} == {"sh", "python"}
     session: dict[str, Any] = {}
     try:
         for kind, text in blocks:
             if kind == "python":
-                exec(compile(text, "docs/consumers.md", "exec"), session)
+                exec(compile(text, "docs/guides/consumers.md", "exec"), session)
                 continue
-            for command in text.splitlines():
+            for command in text.replace("\\\n", " ").splitlines():
                 done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=False)
                 assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     finally:

@@ -1,6 +1,6 @@
 """Cancels at any moment of a run that forks away wherever it can: each job ends cancelled, and no process is left.
 
-EVENKEEL_TEST_CANCELS says how many (500 is the figure of docs/reliability.md); a run of the suite does some of them.
+EVENKEEL_TEST_CANCELS says how many (500 is the figure of docs/guides/reliability.md); a run of the suite does some.
 EVENKEEL_TEST_SEED: other moments.
 """
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NUM_CANCELS = int(os.environ.get("EVENKEEL_TEST_CANCELS", "12"))
 AT_ONCE = 6
-# No limit of its own but time: each sleep is of this length, as no other on the machine: whoever is left is known.
+# No limit of its own but time: each sleep is of this length, as no other on the machine: those left are known.
 SLEEP = f"97.{os.getpid():08}"
 STUBBORN = "trap '' TERM;"
 NASTY = """

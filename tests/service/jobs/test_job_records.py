@@ -65,6 +65,11 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
         ({"dataset": {"name": "ratings", "window": {"start": "tomorrow"}}}, "dataset.window.start", "neither a date"),
         ({"init_from": {"job": "job_none"}}, "init_from.job", "no job 'job_none'"),
         ({"kernel": "import os"}, "kernel", "'evenkeel' or 'fbgemm'"),
+        (
+            {"tracking": [{"kind": "mlflow", "uri": "http://10.0.0.1"}]},
+            "tracking.0.uri",
+            "do not send to http://10.0.0.1",
+        ),
         ({"labels": {f"label-{number}": "x" for number in range(65)}}, "labels", "a job may have 64"),
     ],
 )

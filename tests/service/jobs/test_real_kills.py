@@ -1,6 +1,6 @@
 """A real training job whose rank is killed, or which is stopped: it goes on by itself, and ends with the same bits as
 one that nobody touched. One that wakes beside its successor takes nothing from it. EVENKEEL_TEST_VICTIMS names
-more victims, in their order (docs/reliability.md)."""
+more victims, in their order (docs/guides/reliability.md)."""
 
 from __future__ import annotations
 

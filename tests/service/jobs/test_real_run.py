@@ -158,3 +158,62 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
     held = service.client.get("/v1/collections/items/versions").json()["items"][0]
     assert (held["state"], held["parent"]) == ("held", current["version"])
     assert held["reasons"]
+
+
+def put_clicks(folder: Path, number: int, rows: int = 2000) -> None:
+    """Let a file of clicks appear whole."""
+    rng = np.random.default_rng(number)
+    user, item = rng.integers(0, 200, rows), rng.integers(0, 150, rows)
+    table = pa.table({"user": user, "item": item, "click": ((user + item) % 3 == 0).astype("int8")})
+    pq.write_table(table, folder / f".{number}.tmp")
+    os.rename(folder / f".{number}.tmp", folder / f"{number}.parquet")
+
+
+@pytest.mark.timeout(900)
+def test_a_job_follows_a_folder_publishes_as_files_appear_and_goes_on_after_a_cancel(
+    service: Service, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "stream"
+    folder.mkdir()
+    put_clicks(folder, 0)
+    dataset = {"name": "stream", "uri": str(folder), "features": {"user": {}, "item": {}}, "label": {"column": "click"}}
+    service.client.post("/v1/datasets", json=dataset).raise_for_status()
+    body = {
+        "name": "follow",
+        "dataset": {"name": "stream", "one_pass": True, "follow": {"poll_seconds": 0.1, "until": "_END"}},
+        "model": {"kind": "two_tower", "embedding_dim": 8, "hidden": [16]},
+        "optimizer": {"kind": "adam_ar", "alpha": 0.001},
+        "tables": {"user": {"capacity": 300}, "item": {"capacity": 300}},
+        "batch_size": 128,
+        "checkpoint": {"every_seconds": 0.2},
+        "evaluation": {"split": {"validation": 0, "test": 0}, "progressive_rows": 1000},
+        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}, "every_seconds": 0.2},
+    }
+    job = service.client.post("/v1/jobs", json=body).raise_for_status().json()
+
+    def published(after: int) -> Any:
+        said = service.job(job["id"])
+        assert said["state"] in ("queued", "starting", "running"), said["error"]
+        return (said["publication"] or {}).get("step", 0) > after and said
+
+    first = until(lambda: published(0))
+    assert first["publication"]["status"] == "published"
+    put_clicks(folder, 1)
+    second = until(lambda: published(first["publication"]["step"]))
+    assert second["publication"]["version"] > first["publication"]["version"]
+    assert {one["split"] for one in second["metrics"]} == {"progressive"}
+
+    service.client.post(f"/v1/jobs/{job['id']}/cancel").raise_for_status()
+    until(lambda: service.job(job["id"])["state"] == "cancelled")
+    put_clicks(folder, 2)
+    (folder / "_END").touch()
+    service.client.post(f"/v1/jobs/{job['id']}/retry").raise_for_status()
+    done = until(lambda: (one := service.job(job["id"]))["state"] in ("succeeded", "failed") and one)
+    assert done["state"] == "succeeded", done["error"]
+    assert done["progress"]["examples"] == 3 * 2000
+    assert (done["progress"]["files"], done["progress"]["files_behind"]) == (3, 0)
+    versions = service.client.get("/v1/collections/items/versions").json()["items"]
+    steps = [one["training_step"] for one in reversed(versions)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == done["progress"]["step"] == -(-3 * 2000 // 128)
+    assert {one["job"] for one in versions} == {job["id"]}

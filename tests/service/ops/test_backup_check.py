@@ -1,4 +1,4 @@
-"""The restore drill of docs/reliability.md: database and store of different moments, either one the older."""
+"""The restore drill of docs/guides/reliability.md: database and store of different moments, either one the older."""
 
 from __future__ import annotations
 

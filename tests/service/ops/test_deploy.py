@@ -87,7 +87,7 @@ def test_no_container_writes_to_its_root_or_gains_rights(name: str):
 
 @pytest.mark.parametrize("name", [*OURS, "ray-head", "ray-worker"])
 def test_every_ray_process_takes_the_token(name: str):
-    """`ray start` without it opens a cluster on which whoever reaches it can run code."""
+    """`ray start` without it opens a cluster on which anyone who reaches it can run code."""
     service = services()[name]
     environment = service["environment"]
     assert environment["RAY_AUTH_MODE"] == "token"
@@ -160,7 +160,7 @@ def test_no_secret_is_written_down():
 def test_only_the_proxy_and_grafana_are_published_and_only_on_this_host():
     published = {name: service["ports"] for name, service in services().items() if "ports" in service}
     assert published == {
-        "proxy": [f"127.0.0.1:{DEFAULT_PORT}:{CONTAINER_PORT}"],
+        "proxy": [f"127.0.0.1:${{EVENKEEL_PORT:-{DEFAULT_PORT}}}:{CONTAINER_PORT}"],
         "grafana": ["127.0.0.1:${EVENKEEL_GRAFANA_PORT:-3000}:3000"],
     }
 
@@ -267,7 +267,7 @@ def test_the_image_keeps_what_the_service_needs_and_no_tool():
 
 
 def test_images_are_not_built_without_a_tool_that_builds(tmp_path: Path):
-    for program in ("bash", "dirname"):
+    for program in ("bash", "dirname", "sed"):
         (tmp_path / program).symlink_to(shutil.which(program) or program)
     done = subprocess.run(
         [ROOT / "deploy" / "images.sh"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False

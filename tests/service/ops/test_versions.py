@@ -11,9 +11,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from typer.testing import CliRunner
 
+from service.app import create_app
+from service.cli.main import app as cli
+from service.core.settings import Settings
 from service.ops.doctor import abi_partner
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,6 +71,35 @@ def test_the_locks_have_the_pins(extra: str) -> None:
     assert {name: locked[name] for name in pins} == pins, "make lock"
     (fbgemm,) = [version for name, version in pins.items() if name.startswith("fbgemm")]
     assert torch.startswith(f"{abi_partner(fbgemm)}.")
+
+
+def test_what_names_the_version_of_the_project_names_that_of_pyproject() -> None:
+    """Those that read it, and those that cannot: chart, compose file and changelog."""
+    version = PROJECT["version"]
+    assert CliRunner().invoke(cli, ["--version"]).output == f"evenkeel {version}\n"
+    assert create_app(Settings(home=Path("unused"))).openapi()["info"]["version"] == version
+    chart = yaml.safe_load((ROOT / "deploy/helm/evenkeel/Chart.yaml").read_text("utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    compose = (ROOT / "docker-compose.yml").read_text("utf-8")
+    assert re.findall(r"image: evenkeel:\$\{EVENKEEL_TAG:-(.*)\}", compose) == [version]
+    released = re.findall(r"(?m)^## (\d\S*) \(\d{4}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text("utf-8"))
+    assert released[0] == version
+
+
+@pytest.mark.process
+def test_images_are_labelled_and_tagged_with_the_version(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    for name in ("images.sh", "versions.sh"):
+        shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy" / name)
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    (tmp_path / "pyproject.toml").write_text(text.replace(f'version = "{PROJECT["version"]}"', 'version = "9.8.7"'))
+    (tmp_path / "podman").write_text('#!/bin/bash\necho "$@" >> asked\necho 1000000\n')
+    (tmp_path / "podman").chmod(0o755)
+    done = run(tmp_path, "images.sh", PATH=f"{tmp_path}:{os.environ['PATH']}", KINDS="cpu")
+    assert done.returncode == 0, done.stderr
+    (build,) = [line for line in (tmp_path / "asked").read_text().splitlines() if line.startswith("build ")]
+    assert build.endswith("--build-arg EXTRA=cpu --build-arg VERSION=9.8.7 -t evenkeel:9.8.7 .")
+    assert "image.version=$VERSION" in (ROOT / "deploy" / "Dockerfile").read_text("utf-8")
 
 
 SERIES = sorted((ROOT / "deploy").glob("torch-*.txt"))

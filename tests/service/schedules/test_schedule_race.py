@@ -1,4 +1,4 @@
-"""An instant fires once and its job runs once: whoever races, whoever is killed, whichever way clocks jump."""
+"""An instant fires once and its job runs once: whichever processes race or are killed, whichever way clocks jump."""
 
 from __future__ import annotations
 

@@ -163,6 +163,36 @@ async def test_a_due_schedule_fires_once(app: FastAPI, client: httpx.AsyncClient
     assert len((await client.get("/v1/jobs")).json()["items"]) == 1
 
 
+async def test_a_firing_says_what_came_of_its_job(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    await create(client, overlap="queue")
+    await create(client, name="other")
+    told = {"status": "held", "collection": "items", "version": "v000007", "held_in_a_row": 2, "held_since": "then"}
+    for publication in ({"status": "published", "version": "v000005"}, told, None):
+        fired = (await client.post("/v1/schedules/daily/trigger")).json()
+        async with app.state.database.write() as connection:
+            row = await job_records.locked(connection, fired["job_id"])
+            if publication is not None:
+                await job_records.change(connection, row, publication=publication, state="succeeded")
+    fired_so_far = await firings(client)
+    assert [(one["outcome"], one["job_state"]) for one in fired_so_far] == [
+        ("started", "queued"), ("started", "succeeded"), ("started", "succeeded"),
+    ]  # fmt: skip
+    assert [one["publication"] for one in fired_so_far] == [
+        None,
+        {"status": "held", "version": "v000007", "held_in_a_row": 2},
+        {"status": "published", "version": "v000005", "held_in_a_row": None},
+    ]
+    # The last that ended, not the one that waits; a schedule without a job has none.
+    shown = {one["name"]: one["last_publication"] for one in (await client.get("/v1/schedules")).json()["items"]}
+    assert shown == {"daily": {"job_id": fired_so_far[1]["job_id"], **told}, "other": None}
+    assert (await client.get("/v1/schedules/daily")).json()["last_publication"] == shown["daily"]
+    # Retention takes jobs before firings.
+    async with app.state.database.write() as connection:
+        await connection.execute(tables.job.delete())
+    (newest, *_) = await firings(client)
+    assert (newest["outcome"], newest["job_state"], newest["publication"]) == ("started", None, None)
+
+
 async def test_paused_schedules_do_not_fire(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
     await create(client, paused=True)
     assert (await client.get("/v1/schedules/daily")).json()["next_fire_at"] is None

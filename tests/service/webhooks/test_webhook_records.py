@@ -365,6 +365,35 @@ async def test_a_held_version_and_a_missed_firing_are_told_of(
     assert (missed["fire_at"], missed["first_fire_at"]) == (firings[0]["fire_at"], firings[-1]["fire_at"])
 
 
+@pytest.mark.parametrize(
+    ("publication", "events"),
+    [
+        ({"status": "held", "held_in_a_row": 2, "max_held": 3}, ["publication.held"]),
+        ({"status": "held", "held_in_a_row": 3, "max_held": 3}, ["publication.held", "publication.held_repeatedly"]),
+        ({"status": "held", "held_in_a_row": 4, "max_held": 3}, ["publication.held", "publication.held_repeatedly"]),
+        ({"status": "published"}, ["publication.published"]),
+        ({"status": "published", "released": {"in_a_row": 3}}, ["publication.published", "publication.released"]),
+    ],
+)
+async def test_what_is_held_too_often_or_let_through_by_a_rule_is_told_of_by_itself(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, receiver: Receiver, publication: Any, events: list[str]
+) -> None:
+    from service.jobs import job_records
+
+    kinds = ["held", "held_repeatedly", "published", "released"]
+    await made(client, receiver.url, *(f"publication.{kind}" for kind in kinds))
+    job_id = (await client.post("/v1/jobs", json=job_body())).json()["id"]
+    async with app.state.database.write() as connection:
+        row = await job_records.locked(connection, job_id)
+        await job_records.move(connection, row, "claimed")
+        await job_records.change(connection, row, publication=publication)
+        await job_records.move(connection, row, "succeeded")
+    while await send(app):
+        pass
+    assert sorted(one["type"] for one in receiver.documents()) == events
+    assert all(one["data"]["publication"] == publication for one in receiver.documents())
+
+
 @pytest.mark.parametrize("migrated", [False])
 async def test_a_look_that_fails_is_counted(settings: Settings) -> None:
     """A database that was never made: every look fails, and the alert BackgroundFails goes by the count."""

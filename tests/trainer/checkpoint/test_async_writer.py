@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests import forked
 from trainer.checkpoint import async_writer
@@ -115,6 +116,21 @@ def test_an_error_on_its_way_is_not_hidden_by_one_of_a_save(tmp_path):
         save_and_raise(KeyError("mine"))
     with pytest.raises(CheckpointError, match="Not a directory"):
         save_and_raise(None)
+
+
+def fail_without_a_group():
+    def fail():
+        with BackgroundSaver() as saver:
+            dist.destroy_process_group(saver._group)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+
+
+def test_an_error_on_its_way_is_not_hidden_by_a_group_that_was_ended_beneath_it(ranks):
+    """As Ray ends the groups of those whose peer has died: the run would fail for good, as if its input were bad."""
+    ranks(2).run(fail_without_a_group)
 
 
 def killed_while_it_writes(folder):

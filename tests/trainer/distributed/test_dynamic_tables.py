@@ -171,7 +171,7 @@ def test_sse_swaps_for_every_id_that_has_a_row_and_for_no_other(log, tmp_path):
     assert total > 500
     assert abs(hits / total - probability) < 5 * (probability * (1 - probability) / total) ** 0.5
     assert not counts[:2].any()
-    # Each of the other 29 equally often, whoever is swapped; 29 degrees of freedom, five standard deviations.
+    # Each of the other 29 equally often, whichever id is swapped; 29 degrees of freedom, five standard deviations.
     expected = hits / 30
     assert ((counts[2:] - expected) ** 2 / expected).sum() < 29 + 5 * 58**0.5
 
@@ -463,6 +463,7 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
         ),
         ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets is of items with rows"),
         ({"sse": {"recent": {"probability": 0.1, "graph": "alike"}}}, "sse.recent.graph: table 'item' is dynamic"),
+        ({"sse": {"recent": {"include_unknown": True}}}, "sse.recent.include_unknown: table 'item' is dynamic"),
     ],
 )
 def test_what_has_no_meaning_is_refused(log, changes, message):

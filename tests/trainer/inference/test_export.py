@@ -36,8 +36,9 @@ pytestmark = pytest.mark.slow
 
 NUM_ROWS = 240
 SIZES = {
-    "sasrec": {"length": 5},
+    "sasrec": {"length": 5, "init": {"kind": "hash", "std": 0.1}},
     "gru4rec": {"length": 5, "gru_layers": 2},
+    "hstu": {"length": 5, "heads": 2, "init": {"kind": "hash", "std": 0.1}},
     "item2vec": {"window": 2},
     "dnn": {"batch_norm": True, "residual": True},
     "autoint": {"attention_layers": 2, "attention_units": 4},
@@ -114,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
                 "name": "small",
                 "dataset": {"name": "rows"},
                 "model": model
-                | ({"hidden": [8]} if kind not in ("fm", "bpr", "mf", "item2vec", "sasrec", "gru4rec") else {}),
+                | ({"hidden": [8]} if kind not in ("fm", "bpr", "mf", "item2vec", "sasrec", "gru4rec", "hstu") else {}),
                 "optimizer": {"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.01},
                 "dense_optimizer": {"learning_rate": 0.05},
                 "batch_size": 48,
@@ -271,6 +272,15 @@ def test_what_was_changed_is_not_used(exported, tmp_path, name):
         Exported(tmp_path / "out")
     path.unlink()
     with pytest.raises(SealError, match=f"{name} cannot be read"):
+        Exported(tmp_path / "out")
+
+
+def test_an_export_of_another_format_says_so(exported, tmp_path):
+    shutil.copytree(exported("dnn")[0], tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())["manifest"]
+    files = [entry["name"] for entry in manifest.pop("files")]
+    seal(tmp_path / "out", manifest | {"format_version": 9}, files)
+    with pytest.raises(SealError, match=r"version 9, this version reads evenkeel-export 1 and 2: use the version"):
         Exported(tmp_path / "out")
 
 

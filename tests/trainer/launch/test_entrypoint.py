@@ -23,7 +23,7 @@ import torch
 from embeddings.store import StoreBusy, open_store
 from tests import small_disk
 from tests.trained_runs import lead
-from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
+from trainer.checkpoint.format import Checkpoint, CheckpointError, checkpoints_in, latest_valid
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.errors import DataAwayError, DataError
 from trainer.data.prepare import progress
@@ -304,6 +304,19 @@ def test_a_warm_start_keeps_old_rows_and_starts_new_ones_from_their_id(make_run,
     assert bool((new_weight[known:] == references).all(dim=1).any())
 
 
+def test_a_warm_start_decays_by_the_epochs_of_the_tables_first_training(make_run, small, tmp_path):
+    by_epoch = {"optimizer": {**ADAM_AR, "decay": "by_epoch"}}
+    first = make_run("first", epochs=1, **by_epoch)
+    assert execute(first, start_ranks) == 0
+    parent = latest_valid(first.checkpoints)
+    assert parent.extra["epoch_steps"] == parent.step
+    uri = small.write_rows(tmp_path / "next.parquet", seed=9, num_rows=300)
+    second = make_run("second", uri=uri, epochs=1, init_checkpoint=str(first.checkpoints), **by_epoch)
+    assert execute(second, start_ranks) == 0
+    child = latest_valid(second.checkpoints)
+    assert child.extra["epoch_steps"] == parent.step != child.step - parent.step
+
+
 def unit(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(rows.double(), dim=1)
 
@@ -320,6 +333,7 @@ def unit(rows: torch.Tensor) -> torch.Tensor:
         ({"optimizer": {**ADAM_AR, "learning_rate": 0.05}}, "optimizer.learning_rate: .* with 0.1"),
         ({"optimizer": {**ADAM_AR, "beta1": 0.8}}, "optimizer.beta1"),
         ({"optimizer": {**ADAM_AR, "moments": "lazy"}}, "optimizer.moments"),
+        ({"optimizer": {**ADAM_AR, "decay": "by_epoch"}}, "optimizer.decay"),
     ],
 )
 def test_a_warm_start_that_does_not_fit_is_refused(make_run, trained_run, small, changes, message):
@@ -459,6 +473,22 @@ def test_the_train_command_trains_publishes_and_goes_on_from_a_run(tmp_path, row
     assert Checkpoint(latest_valid(tmp_path / "home/runs/small-2/checkpoints").path).extra["position"]["evaluated"] == 2
 
 
+def test_the_train_command_finds_the_run_behind_what_is_served(tmp_path, rows, monkeypatch, capsys):
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
+    spec, runs = tmp_path / "spec.yaml", tmp_path / "home" / "runs"
+    spec.write_text(SPEC.format(uri=rows))
+    refresh = [str(spec), "--set", "optimizer.alpha=default", "--set", "init_from={collection: items}"]
+    assert train_command(refresh) == 1
+    assert "leave init_from out for the first training" in capsys.readouterr().err
+    assert train_command([str(spec), "--run-dir", str(runs / "of-its-own-name")]) == 0
+    assert train_command(refresh) == 0
+    assert f"init_from: {runs / 'of-its-own-name' / 'checkpoints'}" in capsys.readouterr().out
+    (second,) = (one for one in runs.iterdir() if (one / "run.json").exists() and one.name != "of-its-own-name")
+    assert read_run(second).init_checkpoint == str(runs / "of-its-own-name" / "checkpoints")
+    assert open_store(tmp_path / "home" / "store").collection("items").current() == "v000002"
+
+
 def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, monkeypatch):
     """Held, looked at, removed, tried again: the store must not take the second run for a retry of the first."""
     monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
@@ -561,6 +591,11 @@ def test_the_cause_is_found_among_its_consequences(tmp_path):
     assert cause(folder, RuntimeError("x")).code == "non_finite"
 
 
+def because(error, of):
+    error.__cause__ = of
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code", "retryable"),
     [
@@ -574,6 +609,10 @@ def test_the_cause_is_found_among_its_consequences(tmp_path):
         (PermissionError(13, "Permission denied", "/store"), "not_permitted", False),
         (OSError(5, "Input/output error", "/run/checkpoints"), "io_error", True),
         (ConnectionResetError(104, "Connection reset by peer"), "peer_lost", True),
+        (ValueError("Invalid process group specified"), "peer_lost", True),
+        (ValueError("embedding_dim is 0"), "bad_input", False),
+        (because(CheckpointError("not written"), RuntimeError("gloo: Read error")), "peer_lost", True),
+        (because(CheckpointError("not written"), OSError(5, "Input/output error")), "checkpoint", True),
         (KeyError("surprise"), "internal", False),
     ],
 )

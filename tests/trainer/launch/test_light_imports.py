@@ -40,7 +40,7 @@ def test_evenkeel_train_imports_neither_ray_nor_torchs_compiler(tmp_path: Path, 
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "imported []" in done.stdout.splitlines()
-    # Whoever wants it afterwards is not given an empty class.
+    # Code that wants it afterwards is not given an empty class.
     assert "the real one True" in done.stdout.splitlines()
 
 

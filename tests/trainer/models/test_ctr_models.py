@@ -21,7 +21,7 @@ WIDE = (16, 8)  # so wide that ReLU leaves something of every sample
 VARIANTS = [
     *((kind, {}) for kind in KINDS),
     ("dcnv2", {"structure": "parallel", "cross_layers": 3}),
-    ("dcnv2", {"low_rank": 2}),
+    ("dcnv2", {"low_rank": 2, "hidden": WIDE}),
     ("dcnv2", {"structure": "parallel", "low_rank": 3}),
     ("wukong", {"interaction_layers": 1, "fm_vectors": 2, "linear_vectors": 2}),  # as many vectors out as in
     ("autoint", {"hidden": (), "attention_layers": 1}),

@@ -24,6 +24,7 @@ from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.metrics import Ranking, rank_of
 from trainer.models.gru4rec import GRU4Rec
+from trainer.models.hstu import HSTU
 from trainer.models.layers.dropout import keep_mask
 from trainer.models.sasrec import SASRec
 from trainer.publishing.publish import item_vectors
@@ -257,12 +258,65 @@ def test_gru4rec_has_the_parameters_of_the_paper_and_biases(layers):
     assert table_columns("gru4rec", "item", DIM) == DIM
 
 
+# --- HSTU ------------------------------------------------------------------------------------------------------------
+
+
+def plain_hstu(model: HSTU, weight: torch.Tensor, items: list[int], heads: int) -> list[torch.Tensor]:
+    """F_t for each position, by equations 1 to 3 of the paper: one position and one head at a time."""
+
+    def silu(x):
+        return x / (1 + torch.exp(-x))
+
+    def norm(x):
+        return (x - x.mean()) / torch.sqrt(x.var(unbiased=False) + 1e-5)
+
+    x = [math.sqrt(DIM) * weight[item] + model.positions[LENGTH - len(items) + t] for t, item in enumerate(items)]
+    size = DIM // heads
+    for layer in model.layers:
+        gate, value, query, key = zip(
+            *(silu(layer.first.weight @ norm(state) + layer.first.bias).split(DIM) for state in x), strict=True
+        )
+        for t, state in enumerate(list(x)):
+            mixed = torch.zeros(DIM, dtype=torch.float64)
+            for head in range(heads):
+                part = slice(head * size, (head + 1) * size)
+                for s in range(t + 1):
+                    score = silu(query[t][part] @ key[s][part] + layer.distance_bias[t - s]) / LENGTH
+                    mixed = mixed + torch.nn.functional.pad(score * value[s][part], (part.start, DIM - part.stop))
+            x[t] = state + layer.second.weight @ (norm(mixed) * gate[t]) + layer.second.bias
+    return [layer_norm(state, model.last) for state in x]
+
+
+@pytest.mark.parametrize(("loss", "heads", "blocks"), [("bce", 1, 2), ("sampled_softmax", 2, 1)])
+def test_hstu_is_the_paper_written_out(loss, heads, blocks):
+    model, embeddings = stirred("hstu", loss=loss, heads=heads, blocks=blocks)
+    weight, plain = embeddings.weight, []
+    for items, targets, negatives in PIECES:
+        total = torch.zeros((), dtype=torch.float64)
+        for t, (state, target) in enumerate(zip(plain_hstu(model, weight, items, heads), targets, strict=True)):
+            drawn = [state @ weight[row] for row in negatives[2 * t : 2 * t + 2]]
+            total = total + plain_loss(loss, state @ weight[target], drawn)
+        plain.append(total / LENGTH)
+    assert_same_gradients(list(model.parameters()), model.loss(batch_of(PIECES)), torch.stack(plain))
+    scores = model(batch_of([([2, 3, 4], [7], []), ([6], [2], [])]).features)
+    expected = [plain_hstu(model, weight, items, heads)[-1] @ weight[row] for items, row in (([2, 3, 4], 7), ([6], 2))]
+    torch.testing.assert_close(scores, torch.stack(expected))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_hstu_has_the_parameters_that_its_size_says(blocks):
+    model, _ = stirred("hstu", blocks=blocks)
+    expected = LENGTH * DIM + blocks * (5 * (DIM**2 + DIM) + LENGTH) + 2 * DIM
+    assert sum(p.numel() for _, p in model.dense_parameters()) == expected
+    assert model_spec("hstu", embedding_dim=DIM, length=LENGTH, blocks=blocks).size(3).parameters == expected
+
+
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_without_samples_computes_nothing_that_hurts():
     item2vec = make_model("item2vec", Rows(2 * DIM), KEYS, embedding_dim=DIM)
-    for model in (sasrec(dropout=0.5)[0], stirred("gru4rec", dropout=0.5)[0], item2vec):
+    for model in (*(stirred(kind, dropout=0.5)[0] for kind in ("sasrec", "gru4rec", "hstu")), item2vec):
         loss = model.loss(batch_of([])).sum()
         loss.backward()
         assert loss == 0
@@ -280,7 +334,7 @@ def test_dropout_is_a_function_of_seed_step_sample_and_position():
         assert not torch.equal(keep_mask(positions, 10, 0.3, sample_offset=100, **{**where, **change}), keep)
 
 
-@pytest.mark.parametrize("kind", ["sasrec", "gru4rec"])
+@pytest.mark.parametrize("kind", ["sasrec", "gru4rec", "hstu"])
 def test_dropout_is_of_training_alone_and_the_mean_stays(kind):
     model, _ = stirred(kind, dropout=0.4)
     plain = model.eval().loss(batch_of(PIECES))
@@ -296,7 +350,7 @@ def test_dropout_is_of_training_alone_and_the_mean_stays(kind):
 
 
 def test_what_does_not_fit_is_named():
-    for kind in ("item2vec", "sasrec", "gru4rec"):
+    for kind in ("item2vec", "sasrec", "gru4rec", "hstu"):
         with pytest.raises(ValueError, match="item__negative"):
             make_model(kind, Rows(DIM), ["item", "item__target"], embedding_dim=DIM)
     with pytest.raises(ValueError, match="4 heads do not divide 6"):
@@ -316,7 +370,7 @@ def test_ranks_by_hand():
     assert ranking.ndcg(3).mean() == pytest.approx((1 / math.log2(4) + 0 + 1 + 1 / math.log2(3)) / 4)
 
 
-@pytest.mark.parametrize("kind", ["item2vec", "sasrec", "gru4rec"])
+@pytest.mark.parametrize("kind", ["item2vec", "sasrec", "gru4rec", "hstu"])
 def test_evaluation_ranks_as_a_loop_over_all_items_does(kind):
     columns = table_columns(kind, "item", DIM)
     embeddings = Rows(columns)
@@ -343,6 +397,7 @@ MODEL = {
     "item2vec": {"kind": "item2vec", "embedding_dim": 8, "window": 1, "negatives": 2},
     "sasrec": {"kind": "sasrec", "embedding_dim": 8, "length": 6, "blocks": 1, "negatives": 2},
     "gru4rec": {"kind": "gru4rec", "embedding_dim": 8, "length": 6, "negatives": 2},
+    "hstu": {"kind": "hstu", "embedding_dim": 8, "length": 6, "heads": 2, "negatives": 2},
 }
 
 
@@ -394,7 +449,14 @@ def test_metrics_that_are_asked_for_are_those_of_the_ranks(rounds, tmp_path, kin
 
 
 @pytest.mark.parametrize(
-    ("kind", "loss"), [("item2vec", "bce"), ("sasrec", "bce"), ("sasrec", "sampled_softmax"), ("gru4rec", "bpr")]
+    ("kind", "loss"),
+    [
+        ("item2vec", "bce"),
+        ("sasrec", "bce"),
+        ("sasrec", "sampled_softmax"),
+        ("gru4rec", "bpr"),
+        ("hstu", "sampled_softmax"),
+    ],
 )
 def test_a_tiny_set_is_learned_by_heart(rounds, tmp_path, kind, loss):
     """The next item of 24 is found: first among all, or first or second (item2vec sees no direction)."""
@@ -429,7 +491,8 @@ def test_sse_swaps_what_is_read_or_what_is_predicted(rounds, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sharding"), [("item2vec", "row_wise"), ("sasrec", "row_wise"), ("sasrec", None), ("gru4rec", "row_wise")]
+    ("kind", "sharding"),
+    [("item2vec", "row_wise"), ("sasrec", "row_wise"), ("sasrec", None), ("gru4rec", "row_wise"), ("hstu", "row_wise")],
 )
 def test_two_ranks_train_and_rank_as_one_does(rounds, ranks, tmp_path, kind, sharding):
     """SSE on both sides, dropout, micro-batches, and the last batch of an epoch, which leaves parts empty."""

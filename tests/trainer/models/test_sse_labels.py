@@ -25,7 +25,7 @@ from trainer.training.loop import Trainer
 P_LABEL = 0.2
 SSE = {
     "user": {"probability": 0.3, "graph": "friends", "rho": 20},
-    "item": {"probability": 0.2},
+    "item": {"probability": 0.2, "include_unknown": True},
     "label": {"probability": P_LABEL},
 }
 
@@ -156,6 +156,9 @@ def test_steps_are_those_of_one_rank_in_every_plan(ranks, dataset, small, tmp_pa
             torch.testing.assert_close(found[name], rows, rtol=1e-5, atol=1e-7)
     plain = ranks(1).run(train_on_ranks, directory, document | {"sse": {}}, 6, split[0])[0]
     assert all((plain[name] - rows).abs().max() > 1e-4 for name, rows in expected.items())
+    # No row of training has an unknown id: the row that such ids share learns where others are swapped for it.
+    learns = {name for name, rows in expected.items() if not torch.equal(rows[1], plain[name][1])}
+    assert learns == ({"item"} if kind == "two_tower" else set())
 
 
 def test_a_run_that_was_cut_and_resumed_draws_as_one_that_was_not(prepared, tmp_path):

@@ -20,10 +20,10 @@ from tests.trainer.item_tables import (
 )
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
-from trainer.data.errors import DataError
 from trainer.distributed.build import build
 from trainer.distributed.item_tower import tower_outputs
 from trainer.inference.export import export
+from trainer.inference.exported_model import Exported
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
@@ -63,7 +63,7 @@ def test_every_item_of_the_table_has_the_towers_output(run):
         sharded.load_from(checkpoint)
         sharded.eval()
         places = np.arange(len(data.catalogue))
-        outputs = tower_outputs(sharded.module, data.keys, data.catalogue, places, torch.device("cpu")).numpy()
+        outputs = tower_outputs(sharded.module, data, places, torch.device("cpu")).numpy()
     expected = outputs[np.argsort(data.catalogue.ids.to_numpy())]
     np.testing.assert_allclose(found.vectors, expected, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(found.norms, np.linalg.norm(expected, axis=1), rtol=1e-5)
@@ -122,6 +122,10 @@ def test_predictions_are_products_with_the_published_vectors(run):
     assert scores.std() > 0.01
 
 
-def test_numbers_of_an_item_table_are_not_exported(run, tmp_path):
-    with pytest.raises(DataError, match="numbers of an item table are not exported yet"):
-        export(run.directory, tmp_path / "export")
+def test_an_export_has_the_numbers_of_the_item_table(run, tmp_path):
+    """It scores as the run does, and needs its table no more."""
+    export(run.directory, tmp_path / "export")
+    rows = pa.table({"user": [7] * 80 + [3] * 80, "item": [*range(80)] * 2})
+    expected = Predictor(run.directory).predict(rows)["score"]
+    np.testing.assert_allclose(Exported(tmp_path / "export").predict(rows)["score"], expected, rtol=1e-4, atol=1e-5)
+    assert pq.read_schema(tmp_path / "export" / "items.parquet").names == ["item", "genres", "brand", "price"]

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from embeddings.store import open_store
+from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import build
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
-from trainer.publishing.publish import item_vectors
+from trainer.publishing.publish import item_vectors, with_held_rows
 from trainer.runs.protocol import EXIT_RETRYABLE
 
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
@@ -129,3 +130,23 @@ def test_vectors_of_a_split_table_are_those_of_a_whole_one(make_run, pooled_rank
     order = np.argsort(PreparedData.open(run.data).vocabulary("item").to_numpy(), kind="stable")
     np.testing.assert_array_equal(found.vectors, rows[order])
     assert torch.isfinite(torch.from_numpy(found.vectors)).all()
+
+
+def test_rows_of_a_held_run_are_evidence_for_the_one_that_goes_on_from_them(tmp_path):
+    """Ids that the held version carried, or that have no row any more, are none."""
+    held_ids, vectors = np.array([1, 2, 3, 9]), np.eye(4, dtype=np.float32)
+    statuses = np.array([FOUND, FOUND, CARRIED, FOUND], dtype=np.uint8)
+    collection = open_store(tmp_path).collection("items")
+    version = collection.write(ItemVectors(held_ids, vectors, statuses=statuses, counts=np.array([5, 6, 7, 8])))
+    now = ItemVectors(
+        np.arange(1, 6),
+        np.ones((5, 4), dtype=np.float32),
+        evidence=np.array([True, False, False, False, True]),
+        counts=np.array([10, 0, 0, 0, 20]),
+    )
+    found = with_held_rows(now, collection.open(version))
+    assert found.evidence.tolist() == [True, True, False, False, True]
+    assert found.counts.tolist() == [15, 6, 0, 0, 20]
+    # What the caller has is as it was.
+    assert now.evidence.tolist() == [True, False, False, False, True]
+    assert now.counts.tolist() == [10, 0, 0, 0, 20]

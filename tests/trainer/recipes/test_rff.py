@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.preprocessing import StandardScaler
 
-from trainer.recipes import rff_figures
+from trainer.recipes import rff_figures, rff_theory
 from trainer.recipes.rff import findings
 from trainer.recipes.rff_figures import LabelTask, aligned, directions, features_of, macro_f1, products, spread
 
@@ -89,12 +89,42 @@ def kept_runs(noise: float) -> tuple[dict[int, dict[str, Array]], list[dict[str,
     return kept, [record], classes
 
 
+def test_the_alignment_of_features_is_that_of_their_products() -> None:
+    draw = np.random.default_rng(5)
+    phi, codes = draw.normal(size=(30, 6)), draw.integers(3, size=30)
+    pairs = [(i, j) for i in range(30) for j in range(30) if i != j and codes[i] == codes[j]]
+    assert rff_theory.alignment_of(phi, codes) == pytest.approx(sum(phi[i] @ phi[j] for i, j in pairs) / (30 * 29))
+
+
+def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_does_not() -> None:
+    """Errors fall as the root of m and of n; the kernel of a narrower Q is larger for every pair."""
+    runs, _, classes = kept_runs(0.0)
+    vectors = runs[0]["vectors"][-1]
+    section = rff_theory.proposition_4([vectors], np.array([classes[item] for item in range(len(vectors))]))
+    lines = {name.split(",")[0]: float(cells[0]) for name, *cells in section.lines}
+    assert lines["m = 512"] < lines["m = 16"] / 3
+    assert lines["n = 400"] < lines["n = 50"] / 2
+    assert lines["sigma_Q^2 = 0.2"] > lines["sigma_Q^2 = 0.8"] > lines["sigma_Q^2 = 1"] == 0.0
+    assert lines["sigma_Q^2 = 0.2"] > 3 * lines["m = 512"]
+
+
+def test_the_lemma_bounds_the_risk_of_the_estimator() -> None:
+    """Labels that the vectors decide: little risk at a narrow kernel, and a bound above it at every sigma."""
+    draw = np.random.default_rng(6)
+    vectors = draw.normal(size=(400, 4))
+    labels = (vectors[:, 0] > 0).astype(np.int64)
+    lines = rff_theory.lemma_1([vectors], labels, np.arange(400) % 5 == 0).lines
+    assert min(float(line[1]) for line in lines) < 0.1
+    assert all(float(line[1]) <= float(line[5]) for line in lines)  # with probability one half
+    assert [float(line[2]) for line in lines] == sorted((float(line[2]) for line in lines), reverse=True)
+
+
 def test_a_report_tells_rotations_from_noise() -> None:
     """Vectors that are only turned: refitted consumers do not notice, a frozen one does until they are aligned. Vectors
     of noise: no claim holds."""
     runs, records, classes = kept_runs(0.0)
     found = findings({4: (runs, records)}, classes, 4, is_published=False)
-    assert [section.name for section in found.sections] == ["task1", "growth", "sensitivity"]
+    assert [section.name for section in found.sections] == ["task1", "growth", "lemma1", "proposition4", "sensitivity"]
     assert [claim[0] for claim in found.claims] == ["holds", "holds"]
     lines = {line[0]: line for line in found.sections[0].lines}
     assert lines["h_4"][1].endswith("(0.00)") or float(lines["h_4"][1].split("(")[1][:-1]) < 1.0

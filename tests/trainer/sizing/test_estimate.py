@@ -52,7 +52,7 @@ def test_rows_are_an_upper_bound_and_exact_without_held_out_rows(dataset, tmp_pa
     assert predicted["steps_per_epoch"] == pytest.approx(data.steps_per_epoch, rel=0.05)
 
 
-@pytest.mark.parametrize("kind", ["item2vec", "sasrec", "gru4rec"])
+@pytest.mark.parametrize("kind", ["item2vec", "sasrec", "gru4rec", "hstu"])
 def test_models_of_sequences_have_the_item_table_alone(dataset, tmp_path, kind):
     """Rows that are no positives cannot be told from here: steps are an upper bound."""
     model = {"kind": kind, "embedding_dim": 8, **({} if kind == "item2vec" else {"length": 5})}

@@ -27,7 +27,7 @@ def is_mapping(annotation: Any) -> bool:
 
 
 def has(spec: type[Spec], path: list[str]) -> bool:
-    """Whether there is a field at the path; any is left to whoever fills it in."""
+    """Whether there is a field at the path; any is left to the one that fills it in."""
     if not path or path[0] == ANY:
         return True
     field = spec.model_fields.get(path[0])
@@ -48,7 +48,8 @@ def text(node: ast.AST) -> str | None:
 def named() -> Iterator[tuple[str, str]]:
     """Paths of fields that problems of specs are of, or that a text names with its part, each with its place."""
     within = "|".join(name for name, field in JobSpec.model_fields.items() if any(parts(field.annotation)))
-    of_part = re.compile(rf"(?<![\w./-])(?:{within})(?:\.(?:[a-z_0-9]+|{ANY}))+(?![\w(/-])")
+    # dataset.html is the template of a page.
+    of_part = re.compile(rf"(?<![\w./-])(?:{within})(?:\.(?!html\b)(?:[a-z_0-9]+|{ANY}))+(?![\w(/-])")
     for file in sorted(file for room in ("trainer", "service") for file in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             place = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"

@@ -274,6 +274,7 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
         ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),
         ("sse.label", {"graph": "trust"}, "sse.label.graph: labels have no graph"),
+        ("sse.label", {"include_unknown": True}, "sse.label.include_unknown: its labels are classes"),
         ("sse.item", {"walk": {"restart": 0.5}}, "sse.item.walk: a walk needs a graph and no rho"),
         ("sse.item", {"walk": {"restart": 0.5}, "graph": "trust", "rho": 2}, "sse.item.walk: a walk needs"),
         ("sse.item", {"walk": {"restart": 0}, "graph": "trust"}, "greater than or equal to 0.01"),
@@ -479,3 +480,56 @@ def test_a_kept_spec_with_the_fields_of_all_kinds_is_read_and_those_that_are_set
     with pytest.raises(SpecError, match=r"model\.hidden: mf has no hidden layers: leave it out"):
         parse_job({**JOB, "model": {"kind": "mf", "hidden": [8]}})
     assert parse_job({**JOB, "model": {"kind": "mf", "hidden": []}}).model.num_hidden == 0
+
+
+# --- held versions ---------------------------------------------------------------------------------------------------
+
+HELD_IN: dict[str, Any] = {"collection": "items", "feature": "item"}
+PUBLISHING = {**JOB, "model": {"kind": "bpr"}, "sse": {}, "regularizers": {}}
+
+
+def gate(**settings: Any) -> dict[str, Any]:
+    return {"publish": {**HELD_IN, "gate": settings}}
+
+
+def start(publish: dict[str, Any] | None = HELD_IN, **settings: Any) -> dict[str, Any]:
+    return {"init_from": {"held": "go_on", **settings}, "publish": publish}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        (gate(promote={"only": ["finite"]}), "publish.gate.promote.only", "never published by a rule"),
+        (gate(promote={"only": ["effective_rank"]}), "publish.gate.promote.only", "never published by a rule"),
+        (gate(promote={"only": ["cosine"]}), "publish.gate.promote.only", "no metric of the gate"),
+        (gate(promote={"only": []}), "publish.gate.promote.only", "at least 1"),
+        (gate(mode="report", promote={"only": ["cosine_mean"]}), "publish.gate", "use enforce"),
+        (gate(limits={"cosine": 0.5}), "publish.gate.limits", "no metric of the gate"),
+        (gate(limits={"finite": 0.5}), "publish.gate.limits", "never served"),
+        (gate(limits={"cosine_mean": "NaN"}), "publish.gate.limits.cosine_mean", "finite number"),
+        (gate(max_held=0), "publish.gate.max_held", "greater than or equal to 1"),
+        (start(job="job_1"), "init_from", "current version of a collection"),
+        (start(collection="items", version="v000001"), "init_from", "leave job and version out"),
+        (start(None, collection="items"), "init_from.held", "no collection"),
+        (start({**HELD_IN, "collection": "films"}, collection="items"), "init_from.held", "'films'"),
+    ],
+)
+def test_what_of_held_versions_makes_no_sense_is_refused(changes: dict[str, Any], field: str, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_job({**PUBLISHING, **changes})
+    assert any(one.field == field and said in f"{one.message} {one.remedy}" for one in refused.value.problems), (
+        refused.value.problems
+    )
+
+
+def test_a_rule_for_held_versions_is_read_and_no_hash_changes_without_one() -> None:
+    gate = {"max_held": 2, "promote": {"only": ["newly_carried", "cosine_mean[10-99]"]}}
+    job = parse_job(
+        {**PUBLISHING, "init_from": {"collection": "items", "held": "go_on"}, "publish": {**HELD_IN, "gate": gate}}
+    )
+    assert job.publish is not None
+    assert job.publish.gate.promote is not None
+    assert (job.publish.gate.max_held, job.publish.gate.promote.settled) == (2, True)
+    plain = parse_job({**PUBLISHING, "publish": HELD_IN}).model_dump(mode="json")
+    assert plain["publish"]["gate"] == {"mode": "enforce"}
+    assert "held" not in plain["init_from"]

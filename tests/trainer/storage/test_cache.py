@@ -208,6 +208,22 @@ def test_the_host_says_where_its_cache_is_and_how_large(tmp_path: Path, monkeypa
         cache_of_host()
 
 
+def test_what_runs_share_is_no_use_of_a_file(
+    storage: Mounted, uses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENKEEL_CACHE", str(tmp_path / "here"))
+    monkeypatch.setenv("EVENKEEL_CACHE_BYTES", "100")
+    cache, contents = cache_of_host(), {name: put(storage, name, 100) for name in "ab"}
+    cache.link(storage, "a", contents["a"], uses / "a")
+    shared = HostCache(tmp_path / "here" / "prepared", keeps_used=False)
+    shared.adopt(uses / "a", contents["a"])
+    with pytest.raises(CacheFullError):
+        cache.link(storage, "b", contents["b"], uses / "b")
+    (uses / "a").unlink()
+    cache.link(storage, "b", contents["b"], uses / "b")
+    shared.take(contents["a"], uses / "a")
+
+
 def test_a_cached_file_outlives_its_storage(storage: Mounted, uses: Path, tmp_path: Path) -> None:
     cache, content = HostCache(tmp_path / "cache"), put(storage, "a", 100)
     cache.link(storage, "a", content, uses / "a")

@@ -276,6 +276,7 @@ WARM = {"kind": "cosine", "warmup_steps": 10, "decay_steps": 30}
     "optimizer",
     [
         {"kind": "adam_ar"},
+        {"kind": "adam_ar", "decay": "by_epoch", "alpha": 0.001},
         {"kind": "adam", "schedule": {"kind": "step", "every_steps": 9, "gamma": 0.7}},
         {"kind": "adamw", "weight_decay": 0.05, "schedule": WARM, "clip_norm": 0.2},
         {"kind": "adagrad"},
@@ -286,7 +287,7 @@ WARM = {"kind": "cosine", "warmup_steps": 10, "decay_steps": 30}
         {"kind": "rowwise_adam", "schedule": WARM, "clip_row_norm": 0.01},
         {"kind": "rowwise_adam_ar"},
     ],
-    ids=lambda optimizer: optimizer["kind"],
+    ids=lambda optimizer: "-".join((optimizer["kind"], *filter(None, [optimizer.get("decay")]))),
 )
 def test_stopping_and_resuming_changes_no_bit(data, small, tmp_path, optimizer):
     job = small.job(
@@ -346,6 +347,26 @@ def test_default_alpha_halves_an_idle_row_in_three_tenths_of_an_epoch(small):
     assert choose_alpha(job, 1000) == alpha
     assert choose_alpha(small.job(), 1000) == 0.003
     assert choose_alpha(small.job(optimizer={"kind": "adam"}), 1000) is None
+    by_epoch = small.job(optimizer={"kind": "adam_ar", "alpha": "default", "decay": "by_epoch"})
+    assert choose_alpha(by_epoch, 1000) == 1.4 / 500**2
+
+
+def test_decay_by_epoch_is_adam_in_the_first_epoch_and_not_after_it(data, small):
+    """By the losses; an epoch's steps are the data's. Rows are stored otherwise, so to float32's rounding."""
+    plain, by_epoch = (
+        small.job(optimizer={"kind": kind, "learning_rate": 0.05, **more}, epochs=2)
+        for kind, more in (("adam", {}), ("adam_ar", {"alpha": 0.001, "decay": "by_epoch"}))
+    )
+    trainers = [trainer_of(job, data) for job in (plain, by_epoch)]
+    for trainer in trainers:
+        trainer.train()
+    losses = [
+        [m.get("loss", m.get("logloss")) for m in trainer.history if m["epoch"] == epoch]
+        for epoch in (1, 2)
+        for trainer in trainers
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert abs(losses[2][0] - losses[3][0]) > 0.001
 
 
 def test_bpr_and_dnn_train_through_the_same_loop(make_run, small):

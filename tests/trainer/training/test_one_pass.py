@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from embeddings.store import open_store
 from tests import forked
 from tests.trained_runs import lead, run_of
 from tests.trainer.trainings import trainer_of
@@ -302,3 +303,78 @@ def test_progress_predict_and_export(log, tmp_path, small, small_windows):
     export(run.directory, tmp_path / "export")
     exported = Exported(tmp_path / "export").predict(rows)["logit"].to_numpy()
     np.testing.assert_allclose(exported, logits, rtol=1e-4, atol=1e-5)
+
+
+TWO_TOWER = {
+    "model": {"kind": "two_tower", "embedding_dim": 4}, "tables": {"item": {"capacity": 300}, "user": {"capacity": 90}},
+    "publish": {"collection": "items", "feature": "item", "gate": {"mode": "off"}},
+}  # fmt: skip
+
+
+def published_by(run):
+    """Ids, vectors and occurrences of the version that is served."""
+    version = open_store(run.store_url).collection("items").open()
+    items = version.items()
+    return items.arrow_ids().to_pylist(), np.asarray(items.vectors[:]), items.counts
+
+
+def test_it_publishes_what_a_prepared_job_does(log, tmp_path):
+    """Strings come back from the one table that is published; a threshold of 1 and room for all: the same counts."""
+    found = []
+    for one_pass in (True, False):
+        run = run_of(tmp_path / str(one_pass), "run", job_of(one_pass, **TWO_TOWER), log)
+        assert execute(run, start_ranks) == 0
+        found.append((*published_by(run), latest_valid(run.checkpoints)))
+    (ids, vectors, counts, newest), (expected_ids, expected, expected_counts, prepared) = found
+    assert ids == expected_ids
+    assert len(ids) > 100
+    assert all(one.startswith("i") for one in ids)
+    assert np.array_equal(vectors, expected)
+    assert np.array_equal(counts, expected_counts)
+    assert id_maps(newest)["item"].ids.equals(id_maps(prepared)["item"].ids)
+    assert id_maps(newest)["user"].ids.type == pa.int64()
+
+
+@pytest.mark.process
+def test_a_killed_run_publishes_what_one_that_was_not_killed_does(log, tmp_path, small_windows):
+    """Ids that went and came back, and their occurrences, go through checkpoints."""
+    settings = TWO_TOWER | {
+        "checkpoint": {"every_steps": 3},
+        "tables": {"item": {"capacity": 40}, "user": {"capacity": 90}},
+    }
+    whole = run_of(tmp_path / "whole", "run", job_of(**settings), log)
+    assert execute(whole, start_ranks) == 0
+    run = run_of(tmp_path / "killed", "run", job_of(**settings), log)
+    process = forked.start(lead_and_die, run.directory, 40, log=tmp_path / "log.txt")
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, (tmp_path / "log.txt").read_text()
+    run = run_of(tmp_path / "killed", "run", run.job, log, attempt=2)
+    assert execute(run, start_ranks) == 0
+    for ours, theirs in zip(published_by(run), published_by(whole), strict=True):
+        assert np.array_equal(ours, theirs)
+    assert len(published_by(run)[0]) == 40
+
+
+def test_what_published_no_strings_is_no_start_for_what_does(log, tmp_path, small):
+    quiet = job_of(**TWO_TOWER | {"publish": None})
+    parent = run_of(tmp_path, "first", quiet, log)
+    assert execute(parent, start_ranks) == 0
+    run = run_of(tmp_path, "next", job_of(**TWO_TOWER), log, init_checkpoint=str(parent.checkpoints))
+    assert execute(run, start_ranks) != 0
+    (error,) = small.events(run.directory, "error")
+    assert (
+        "table 'item': the warm start is from a job of one pass that published none of its strings" in error["message"]
+    )
+    # Nor can it begin to publish on its way.
+    run = run_of(tmp_path, "first", job_of(**TWO_TOWER), log, attempt=2)
+    assert execute(run, start_ranks) != 0
+    error = small.events(run.directory, "error")[-1]
+    assert "its job did not publish" in error["message"]
+    # From one that published it goes on, with occurrences of its own.
+    parent = run_of(tmp_path, "published", job_of(**TWO_TOWER), log)
+    assert execute(parent, start_ranks) == 0
+    before = published_by(parent)
+    run = run_of(tmp_path, "after", job_of(**TWO_TOWER), log, init_checkpoint=str(parent.checkpoints))
+    assert execute(run, start_ranks) == 0
+    ids, _, counts = published_by(run)
+    assert (ids, counts.tolist()) == (before[0], before[2].tolist())

@@ -13,6 +13,7 @@ from torchrec import KeyedJaggedTensor
 
 if TYPE_CHECKING:
     from trainer.data.one_pass.place import Place
+    from trainer.data.one_pass.raw_ids import RawIds
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,13 @@ class Batch:
         part_offset: index in the global batch of the micro-batch's first sample, which rank 0 holds.
         step: number of steps before this one since the first epoch (training), or number of the batch (evaluation).
         seen: for sequence models in evaluation, int64 [m, 2]: (sample, item row) of everything that came before.
-        dense: float32 [b, n], the numeric features in the order of ``PreparedData.dense``; None where there are none.
+        dense: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors); None where there are none.
         shares: float32, like the labels: what a loss is multiplied with before the mean over the global batch is taken,
             where rows have weights or several labels (trainer.data.batches.loss_shares); None: 1.
         id_keys: of rows that are trained on as they are read (trainer.data.one_pass), whose ``features`` are hashes of
             ids: by table, those of the whole global batch; None where features are numbers of prepared ids.
         place: of these, where reading goes on after this batch.
+        raw_ids: of these, the strings behind hashes of the published feature's table; None where none are kept.
     """
 
     features: KeyedJaggedTensor
@@ -46,6 +48,7 @@ class Batch:
     shares: torch.Tensor | None = None
     id_keys: Mapping[str, npt.NDArray[np.int64]] | None = None
     place: Place | None = None
+    raw_ids: RawIds | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])

@@ -20,6 +20,8 @@ class Key:
     weighted: bool = False
     of_item: bool = False
     """Whether it is a feature of the item table."""
+    usual_ids: float | None = None
+    """How many ids an example has of a text, as far as one can say before it is read."""
 
 
 def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
@@ -36,13 +38,14 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
         Key(
             name,
             feature.shares or name,
-            feature.type == "id_list",
+            feature.is_list,
             feature.pooling,
             feature.weights is not None,
             name not in dataset.features,
+            None if feature.effective_ngrams is None else feature.effective_ngrams.usual_number,
         )
         for name, feature in features.items()
-        if feature.type != "dense"
+        if feature.has_ids
     ]
     if job.model.draws_partner:
         item = features["item"]
@@ -57,7 +60,7 @@ def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
         return {"item": features["item"].model_copy(update={"type": "id_list"})}
     if job.model.reads_pairs:
         return {name: features[name] for name in ("user", "item")}
-    return {name: feature for name, feature in features.items() if feature.type != "dense"}
+    return {name: feature for name, feature in features.items() if feature.has_ids}
 
 
 def read_numeric_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:

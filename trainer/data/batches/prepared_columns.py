@@ -22,6 +22,7 @@ from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.hashing import UInt64s, derive_key, id_keys
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import NUMERIC_FILE
+from trainer.data.columns.vectors import VECTORS_FILE, Vector, vectors_from
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
     CODE,
@@ -35,6 +36,7 @@ from trainer.data.prepare.arrays import (
     VALUE,
     map_array,
     map_jagged,
+    vector_file,
     weight_file,
 )
 from trainer.data.prepare.catalogue import CATALOGUE, Catalogue, open_catalogue
@@ -76,6 +78,10 @@ class PreparedColumns:
     sampling: str
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
+    sampling_window: int | None
+    """Of recent negatives, how many rows before an example's they come from."""
+    hard_negatives: dict[str, Any] | None
+    """What a job says of hard negatives (trainer.spec.models.hard_negatives); None where it has none."""
     unread: list[str]
     """Features of the dataset that a sequence model has no use for."""
     num_examples: dict[str, int]
@@ -89,6 +95,8 @@ class PreparedColumns:
     """Numeric features of the batches, in the order of the dataset."""
     num_item_numbers: int
     """How many of them, the last ones, are of the item table."""
+    vectors: tuple[Vector, ...]
+    """Of the rows, then of the item table."""
     bad_rows: dict[str, int] | None
     """By reason, rows that were left out; None where none may be bad."""
     drift: list[dict[str, Any]] | None
@@ -120,12 +128,15 @@ class PreparedColumns:
         papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
         sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
         self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
+        self.sampling_window = sampling.get("window")
+        self.hard_negatives = manifest.get("hard_negatives")
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]
         self.num_positives = manifest["num_positives"]
         self.unknown_share = manifest["unknown_share"]
         self.graphs = manifest.get("graphs", {})
         self.num_dense = len(manifest.get("numeric", []))
+        self.vectors = vectors_from(manifest.get("vectors", []))
         self._items: dict[str, int] | None = manifest.get("items")
         self.num_item_numbers = 0 if self._items is None else self._items["num_numbers"]
         self.drift = manifest.get("drift")
@@ -224,7 +235,8 @@ class PreparedColumns:
             return None
         is_list = {key.name: key.is_list for key in self.keys if key.of_item}
         folder = self.directory / CATALOGUE
-        return open_catalogue(folder, is_list, self.num_item_numbers, self._items["num_in_table"])
+        dims = {one.name: one.dim for one in self.vectors if one.of_item}
+        return open_catalogue(folder, is_list, self.num_item_numbers, self._items["num_in_table"], dims)
 
     def item_places(self, split: str) -> npt.NDArray[np.int32]:
         """Return the place in the catalogue of each example's item, -1 where it has none."""
@@ -237,7 +249,7 @@ class PreparedColumns:
 
     @cached_property
     def windows(self) -> Windows:
-        """The pieces of sequences that sasrec and gru4rec train on."""
+        """The pieces of sequences that sasrec, gru4rec and hstu train on."""
         assert self.sequence is not None
         return self.sequences.windows(self.sequence["length"])
 
@@ -263,6 +275,15 @@ class PreparedColumns:
     def numbers(self, split: str) -> npt.NDArray[np.float32]:
         """Return the numeric features after their transforms, [examples, num_dense]."""
         return map_array(self.directory / split / NUMBERS, VALUE).reshape(-1, self.num_dense)
+
+    def row_vectors(self, split: str, vector: Vector) -> npt.NDArray[np.float32]:
+        """Return a vector of the rows, [examples, dim]."""
+        return map_array(vector_file(self.directory / split, vector.name), VALUE).reshape(-1, vector.dim)
+
+    @property
+    def vectors_path(self) -> Path | None:
+        """The file that says which vectors there are, if any."""
+        return self.directory / VECTORS_FILE if self.vectors else None
 
     @property
     def profile_path(self) -> Path | None:

@@ -35,7 +35,8 @@ class IdMap:
     """The ids of a table's rows: row r >= 2 is entry r - 2.
 
     Attributes:
-        ids: distinct raw ids, int64 or large_string; uint64, the hashes of strings, in checkpoints of jobs of one pass.
+        ids: distinct raw ids, int64 or large_string; uint64, the hashes of strings, in checkpoints of jobs of one pass
+            that do not publish them.
         last_seen: int32 [n], the number of the run whose training split last had each.
         run: number of the run that this map is of, counted along the chain of warm starts from 1; 0: unknown.
         retired, retired_in: tombstones: ids without a row any more, and int32, the run that gave each up.
@@ -142,17 +143,19 @@ def hashes_of(ids: pa.Array) -> UInt64s:
     return ids.to_numpy(zero_copy_only=False) if pa.types.is_uint64(ids.type) else id_keys(ids)
 
 
-def of_hashes(whole: IdMap, live: UInt64s, tombstone_runs: int) -> IdMap:
+def of_hashes(whole: IdMap, live: UInt64s, tombstone_runs: int, strings: pa.Array | None = None) -> IdMap:
     """Return the ids that have a row after a run of one pass, and tombstones.
 
     The latter are ids that had one at the end of an earlier run of the chain. Integers come back from their hashes.
 
     Args:
-        whole: the ids that had a row before the run, int64 or uint64.
+        whole: the ids that had a row before the run, int64 or uint64; large_string with ``strings``.
         live: the hashes of those that have one, in the order of their rows.
         tombstone_runs: for how many runs an id that lost its row is told of.
+        strings: those that ``live`` are the hashes of, where they are kept.
     """
     ids = pa.array(unmix(live).view(np.int64) if pa.types.is_int64(whole.ids.type) else live)
+    ids = ids if strings is None else strings
     gone = np.flatnonzero(~np.isin(hashes_of(whole.ids), live))
     stands = (whole.run - whole.retired_in < tombstone_runs) & ~np.isin(hashes_of(whole.retired), live)
     standing = np.flatnonzero(stands)

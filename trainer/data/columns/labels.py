@@ -36,13 +36,15 @@ def label_dtype(dataset: DatasetSpec) -> np.dtype[Any]:
 def labels_of(
     chunk: Chunk, label: Label, least: float | None = None
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-    """Return 0 or 1 per row, from ``label.column`` or ``label.rule``; the numbers of ``label.value``.
+    """Return 0 or 1 per row, from ``label.column`` or ``label.rule``, or 1; the numbers of ``label.value``.
 
     ``least``: what a value must be at least; None: any.
 
     Raises:
         DataError: at the first bad value.
     """
+    if label.positive is not None:
+        return np.ones(len(chunk), dtype=np.uint8)
     if label.value is not None:
         return _values_of(chunk, label.value, least)
     if label.rule is not None:

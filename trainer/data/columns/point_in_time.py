@@ -69,6 +69,12 @@ class PointInTime:
         """Return what was found so far, as JSON."""
         return {"num_late": self._num_late, "examples": self._examples}
 
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Add the :meth:`state` of a comparison of the rows that follow."""
+        for feature, count in state["num_late"].items():
+            self._num_late[feature] += count
+        self._examples += state["examples"][: NUM_EXAMPLES - len(self._examples)]
+
     def check(self) -> None:
         """Check all that was compared.
 

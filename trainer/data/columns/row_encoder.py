@@ -19,13 +19,16 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.hashing import id_keys
 from trainer.data.columns.history_lookup import HistoryLookup
 from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.numeric import Numeric, read_numeric
 from trainer.data.columns.values import Kind
+from trainer.data.columns.vectors import Vector, arranged, read_vectors, require_lists
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import VALUE
 from trainer.data.prepare.plan import ColumnUse
-from trainer.data.sources.item_table import item_file
+from trainer.data.sources.item_table import ITEM_TABLE, item_file
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
@@ -38,7 +41,7 @@ class EncodedRows:
     """Some rows as a model reads them: for each feature their table rows, int64 [b], or lists of them.
 
     ``weights``: by list feature that has them, what each of its rows is multiplied with.
-    ``dense``: float32 [b, numeric features], None without any.
+    ``dense``: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors), None without any.
     ``unknown`` and ``missing``: by feature, how many ids the vocabulary does not have, and how many are null.
     """
 
@@ -83,8 +86,9 @@ class RowEncoder:
     Args:
         features: the id features to encode, by name.
         numeric: numeric features, with the statistics of training, those of the item table last.
+        vectors: the vectors that the model reads, those of the item table last.
         vocabularies: the raw ids of each table, or uint64, the hashes of strings: row r >= 2 is entry r - 2.
-        joins: by feature, the file that stands in for the dataset's.
+        joins: by feature, the file that stands in for the dataset's; for the item table that of ITEM_TABLE.
         history_source: opens the rows of the dataset, in which histories may be looked up.
     """
 
@@ -95,6 +99,7 @@ class RowEncoder:
         vocabularies: Mapping[str, pa.Array],
         *,
         numeric: Sequence[Numeric] = (),
+        vectors: Sequence[Vector] = (),
         joins: Mapping[str, str] | None = None,
         history_source: Callable[[], Source] | None = None,
     ):
@@ -102,10 +107,15 @@ class RowEncoder:
         self._features = dict(features)
         num_of_rows = len(numeric) - dataset.num_item_numbers
         self._numeric, self._item_numeric = tuple(numeric[:num_of_rows]), tuple(numeric[num_of_rows:])
-        self._items = item_file(dataset, self._item_numeric) if self._item_numeric else None
+        self._vectors = tuple(vectors)
+        of_items = [one for one in vectors if one.of_item]
+        uri = (joins or {}).get(ITEM_TABLE)
+        self._items = item_file(dataset, self._item_numeric, of_items, uri) if self._item_numeric or of_items else None
         self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
         self._joins = {
-            name: JoinTable(feature.join, (joins or {}).get(name) or beside(feature.join.uri, dataset.uri))
+            name: JoinTable(
+                feature.join, (joins or {}).get(name) or beside(feature.join.uri, dataset.uri), feature.effective_ngrams
+            )
             for name, feature in self._features.items()
             if feature.join is not None
         }
@@ -119,6 +129,9 @@ class RowEncoder:
             DataError: a column is missing.
         """
         columns = [feature.column for feature in self._numeric]
+        columns += [one.column for one in self._vectors if not one.of_item]
+        if self._items is not None:
+            columns.append(self._of("item"))
         columns += [feature.weights for feature in self._features.values() if feature.weights is not None]
         for name, feature in self._features.items():
             if feature.derive is not None and name in there:
@@ -144,12 +157,14 @@ class RowEncoder:
         """
         encoded = EncodedRows(len(chunk))
         numeric = self._numeric + self._item_numeric
-        if numeric:
-            numbers = self._numbers(chunk)
+        if numeric or self._vectors:
+            positions = self._item_positions(chunk)
+            numbers = self._numbers(chunk, positions)
             columns = [feature.apply(numbers[:, index]) for index, feature in enumerate(numeric)]
-            encoded.dense = np.stack(columns, axis=1)
+            found = np.stack(columns, axis=1) if columns else np.empty((len(chunk), 0), dtype=VALUE)
             missing = np.isnan(numbers).sum(axis=0)
             encoded.missing = {one.name: int(count) for one, count in zip(numeric, missing, strict=True) if count}
+            encoded.dense = self._with_vectors(chunk, found, positions, encoded.missing)
         for name, feature in self._features.items():
             if feature.missing == "error":
                 values.require_ids(chunk, self._column(name, feature))
@@ -172,13 +187,38 @@ class RowEncoder:
             encoded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
         return encoded
 
-    def _numbers(self, chunk: Chunk) -> npt.NDArray[np.float64]:
+    def _item_positions(self, chunk: Chunk) -> Int64s | None:
+        """Return the place of each row's item in the item table, where it has numbers or vectors."""
+        if self._items is None:
+            return None
+        column = self._of("item")
+        return self._items.lookup.positions(chunk.column(column), chunk.where(column))
+
+    def _with_vectors(
+        self, chunk: Chunk, numbers: npt.NDArray[np.float32], positions: Int64s | None, missing: dict[str, int]
+    ) -> npt.NDArray[np.float32]:
+        """Return numbers and vectors as a batch has them, and count the vectors that are missing."""
+        if not self._vectors:
+            return numbers
+        blocks = {}
+        for one in self._vectors:
+            if one.of_item:
+                assert self._items is not None
+                assert positions is not None
+                blocks[one.name] = self._items.vectors_at(positions, one.name)
+            else:
+                require_lists(chunk.column(one.column).type, one, chunk.where(one.column))
+                blocks[one.name] = read_vectors(one, chunk)
+            if absent := int((~blocks[one.name].any(axis=1)).sum()):
+                missing[one.name] = absent
+        split = len(self._numeric)
+        return arranged(numbers[:, :split], numbers[:, split:], self._vectors, blocks)
+
+    def _numbers(self, chunk: Chunk, positions: Int64s | None) -> npt.NDArray[np.float64]:
         """Return the numbers of the rows, then those of their items, [rows, numeric features]."""
         numbers = read_numeric(self._numeric, chunk) if self._numeric else np.empty((len(chunk), 0))
-        if self._items is None:
+        if self._items is None or positions is None or not self._item_numeric:
             return numbers
-        column = self._of("item")
-        positions = self._items.lookup.positions(chunk.column(column), chunk.where(column))
         of_items = [self._items.numbers_at(positions, number) for number in range(len(self._item_numeric))]
         return np.concatenate([numbers, np.stack(of_items, axis=1)], axis=1)
 
@@ -223,6 +263,9 @@ class RowEncoder:
                 return ids.filter(valid), valid.to_numpy(zero_copy_only=False).astype(np.int64)
             return ids, counts
         column = chunk.column(self._column(name, feature))
+        if feature.effective_ngrams is not None:
+            require_text(column.type, chunk.where(self._column(name, feature)))
+            return ngram_lists(column, feature.effective_ngrams, chunk.where(self._column(name, feature)))
         if feature.type == "id_list":
             return values.as_lists(column)
         if values.is_list(column.type):

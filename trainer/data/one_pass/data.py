@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterator, Mapping
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.batches import BatchReader
@@ -18,18 +21,40 @@ from trainer.data.batches.loss_shares import LossShares
 from trainer.data.batches.order import rank_slice, shuffled
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.numeric import open_numeric
+from trainer.data.columns.numeric import Numeric, open_numeric
 from trainer.data.errors import DataError
+from trainer.data.one_pass.folder_rows import UNSEEN_SECONDS, FolderRows
+from trainer.data.one_pass.following import (
+    FILES,
+    Followed,
+    FollowingReader,
+    PieceRows,
+    finder,
+    listener,
+    read_pieces,
+    write_pieces,
+)
 from trainer.data.one_pass.place import Place
 from trainer.data.one_pass.rows import MISSING, Int64s, Rows
-from trainer.data.one_pass.windows import Window, WindowReader
+from trainer.data.one_pass.topic_rows import TopicRows
+from trainer.data.one_pass.windows import RowReader, Window, WindowReader
 from trainer.data.prefetch import PREFETCH_BATCHES, Prefetched, read_ahead
-from trainer.data.prepare.plan import make_plan
+from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
-from trainer.spec import DatasetSpec, JobSpec
+from trainer.data.sources.followed_folder import COLUMNS_FILE, FollowedFolder
+from trainer.data.sources.source import Source
+from trainer.data.sources.topics.followed_topic import FollowedTopic
+from trainer.spec import DatasetSpec, Follow, JobSpec
 
+SEGMENTS_SUFFIX = ".segments.jsonl"
+"""Of the file beside a run's data, named like them, of the segments of a topic that were decided on."""
 UNKNOWN_STEPS = 1 << 62
 """Stands for the number of steps before the last row is read."""
+
+
+def segments_file(directory: Path) -> Path:
+    """Return the file of segments beside a run's data."""
+    return directory.with_name(directory.name + SEGMENTS_SUFFIX)
 
 
 class GlobalBatch(NamedTuple):
@@ -52,11 +77,17 @@ class OnePassData(PreparedData):
     """
 
     place: Place
-    _windows: WindowReader
+    _windows: RowReader
+    followed: Followed | None = None
+    """The folder or topic that is followed, on rank 0 alone."""
+    notes: queue.SimpleQueue[str]
+    """What the owner of the job should know of it."""
+    _pieces: PieceRows
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
         super().__init__(directory, manifest)
         self._files = manifest["files"]
+        self.notes = queue.SimpleQueue()
 
     @classmethod
     def of(cls, directory: Path | str, dataset: DatasetSpec, job: JobSpec) -> OnePassData:
@@ -67,15 +98,59 @@ class OnePassData(PreparedData):
         """
         data = cls.open(directory)
         numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
-        data._windows = WindowReader(make_plan(dataset, job), data._files, data.keys, numeric)
+        if job.dataset.follow is None:
+            data._windows = WindowReader(make_plan(dataset, job), data._files, data.keys, numeric)
+        else:
+            of_folder = dataset.messages is None
+            plan = make_plan(dataset, job, Source(str(data.directory / COLUMNS_FILE)) if of_folder else None)
+            data._windows = data._following(plan, job.dataset.follow, numeric)
         data.begin(Place())
         return data
+
+    def _following(self, plan: DataPlan, follow: Follow, numeric: Sequence[Numeric]) -> FollowingReader:
+        """Return the reader of what is followed. Rank 0 looks at it, and tells the others."""
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        words = None if is_alone else dist.distributed_c10d._get_default_store()
+        uri, messages = plan.dataset.uri, plan.dataset.messages
+        if words is not None and dist.get_rank() > 0:
+            self._pieces = FolderRows(plan, UNSEEN_SECONDS) if messages is None else TopicRows(plan)
+            take = listener(words, uri, follow, self._pieces.of_json)
+            return FollowingReader(plan, self.keys, numeric, take, self._pieces)
+        followed: Followed
+        if messages is None:
+            self._pieces, followed = FolderRows(plan, 0.0), FollowedFolder(uri, follow, self.notes.put)
+        else:
+            self._pieces = TopicRows(plan, self.notes.put)
+            followed = FollowedTopic(uri, messages, follow, segments_file(self.directory), self.notes.put)
+        self.followed = followed
+        return FollowingReader(plan, self.keys, numeric, finder(followed, words), self._pieces)
 
     def begin(self, place: Place) -> None:
         """Say where training goes on."""
         self.place = place
         counts = place.examples if place.is_end else (0, 0, 0)
         self.num_examples = dict(zip(SPLIT_NAMES, counts, strict=True))
+
+    def begin_files(self, checkpoint_files: Path | None) -> None:
+        """Go on after what a checkpoint says was read (:data:`FILES`); only rank 0 has a use for it."""
+        if self.followed is not None and checkpoint_files is not None:
+            self.followed.begin(read_pieces(checkpoint_files, self._pieces.of_json))
+
+    def write_files(self, directory: Path, step: int) -> dict[str, Path]:
+        """Write files for a checkpoint after so many steps, and return them by their names in it."""
+        if self.followed is None:
+            return {}
+        is_begun = self.place.row > 0 or step * self.batch_size > self.place.examples[TRAIN]
+        directory.mkdir(parents=True, exist_ok=True)
+        write_pieces(self.followed, self.place.file if is_begun else self.place.file - 1, directory / FILES)
+        return {FILES: directory / FILES}
+
+    def lag(self) -> dict[str, float | int]:
+        """Return how far training is behind what is followed, for events; on other ranks than 0 nothing."""
+        if self.followed is None:
+            return {}
+        bad = {"bad_rows": self.place.bad} if isinstance(self._pieces, TopicRows) else {}
+        return self.followed.figures(self.place.file) | bad
 
     @property
     def steps_per_epoch(self) -> int:
@@ -89,10 +164,10 @@ class OnePassData(PreparedData):
 
         See :meth:`PreparedData.train_batches`. Each says where reading goes on after it (:attr:`Batch.place`).
         """
-        steps = self._global_batches(epoch, start_step_in_epoch, self.place)
-        return read_ahead(
-            self._batches_of(steps, start_step_in_epoch, rank, world_size, micro_batches), PREFETCH_BATCHES
-        )
+        stopped = threading.Event()
+        steps = self._global_batches(epoch, start_step_in_epoch, self.place, stopped)
+        batches = self._batches_of(steps, start_step_in_epoch, rank, world_size, micro_batches)
+        return read_ahead(batches, PREFETCH_BATCHES, on_close=stopped.set)
 
     def eval_batches(
         self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
@@ -102,7 +177,7 @@ class OnePassData(PreparedData):
 
     def all_windows(self) -> Iterator[Window]:
         """Yield all rows as they are read, from the first on."""
-        return self._windows.windows(Place())
+        return self._windows.windows(Place(), threading.Event())
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -120,10 +195,10 @@ class OnePassData(PreparedData):
                 if shares is not None:
                     of_rows = shares.of(mine, np.arange(start, start + size))
                     batch = replace(batch, shares=torch.from_numpy(of_rows))
-                yield replace(batch, part_offset=begin, id_keys=keys, place=place)
+                yield replace(batch, part_offset=begin, id_keys=keys, place=place, raw_ids=rows.raw_ids)
             step += 1
 
-    def _global_batches(self, epoch: int, step: int, place: Place) -> Iterator[GlobalBatch]:
+    def _global_batches(self, epoch: int, step: int, place: Place, stopped: threading.Event) -> Iterator[GlobalBatch]:
         """Yield the batches of every step from ``step`` on, the window of whose first row begins at ``place``.
 
         A batch comes when a row behind it is there, or the end: so the place after it is known.
@@ -134,7 +209,7 @@ class OnePassData(PreparedData):
         rows: Rows | None = None
         places: list[Place] = []
         begin = 0
-        with contextlib.closing(read_ahead(self._windows.windows(place))) as windows:
+        with contextlib.closing(read_ahead(self._windows.windows(place, stopped))) as windows:
             for window in windows:
                 train = self._shuffled(epoch, window)
                 if not places and at > window.place.examples[TRAIN]:

@@ -12,12 +12,14 @@ class Place:
     """The beginning of a window of rows, or the end of them all.
 
     Attributes:
-        file: number of the file that is read next.
+        file: number of the file, or of the segment of a topic, that is read next.
         row: number of its row that is read next.
         window: number of windows before it.
         rows: number of rows before it.
         examples: of these, those that train, validate and test.
         is_end: whether no row follows.
+        bad: number of rows before it that were left out because they are bad; they are not among ``rows``.
+        bad_of_block: of these, those of the block of rows in which it lies (trainer.data.one_pass.topic_rows).
     """
 
     file: int = 0
@@ -26,6 +28,8 @@ class Place:
     rows: int = 0
     examples: tuple[int, int, int] = (0, 0, 0)
     is_end: bool = False
+    bad: int = 0
+    bad_of_block: int = 0
 
     @staticmethod
     def of_json(document: Mapping[str, Any] | None) -> Place:

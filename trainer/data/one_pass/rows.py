@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from trainer.data.columns.hashing import id_keys, mix
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.vocabulary import encoded
+from trainer.data.one_pass.raw_ids import RawIds
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
@@ -32,6 +33,7 @@ class Rows:
         labels: [rows], of several [rows, labels].
         numbers: float32 [rows, numeric features], None without any.
         row_weights: float32 [rows], None where rows have none.
+        raw_ids: the strings behind the hashes of one table, of these rows at least; None where none are kept.
     """
 
     columns: tuple[Int64s | Jagged, ...]
@@ -39,6 +41,7 @@ class Rows:
     labels: npt.NDArray[Any]
     numbers: Float32s | None
     row_weights: Float32s | None
+    raw_ids: RawIds | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,6 +61,7 @@ class Rows:
             self.labels[rows],
             _taken(self.numbers, rows),
             _taken(self.row_weights, rows),
+            self.raw_ids,
         )
 
     @staticmethod
@@ -74,17 +78,24 @@ class Rows:
             np.concatenate([part.labels for part in parts]),
             _joined([part.numbers for part in parts]),
             _joined([part.row_weights for part in parts]),
+            None if first.raw_ids is None else RawIds.joined([part.raw_ids for part in parts if part.raw_ids]),
         )
 
 
 def hashed(ids: pa.Array) -> Int64s:
     """Return the hash of each id, int64 [n], :data:`MISSING` where it is null."""
+    return hashed_with_strings(ids)[0]
+
+
+def hashed_with_strings(ids: pa.Array) -> tuple[Int64s, pa.Array | None]:
+    """Return :func:`hashed`, and the distinct ids where they are strings."""
     if pa.types.is_int64(ids.type):
         keys = id_keys(pc.fill_null(ids, 0)).view(np.int64)
-        return np.where(ids.is_valid().to_numpy(zero_copy_only=False), keys, MISSING) if ids.null_count else keys
+        valid = ids.is_valid().to_numpy(zero_copy_only=False)
+        return (np.where(valid, keys, MISSING) if ids.null_count else keys), None
     # Arrow is faster at finding out which strings are equal than numpy is at hashing them.
     distinct, places = encoded(ids)
-    return np.append(id_keys(distinct).view(np.int64), MISSING)[places]
+    return np.append(id_keys(distinct).view(np.int64), MISSING)[places], distinct
 
 
 def _taken(values: Float32s | None, rows: Int64s) -> Float32s | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from trainer.data.columns.numeric import Numeric, read_number
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.one_pass.place import Place
-from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed
+from trainer.data.one_pass.raw_ids import RawIds
+from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed_with_strings
 from trainer.data.prepare.encode import ids_of
 from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
@@ -43,54 +46,27 @@ class Window:
     sides: npt.NDArray[np.uint8]
 
 
-class WindowReader:
+class RowReader(ABC):
     """Reader of the rows of a dataset as a job trains on them.
 
     Args:
         plan: of a job that :mod:`trainer.spec.checks.one_pass` has no problem with.
-        files: path, size and time of change of the files that are read, as they were when the run began; others that
-            have come since are not.
         keys: of the batches.
         numeric: numeric features, with what stands for a missing value.
     """
 
-    def __init__(self, plan: DataPlan, files: Sequence[Sequence[Any]], keys: Sequence[Key], numeric: Sequence[Numeric]):
+    def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric]):
         self.name = plan.dataset.name
-        self._files = {str(file[0]): list(file) for file in files}
-        plan.source.files = tuple(file for file in plan.source.files if str(file.path) in self._files)
-        if len(plan.source.files) < len(self._files):
-            gone = sorted(self._files.keys() - {str(file.path) for file in plan.source.files})
-            raise DataError("is gone", where=gone[0], remedy=_REMEDY)
         self._plan, self._numeric = plan, tuple(numeric)
         self._features = [feature for key in keys if (feature := plan.feature(key.name)) is not None]
 
-    def windows(self, start: Place) -> Iterator[Window]:
-        """Yield the windows from ``start`` on, where one begins.
+    @abstractmethod
+    def windows(self, start: Place, stopped: threading.Event) -> Iterator[Window]:
+        """Yield the windows from ``start`` on, where one begins, until the end or until it is ``stopped``.
 
         Raises:
             DataError: a file cannot be read, or a value cannot be used.
         """
-        source = self._plan.source
-        place, held = start, _Held()
-        for chunk in source.stream(self._plan.columns(), start=(start.file, start.row)):
-            self._check_file(chunk.file)
-            held.add(*self._read(chunk, place.rows + held.number))
-            end = source.files.index(chunk.file, place.file), chunk.end
-            if held.number >= WINDOW_ROWS:
-                # What is handed on is not kept here while it is worked on.
-                place, windows = _window(place, held, *end)
-                held = _Held()
-                yield windows.pop()
-        if held.number:
-            yield _window(place, held, *end)[1].pop()
-        elif place.rows == 0 and source.window is not None:
-            raise no_rows_in_window(source.uri, source.window)
-
-    def _check_file(self, file: SourceFile) -> None:
-        # Ranks read it each for itself: they must read the same.
-        stat = file.path.stat()
-        if [stat.st_size, stat.st_mtime_ns] != self._files[str(file.path)][1:]:
-            raise DataError("has changed since the run began", where=str(file.path), remedy=_REMEDY)
 
     def _read(self, chunk: Chunk, first_row: int) -> tuple[Rows, npt.NDArray[np.uint8]]:
         """Return the rows of a chunk and their sides; ``first_row``: how many rows were read before."""
@@ -99,12 +75,16 @@ class WindowReader:
             values.require_ids(chunk, column)
         columns: dict[str, Int64s | Jagged] = {}
         weights: list[npt.NDArray[np.float32] | None] = []
+        raw_ids: list[RawIds] = []
         for feature in self._features:
             use = feature.use
             assert use is not None
             ids, lengths = ids_of(chunk, use, plan.kinds[use.domain])
             offsets = None if lengths is None else np.append(0, np.cumsum(lengths))
-            columns[feature.name] = hashed(ids) if offsets is None else Jagged(hashed(ids), offsets)
+            keys, strings = hashed_with_strings(ids)
+            columns[feature.name] = keys if offsets is None else Jagged(keys, offsets)
+            if feature.table == plan.raw_table and strings is not None:
+                raw_ids.append(RawIds.of(strings))
             weights.append(None)
             if use.weights is not None:
                 assert offsets is not None
@@ -116,8 +96,9 @@ class WindowReader:
             labels = several_labels_of(chunk, dataset.labels, plan.least_labels)
         row_weights = None if dataset.weight is None else row_weights_of(chunk, dataset.weight)
         rows = Rows(
-            tuple(columns.values()), tuple(weights), labels, np.stack(numbers, axis=1) if numbers else None, row_weights
-        )
+            tuple(columns.values()), tuple(weights), labels, np.stack(numbers, axis=1) if numbers else None,
+            row_weights, RawIds.joined(raw_ids) if raw_ids else None,
+        )  # fmt: skip
         return rows, self._sides(chunk, columns, first_row)
 
     def _sides(self, chunk: Chunk, columns: dict[str, Int64s | Jagged], first_row: int) -> npt.NDArray[np.uint8]:
@@ -130,12 +111,55 @@ class WindowReader:
         return random_split(split, combine(_pair_keys(columns["user"]), _pair_keys(columns["item"])))
 
 
+class WindowReader(RowReader):
+    """Reader of files that are all there.
+
+    Args:
+        plan: of a job that :mod:`trainer.spec.checks.one_pass` has no problem with.
+        files: path, size and time of change of the files that are read, as they were when the run began; others that
+            have come since are not.
+        keys: of the batches.
+        numeric: numeric features, with what stands for a missing value.
+    """
+
+    def __init__(self, plan: DataPlan, files: Sequence[Sequence[Any]], keys: Sequence[Key], numeric: Sequence[Numeric]):
+        super().__init__(plan, keys, numeric)
+        self._files = {str(file[0]): list(file) for file in files}
+        plan.source.files = tuple(file for file in plan.source.files if str(file.path) in self._files)
+        if len(plan.source.files) < len(self._files):
+            gone = sorted(self._files.keys() - {str(file.path) for file in plan.source.files})
+            raise DataError("is gone", where=gone[0], remedy=_REMEDY)
+
+    def windows(self, start: Place, stopped: threading.Event) -> Iterator[Window]:
+        source = self._plan.source
+        place, held = start, Held()
+        for chunk in source.stream(self._plan.columns(), start=(start.file, start.row)):
+            self._check_file(chunk.file)
+            held.add(*self._read(chunk, place.rows + held.number))
+            end = source.files.index(chunk.file, place.file), chunk.end
+            if held.number >= WINDOW_ROWS:
+                # What is handed on is not kept here while it is worked on.
+                place, windows = window_of(place, held, *end)
+                held = Held()
+                yield windows.pop()
+        if held.number:
+            yield window_of(place, held, *end)[1].pop()
+        elif place.rows == 0 and source.window is not None:
+            raise no_rows_in_window(source.uri, source.window)
+
+    def _check_file(self, file: SourceFile) -> None:
+        # Ranks read it each for itself: they must read the same.
+        stat = file.path.stat()
+        if [stat.st_size, stat.st_mtime_ns] != self._files[str(file.path)][1:]:
+            raise DataError("has changed since the run began", where=str(file.path), remedy=_REMEDY)
+
+
 def _pair_keys(column: Int64s | Jagged) -> UInt64s:
     assert not isinstance(column, Jagged)
     return np.where(column == MISSING, np.uint64(NO_ID_KEY), column.view(np.uint64))
 
 
-class _Held:
+class Held:
     """Rows of the window in work, and their sides."""
 
     def __init__(self) -> None:
@@ -149,14 +173,19 @@ class _Held:
         self.number += len(sides)
 
 
-def _window(place: Place, held: _Held, file: int, row: int) -> tuple[Place, list[Window]]:
-    """Return where the next window begins, and this one."""
+def window_of(
+    place: Place, held: Held, file: int, row: int, bad: tuple[int, int] = (0, 0)
+) -> tuple[Place, list[Window]]:
+    """Return where the next window begins, and this one; ``bad``: those rows before it, and those of its block."""
     sides = np.concatenate(held.sides)
-    after = _after(place, sides, file, row)
+    after = replace(_after(place, sides, file, row), bad=bad[0], bad_of_block=bad[1])
     return after, [Window(place, after, Rows.joined(held.rows), sides)]
 
 
 def _after(place: Place, sides: npt.NDArray[np.uint8], file: int, row: int) -> Place:
     counts = np.bincount(sides, minlength=len(SPLIT_NAMES))
     train, validation, test = (int(before + count) for before, count in zip(place.examples, counts, strict=False))
-    return Place(file, row, place.window + 1, place.rows + len(sides), (train, validation, test))
+    return replace(
+        place, file=file, row=row, window=place.window + 1, rows=place.rows + len(sides),
+        examples=(train, validation, test),
+    )  # fmt: skip

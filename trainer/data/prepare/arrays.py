@@ -27,6 +27,11 @@ NUMBERS = "numeric.values.float32"
 """File of a split: numeric features as the model reads them, [examples, features]."""
 
 
+def vector_file(directory: Path, feature: str) -> Path:
+    """Return the file with the vectors of a feature, [rows, dim], in a split or the catalogue."""
+    return directory / f"{feature}.vectors.float32"
+
+
 def weight_file(directory: Path, feature: str) -> Path:
     """Return the file with what the rows of a list feature are multiplied with, in a split."""
     return directory / f"{feature}.weights.bin"

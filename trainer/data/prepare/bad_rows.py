@@ -4,15 +4,15 @@
 
 A row is bad where its label is missing (of several labels a missing one is absent, and no fault), no number, neither 0
 nor 1, or less than its loss can learn; its weight is missing or negative; a mask is neither 0 nor 1; its time is
-missing; a numeric feature is text, infinite, or missing where ``missing: error``; an id is missing where ``missing:
-error``, or no integer in a column of integers; the weights of a list are not as many as its ids, missing, or
-negative.
+missing; a numeric feature is text, infinite, or missing where ``missing: error``; a vector has another length, a number
+that is missing or infinite, or is missing where ``missing: error``; an id is missing where ``missing: error``, or no
+integer in a column of integers; the weights of a list are not as many as its ids, missing, or negative.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from embeddings.durable_files import fsync_path
 from trainer.data.columns import values
 from trainer.data.columns.labels import is_there, mask_of
 from trainer.data.columns.numeric import as_floats, problems_of
+from trainer.data.columns.vectors import vector_problems
 from trainer.data.columns.weights import weighted_lists
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.source import Chunk
 from trainer.spec import Label, OneOfSeveral
+from trainer.storage.shared_directory import link_or_copy
 
 NUM_EXAMPLES = 3
 _SCHEMA = pa.schema(
@@ -68,7 +70,7 @@ class BadRows:
     def good(self, chunk: Chunk) -> Chunk:
         """Return the rows that are not bad; count the others, and write them down."""
         bad = np.zeros(len(chunk), dtype=bool)
-        for column, reason, mask in self._problems(chunk):
+        for column, reason, mask in bad_values(self._plan, chunk):
             first = mask & ~bad
             if first.any():
                 self._record(chunk, column, reason, np.flatnonzero(first))
@@ -120,6 +122,22 @@ class BadRows:
         self.num_rows, self.by_reason = state["num_rows"], Counter(state["by_reason"])
         self._examples, self._num_files = state["examples"], state["num_files"]
 
+    def take_over(self, state: dict[str, Any], files: Sequence[Path]) -> None:
+        """Add what another has found in the rows that follow.
+
+        Args:
+            state: its :meth:`state`.
+            files: its :meth:`files`, which are linked.
+        """
+        self.num_rows += state["num_rows"]
+        self.by_reason.update(state["by_reason"])
+        for reason, examples in state["examples"].items():
+            shown = self._examples.setdefault(reason, [])
+            shown += examples[: NUM_EXAMPLES - len(shown)]
+        for path in files:
+            link_or_copy(path, self._file(self._num_files))
+            self._num_files += 1
+
     def close(self) -> None:
         """Write ``path``."""
         self._close_file()
@@ -141,38 +159,6 @@ class BadRows:
             self._writer = None
             fsync_path(self._file(self._num_files))
             self._num_files += 1
-
-    # --- what is bad
-
-    def _problems(self, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
-        """Yield (column, reason, rows)."""
-        plan = self._plan
-        least = plan.least_labels
-        if plan.dataset.label is not None:
-            yield from _label_problems(chunk, plan.dataset.label, least.get("label"))
-        for name, label in plan.dataset.labels.items():
-            yield from _present_label_problems(chunk, label, least.get(name))
-        if plan.dataset.weight is not None:
-            weights, bad = as_floats(chunk.column(plan.dataset.weight))
-            yield plan.dataset.weight, "weight of the row that is no number of at least 0", bad | ~(weights >= 0)
-        for column in plan.order_columns:
-            array = chunk.column(column)
-            null = ~array.is_valid().to_numpy(zero_copy_only=False)
-            if pa.types.is_floating(array.type):
-                null = null | np.isnan(pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False))
-            yield column, "no time", null
-        for feature in plan.numeric:
-            bad = problems_of(feature, chunk.column(feature.column))[1]
-            yield feature.column, "no finite number", bad & _there(chunk, feature.column)
-            yield feature.column, "missing", bad
-        for use in plan.uses:
-            array = chunk.column(use.column)
-            if plan.kinds[use.domain] == "int" and not use.is_list:
-                yield use.column, "no integer id", ~_are_ids(array)
-            if use.weights is not None:
-                yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
-        for column in plan.required:
-            yield column, "missing", ~_there(chunk, column)
 
     def _with_numbers(self, chunk: Chunk) -> pa.RecordBatch:
         """Return labels as numbers, where a column has them as text because of a bad row."""
@@ -197,6 +183,41 @@ class BadRows:
             [str(chunk.file.path)] * count, chunk.rows[positions], [column] * count, said, [reason] * count,
         ]  # fmt: skip
         self._writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+
+
+def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
+    """Yield (column, reason, rows) of what is bad in a chunk."""
+    least = plan.least_labels
+    if plan.dataset.label is not None:
+        yield from _label_problems(chunk, plan.dataset.label, least.get("label"))
+    for name, label in plan.dataset.labels.items():
+        yield from _present_label_problems(chunk, label, least.get(name))
+    if plan.dataset.weight is not None:
+        weights, bad = as_floats(chunk.column(plan.dataset.weight))
+        yield plan.dataset.weight, "weight of the row that is no number of at least 0", bad | ~(weights >= 0)
+    for column in plan.order_columns:
+        array = chunk.column(column)
+        null = ~array.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_floating(array.type):
+            null = null | np.isnan(pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False))
+        yield column, "no time", null
+    for feature in plan.numeric:
+        bad = problems_of(feature, chunk.column(feature.column))[1]
+        yield feature.column, "no finite number", bad & _there(chunk, feature.column)
+        yield feature.column, "missing", bad
+    for vector in plan.row_vectors:
+        _, missing, bad = vector_problems(vector, chunk.column(vector.column))
+        yield vector.column, f"no vector of {vector.dim} finite numbers", bad
+        if vector.required:
+            yield vector.column, "missing", missing
+    for use in plan.uses:
+        array = chunk.column(use.column)
+        if plan.kinds[use.domain] == "int" and not use.is_list:
+            yield use.column, "no integer id", ~_are_ids(array)
+        if use.weights is not None:
+            yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
+    for column in plan.required:
+        yield column, "missing", ~_there(chunk, column)
 
 
 def _label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator[tuple[str, str, Mask]]:

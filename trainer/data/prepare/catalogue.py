@@ -19,7 +19,16 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, Grow
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.vocabulary import Codes
-from trainer.data.prepare.arrays import CODE, ITEM_PLACES, VALUE, JaggedAppender, map_array, map_jagged, write_array
+from trainer.data.prepare.arrays import (
+    CODE,
+    ITEM_PLACES,
+    VALUE,
+    JaggedAppender,
+    map_array,
+    map_jagged,
+    vector_file,
+    write_array,
+)
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.split import SPLIT_NAMES
@@ -38,6 +47,7 @@ class Catalogue:
         rows: int32 [items], the row of each in the table of items, that of the unknown id where it has none.
         features: by feature of the item table, table rows [items], or lists of them.
         numbers: float32 [items, numeric features of the item table].
+        vectors: by name float32 [items, dim], the vectors of the item table, zeros where it has none.
         num_in_table: the first so many are in the item table.
     """
 
@@ -45,6 +55,7 @@ class Catalogue:
     rows: npt.NDArray[np.int32]
     features: Mapping[str, npt.NDArray[np.int32] | Jagged]
     numbers: npt.NDArray[np.float32]
+    vectors: Mapping[str, npt.NDArray[np.float32]]
     num_in_table: int
 
     def __len__(self) -> int:
@@ -58,8 +69,13 @@ class Catalogue:
         return places
 
     def is_known(self) -> npt.NDArray[np.bool_]:
-        """Return which items training says something of, [items]: of the id itself, or of an id of a feature."""
+        """Return which items training says something of, [items]: of the id itself, an id of a feature, or vectors.
+
+        Of a vector that is zeros, as a missing one is, it says nothing.
+        """
         known = np.asarray(self.rows) >= NUM_SPECIAL_ROWS
+        for vectors in self.vectors.values():
+            known = known | np.asarray(vectors).any(axis=1)
         for column in self.features.values():
             lists = column if isinstance(column, Jagged) else Jagged(column, np.arange(len(self) + 1))
             owners = np.repeat(np.arange(len(self)), lists.lengths)
@@ -74,6 +90,8 @@ class Catalogue:
             writer.write_batch(batch)
         write_array(directory / _ROWS, self.rows, CODE)
         write_array(directory / _NUMBERS, self.numbers.reshape(-1), VALUE)
+        for name, vectors in self.vectors.items():
+            write_array(vector_file(directory, name), vectors.reshape(-1), VALUE)
         for name, column in self.features.items():
             if isinstance(column, Jagged):
                 lists = JaggedAppender(directory / name, CODE)
@@ -83,8 +101,13 @@ class Catalogue:
                 write_array(directory / f"{name}.bin", column, CODE)
 
 
-def open_catalogue(directory: Path, is_list: Mapping[str, bool], num_numbers: int, num_in_table: int) -> Catalogue:
-    """Return what :meth:`Catalogue.write` wrote, memory-mapped; ``is_list``: by feature of the item table."""
+def open_catalogue(
+    directory: Path, is_list: Mapping[str, bool], num_numbers: int, num_in_table: int, dims: Mapping[str, int]
+) -> Catalogue:
+    """Return what :meth:`Catalogue.write` wrote, memory-mapped.
+
+    ``is_list``: by feature of the item table; ``dims``: by vector of it.
+    """
     with pa.memory_map(str(directory / _IDS)) as file:
         ids = pa.ipc.open_file(file).get_batch(0).column(0)
     features = {
@@ -92,7 +115,8 @@ def open_catalogue(directory: Path, is_list: Mapping[str, bool], num_numbers: in
         for name, lists in is_list.items()
     }
     numbers = map_array(directory / _NUMBERS, VALUE).reshape(len(ids), num_numbers)
-    return Catalogue(ids, map_array(directory / _ROWS, CODE), features, numbers, num_in_table)
+    vectors = {name: map_array(vector_file(directory, name), VALUE).reshape(-1, dim) for name, dim in dims.items()}
+    return Catalogue(ids, map_array(directory / _ROWS, CODE), features, numbers, vectors, num_in_table)
 
 
 def catalogue_of(
@@ -125,6 +149,7 @@ def catalogue_of(
         np.append(rows, others + NUM_SPECIAL_ROWS).astype(np.int32),
         features,
         np.stack(columns, axis=1) if columns else np.empty((len(positions), 0), dtype=VALUE),
+        {name: items.vectors_at(positions, name) for name in items.vectors},
         len(items),
     )
 

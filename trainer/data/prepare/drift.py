@@ -7,6 +7,7 @@ numbers that are none. What is found here is for a person to look at.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ MISSING = 0.05
 """A share of missing values, or of positive labels, that differs by more has moved."""
 PSI = 0.2
 """A population stability index above this is commonly read as a shift."""
+VECTOR = 0.2
+"""A mean vector that is further from the parent's, in mean lengths of the parent's vectors, has moved."""
 ROWS = 2.0
 """More than so many times as many rows, or as few."""
 _BINS = 10
@@ -42,7 +45,7 @@ Float64s = npt.NDArray[np.float64]
 class Comparison:
     """One comparison with the parent's rows.
 
-    ``what``: columns, type, rows, label, missing, new_ids or numeric. ``moved``: whether it is beyond its limit.
+    ``what``: columns, type, rows, label, missing, new_ids, numeric, vector. ``moved``: whether it is beyond its limit.
     """
 
     what: str
@@ -62,6 +65,7 @@ class Comparison:
             "missing": f"{now} of '{self.name}' is missing, it was {before}",
             "new_ids": f"{now} of the examples have a new '{self.name}'",
             "numeric": f"'{self.name}' has another distribution (PSI {now})",
+            "vector": f"the mean of '{self.name}' has moved by {now} of its length",
         }[self.what]
 
 
@@ -76,7 +80,7 @@ def profile_of(
 
     These are the types of the columns that are read and the names of all, the number of rows, the mean label (with
     several labels that of the first, and those of all) and the shares of missing ids of the training rows, and for
-    every numeric feature the shares of all rows between deciles.
+    every numeric feature the shares of all rows between deciles; of every vector of the rows the mean and its length.
     """
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
     shapes = workers.map(lambda values: _shape_of(_sample(values)), encoded.numeric)
@@ -89,6 +93,7 @@ def profile_of(
         "label_means": {one.name: one.mean for one in labels if one.name},
         "missing": {name: float(counts[UNKNOWN_ROW] / max(counts.sum(), 1)) for name, counts in row_counts.items()},
         "numeric": numeric,
+        "vectors": {name: _vector_shape(_sample(found)) for name, found in encoded.vectors.items()},
     }
 
 
@@ -140,7 +145,21 @@ def drift(
             values = _sample(column)
             index = stability_index(before["numeric"][feature.name], values[~np.isnan(values)])
             comparisons.append(Comparison("numeric", feature.name, 0.0, index, index > PSI))
+    comparisons += _of_vectors(before.get("vectors", {}), now["vectors"])
     return sorted(comparisons, key=lambda one: not one.moved)
+
+
+def _of_vectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Comparison]:
+    found = []
+    for name, one in now.items():
+        old = before.get(name)
+        if old is None or len(old["mean"]) != len(one["mean"]):
+            continue
+        moved = float(np.linalg.norm(np.subtract(one["mean"], old["mean"])) / max(old["length"], 1e-12))
+        found.append(Comparison("vector", name, 0.0, moved, moved > VECTOR))
+        share = abs(one["missing"] - old["missing"])
+        found.append(Comparison("missing", name, old["missing"], one["missing"], share > MISSING))
+    return found
 
 
 def in_words(comparisons: list[Comparison]) -> str:
@@ -181,6 +200,14 @@ def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
     return float(((p - q) * np.log(p / q)).sum())
 
 
+def _vector_shape(vectors: npt.NDArray[np.float32]) -> dict[str, Any]:
+    """Return the share of missing vectors, of the others the mean vector and the mean length."""
+    there = vectors[vectors.any(axis=1)].astype(np.float64)
+    mean = there.mean(axis=0) if len(there) else np.zeros(vectors.shape[1])
+    length = float(np.linalg.norm(there, axis=1).mean()) if len(there) else 0.0
+    return {"missing": 1.0 - len(there) / max(len(vectors), 1), "mean": mean.tolist(), "length": length}
+
+
 def _shape_of(values: Float64s) -> dict[str, Any]:
     there = values[~np.isnan(values)]
     edges = np.unique(np.quantile(there, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(there) else np.empty(0)
@@ -197,6 +224,11 @@ def _shares(values: Float64s, edges: Float64s) -> list[float]:
     return shares
 
 
-def _sample(values: Float64s) -> Float64s:
-    """Return the values of at most so many rows, evenly spaced."""
-    return np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])
+def _sample(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values of at most so many numbers, evenly spaced over the rows."""
+    return np.asarray(values[:: sample_stride(len(values), math.prod(values.shape[1:]))])
+
+
+def sample_stride(num_rows: int, width: int = 1) -> int:
+    """Return of how many rows, each of ``width`` numbers, one is in the sample by which numbers are compared."""
+    return max(1, -(-num_rows // max(1, _SAMPLE_ROWS // width)))

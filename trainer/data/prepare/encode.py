@@ -19,9 +19,11 @@ import pyarrow as pa
 from trainer.data.columns import values
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.labels import label_dtype, labels_of, row_weights_of, several_labels_of
+from trainer.data.columns.ngrams import ngram_lists
 from trainer.data.columns.numeric import read_number
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.values import Kind
+from trainer.data.columns.vectors import Vector, read_vectors
 from trainer.data.columns.vocabulary import Codes, encoded
 from trainer.data.columns.weights import require_weighted
 from trainer.data.errors import DataError
@@ -31,6 +33,7 @@ from trainer.data.prepare.coding import CodedColumn, CodedPart, TableIds
 from trainer.data.prepare.kept_parts import KeptParts
 from trainer.data.prepare.plan import ColumnUse, DataPlan
 from trainer.data.prepare.progress import Progress
+from trainer.data.prepare.spans import Span
 from trainer.data.prepare.split_column import sides_of
 from trainer.data.prepare.workers import Workers
 from trainer.data.sources.item_table import ITEM_TABLE
@@ -58,6 +61,7 @@ class Encoded:
     sides: npt.NDArray[np.uint8] | None  # where a column says them
     weights: dict[ColumnUse, npt.NDArray[np.float32]]  # of the values of lists that have them
     numeric: tuple[npt.NDArray[np.float64], ...]  # by numeric feature, as they come, NaN where missing
+    vectors: dict[str, npt.NDArray[np.float32]]  # of the rows, [rows, dim] as models read them, zeros where missing
 
     def column(self, use: ColumnUse) -> npt.NDArray[np.int32]:
         codes = self.columns[use]
@@ -92,14 +96,51 @@ def encode(
         if bad_rows is not None:
             bad_rows.close()
             bad_rows.check()
-        if writer.num_rows == 0:
-            if plan.source.window is not None:
-                raise no_rows_in_window(plan.source.uri, plan.source.window)
-            raise DataError("has no rows", where=plan.source.uri, remedy="point uri at data with rows")
-        writer.times.check()
+        check_rows(plan, writer.num_rows, writer.times)
         if parts.state is not None and not writer.is_complete:
             writer.save(is_complete=True)
         return writer.encoded()
+
+
+def encode_span(
+    plan: DataPlan, parts: KeptParts, workers: Workers, bad_rows: BadRows | None, span: Span
+) -> tuple[Encoded, dict[str, Any]]:
+    """Read some of the rows and leave their coded columns in ``parts``.
+
+    Returns:
+        The rows, in codes of their own distinct ids, and what was counted, as JSON: ``num_rows``, ``num_read``, and the
+        states of ``times`` and ``bad_rows``. Nothing of it is checked: that is for who has it of all spans.
+
+    Raises:
+        DataError: a row cannot be trained on.
+    """
+    with contextlib.closing(_EncodedWriter(plan, parts, workers, bad_rows)) as writer:
+        for chunk in plan.source.stream(plan.columns(), start=span.start, stop=span.stop):
+            writer.append(chunk)
+        counted = {
+            "num_rows": writer.num_rows,
+            "num_read": writer.num_read,
+            "times": writer.times.state(),
+            "bad_rows": None if bad_rows is None else bad_rows.state(),
+        }
+        return writer.encoded(), counted
+
+
+def check_rows(plan: DataPlan, num_rows: int, times: PointInTime) -> None:
+    """Check what is known once all rows were read.
+
+    Raises:
+        DataError: there are none, or features are from after their rows.
+    """
+    if num_rows == 0:
+        if plan.source.filter is not None:
+            within = "" if plan.source.window is None else f" with {plan.source.window}"
+            what = f"no row{within} passes the filter: {plan.source.filter}"
+            raise DataError(what, where=plan.source.uri, remedy="correct filter of the dataset, or the window")
+        if plan.source.window is not None:
+            raise no_rows_in_window(plan.source.uri, plan.source.window)
+        raise DataError("has no rows", where=plan.source.uri, remedy="point uri at data with rows")
+    times.check()
 
 
 class _Step(NamedTuple):
@@ -143,6 +184,7 @@ class _EncodedWriter:
         }
         self._joined = {name: parts.appender(f"join-{name}", CODE) for name in plan.joins}
         self._numeric = [parts.appender(f"numeric-{number}", np.float64) for number in range(len(plan.numeric))]
+        self._vectors = [parts.appender(f"vector-{number}", VALUE) for number in range(len(plan.row_vectors))]
         dataset = plan.dataset
         self._labels = None if dataset.negatives else parts.appender("labels", label_dtype(dataset))
         self._row_weights = parts.appender("row-weights", VALUE) if dataset.weight is not None else None
@@ -197,6 +239,8 @@ class _EncodedWriter:
             yield _Step("required", functools.partial(values.require_ids, column=column), _nothing)
         for one, appender in zip(plan.numeric, self._numeric, strict=True):
             yield _Step(f"number {one.name}", functools.partial(read_number, one), appender.append)
+        for vector, appender in zip(plan.row_vectors, self._vectors, strict=True):
+            yield _Step(f"vector {vector.name}", functools.partial(_flat_vectors, vector=vector), appender.append)
         for use, writer in self._uses.items():
             if writer.weights is not None:
                 group = f"weights {use.column} {use.weights}"
@@ -282,12 +326,18 @@ class _EncodedWriter:
             self._sides.mapped() if self._sides else None,
             {use: writer.weights.mapped() for use, writer in self._uses.items() if writer.weights is not None},
             tuple(appender.mapped() for appender in self._numeric),
+            {
+                vector.name: appender.mapped().reshape(-1, vector.dim)
+                for vector, appender in zip(self._plan.row_vectors, self._vectors, strict=True)
+            },
         )
 
 
 def ids_of(chunk: Chunk, use: ColumnUse, kind: Kind) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
     """Return the raw ids of one column, and list lengths (None for plain ids)."""
     column = chunk.column(use.column)
+    if use.ngrams is not None:
+        return ngram_lists(column, use.ngrams, chunk.where(use.column))
     if use.is_list:
         elements, lengths = values.as_lists(column)
         return values.as_ids(elements, kind, chunk.where(use.column)), lengths
@@ -297,6 +347,10 @@ def ids_of(chunk: Chunk, use: ColumnUse, kind: Kind) -> tuple[pa.Array, npt.NDAr
 def _coded(chunk: Chunk, use: ColumnUse, kind: Kind) -> CodedPart:
     ids, lengths = ids_of(chunk, use, kind)
     return CodedPart(*encoded(ids), lengths)
+
+
+def _flat_vectors(chunk: Chunk, vector: Vector) -> npt.NDArray[np.float32]:
+    return read_vectors(vector, chunk).reshape(-1)
 
 
 def _weights(chunk: Chunk, use: ColumnUse) -> npt.NDArray[np.float32]:

@@ -36,12 +36,34 @@ class Examples:
     weights: dict[str, Jagged]  # of lists that have them
 
 
-class ExampleRows:
-    """Examples from :class:`Encoded` rows, in row order; a positive is followed by its negatives."""
+@dataclass(frozen=True)
+class AllRows:
+    """What the examples of some of the rows must know of all rows.
 
-    def __init__(self, plan: DataPlan, encoded: Encoded):
+    Attributes:
+        first_row: the number of their first row among all.
+        time_limits: of a split by time.
+        names_validation: of a split by a column, whether that names rows that validate.
+    """
+
+    first_row: int = 0
+    time_limits: splits.TimeLimits | None = None
+    names_validation: bool | None = None
+
+
+class ExampleRows:
+    """Examples from :class:`Encoded` rows, in row order; a positive is followed by its negatives.
+
+    Args:
+        plan: how they are made.
+        encoded: the rows.
+        all_rows: where these are some of the rows alone, what must be known of all; None: they are all.
+    """
+
+    def __init__(self, plan: DataPlan, encoded: Encoded, all_rows: AllRows | None = None):
         self._plan = plan
         self._encoded = encoded
+        self._all_rows = all_rows or AllRows()
         self._user, self._item = plan.direct("user"), plan.direct("item")
         self._joined = {
             feature.name: plan.joins[feature.name].coded(encoded.codes[feature.table], plan.kinds[feature.table])
@@ -51,11 +73,7 @@ class ExampleRows:
         self._histories = self._make_histories()
         self._row_sides = self._sides_of_rows()
         # A column that names no rows to validate leaves that to a share of those that train.
-        self._shares_validation = (
-            plan.job.evaluation.split.kind == "column"
-            and self._row_sides is not None
-            and not bool((self._row_sides == splits.VALIDATION).any())
-        )
+        self._shares_validation = plan.job.evaluation.split.kind == "column" and not self._names_validation()
         self._pair_keys: dict[str, UInt64s] = {}
         self._negative_items = self._make_negatives()
 
@@ -85,6 +103,8 @@ class ExampleRows:
             labels, rows, short = (~is_negative).astype(np.uint8), rows[repeat], short[repeat]
         sides = self._sides(features, rows)
         sides[short] = splits.DROPPED
+        if self._plan.half is not None:
+            splits.leave_half_out(sides, self._pairs(features, rows), self._plan.half)
         return Examples(features, labels, sides, is_negative, rows, weights)
 
     def _weights(self, features: dict[str, npt.NDArray[np.int32] | Jagged], start: int, stop: int) -> dict[str, Jagged]:
@@ -236,9 +256,15 @@ class ExampleRows:
         assert ordering is not None
         order = self._encoded.orders[ordering]
         if split.kind == "time":
-            return splits.by_time(split, order)
+            limits = self._all_rows.time_limits or splits.time_limits(split, order)
+            return limits.sides(order)
         assert self._user is not None
         return splits.per_user_last(split, self._encoded.column(self._user), order)
+
+    def _names_validation(self) -> bool:
+        if self._all_rows.names_validation is not None:
+            return self._all_rows.names_validation
+        return self._row_sides is not None and bool((self._row_sides == splits.VALIDATION).any())
 
     def _sides(
         self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]
@@ -254,7 +280,7 @@ class ExampleRows:
 
     def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:
         """Return a key of each example's (user, item), or of its row where there are none."""
-        keys = [random_words(0, rows)]
+        keys = [random_words(0, rows + self._all_rows.first_row)]
         if self._user is not None and self._item is not None:
             keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]
             keys.append(self._keys_of(self._item.domain)[_flat(features["item"])])

@@ -189,7 +189,7 @@ def _lock(folder: Path) -> int | None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it may have removed the folder since.
+        # The process that had it may have removed the folder since.
         if os.fstat(descriptor).st_ino == folder.stat().st_ino:
             return descriptor
     os.close(descriptor)

@@ -27,12 +27,29 @@ class LabelFigures:
         if len(labels):
             self.low, self.high = min(self.low, float(labels.min())), max(self.high, float(labels.max()))
 
+    def state(self) -> dict[str, Any]:
+        """Return what was counted, as JSON."""
+        there = {"low": float(self.low), "high": float(self.high)} if self.count else {}
+        return {"count": self.count, "num_positives": self.num_positives, "sum": self.sum} | there
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Add the :meth:`state` of other labels; the sum of labels that are no integers depends on how they are cut."""
+        self.count += state["count"]
+        self.num_positives += state["num_positives"]
+        self.sum += state["sum"]
+        self.low = min(self.low, state.get("low", np.inf))
+        self.high = max(self.high, state.get("high", -np.inf))
+
     @property
     def mean(self) -> float:
         return self.sum / max(self.count, 1)
 
-    def check(self, where: str) -> None:
+    def check(self, where: str, *, positives_suffice: bool = False) -> None:
         """Check that there is something to learn.
+
+        Args:
+            where: of what these are, for the message.
+            positives_suffice: whether the model finds its negatives itself.
 
         Raises:
             DataError: the label is absent everywhere, or the same everywhere.
@@ -43,10 +60,11 @@ class LabelFigures:
                 where=where,
                 remedy=f"check labels.{self.name}: its source is null, or its mask 0, in every row; or leave it out",
             )
-        if self.low == self.high:
+        if self.low == self.high and not (positives_suffice and self.low == 1):
             of = f" '{self.name}'" if self.name else ""
             raise DataError(
                 f"every one of its {self.count} labels{of} is {self.low:g}",
                 where=where,
-                remedy="check the label's column or rule; where every row is a positive use label: {negatives: ...}",
+                remedy="check the label's column or rule; where every row is a positive use label: {negatives: ...}, "
+                "or a model that has negatives of its own: bpr, item2vec, sasrec, two_tower with loss sampled_softmax",
             )

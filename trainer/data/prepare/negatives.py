@@ -58,6 +58,29 @@ class SeenItems:
         return users, np.asarray(self.shifted) - users * self.num_items + rank
 
 
+class KnownPairs:
+    """Whether a user had an item, by rows of the tables of both.
+
+    Args:
+        seen: what each user had.
+        rows: the table row of each of its items.
+    """
+
+    def __init__(self, seen: SeenItems, rows: npt.NDArray[np.integer]):
+        users, items = seen.pairs()
+        self._width = int(rows.max(initial=0)) + 1
+        self._pairs = np.sort(users * self._width + rows[items])
+
+    def had(self, users: npt.NDArray[np.integer], items: Int64s) -> npt.NDArray[np.bool_]:
+        """Return for each pair of table rows whether the user had the item."""
+        inside = items < self._width
+        if not len(self._pairs):
+            return np.zeros(len(items), dtype=bool)
+        pairs = users.astype(np.int64) * self._width + items
+        index = np.searchsorted(self._pairs, pairs)
+        return inside & (index < len(self._pairs)) & (self._pairs[np.minimum(index, len(self._pairs) - 1)] == pairs)
+
+
 class PopularUnseen:
     """The same draws with probabilities proportional to integer weights of the items (:func:`popularity_weights`).
 

@@ -9,23 +9,31 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from trainer.data.columns import values
+from trainer.data.columns.ngrams import require_text
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.numeric import planned as planned_numeric
 from trainer.data.columns.values import Kind
+from trainer.data.columns.vectors import Vector, require_lists, vectors_of
 from trainer.data.errors import DataError
 from trainer.data.prepare.graphs import EdgeFile, edge_files
+from trainer.data.sources.followed_folder import first_file
 from trainer.data.sources.item_table import ITEM_TABLE, ItemFile, item_file
 from trainer.data.sources.join import JoinTable
-from trainer.data.sources.source import Source, Window, beside
+from trainer.data.sources.locations import located
+from trainer.data.sources.source import Source, Window, beside, file_below
+from trainer.data.sources.topics.topic_source import TopicSource
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.label_tasks import LabelTask, label_tasks, least_labels, needs_users
+from trainer.spec.models.base import DrawingSpec
+from trainer.spec.models.hard_negatives import hard_negatives_of
+from trainer.spec.ngrams import NGrams
 
 NEGATIVE_SUFFIX = "__negative"
 
 
 class ColumnUse(NamedTuple):
-    """One column of the rows, the domain of its ids and the column of its weights.
+    """One column of the rows, the domain of its ids, the column of its weights, and the n-grams of a text.
 
     ``column`` is coded by the ids of ``domain``: a table's name, or ``by:COLUMN``.
     """
@@ -34,6 +42,7 @@ class ColumnUse(NamedTuple):
     domain: str
     is_list: bool = False
     weights: str | None = None
+    ngrams: NGrams | None = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,36 @@ class DataPlan:
     numeric: tuple[Numeric, ...] = ()  # without statistics yet
     item_numeric: tuple[Numeric, ...] = ()  # those of the item table
     items: ItemFile | None = None
+    vectors: tuple[Vector, ...] = ()  # of the rows, then of the item table
+    half: int | None = None  # of the (user, item) pairs, the ones whose rows train; None: all
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All files that are read: the rows, joined ones, and edges of graphs."""
+        joined = (join.source for join in self.joins.values())
+        return (self.source, *joined, *(file.source for file in self.graphs.values()))
+
+    @property
+    def needs_all_rows(self) -> str | None:
+        """What takes more for an example than its row and the limits of splits; None: parts of the rows go alone."""
+        needs = {
+            "histories": any(feature.derive is not None for feature in self.features),
+            "drawn negatives": self.dataset.negatives is not None,
+            "sequences": self.is_sequence,
+            "what users had in training": self.keeps_seen,
+            "evaluation.split.kind: per_user_last": self.job.evaluation.split.kind == "per_user_last",
+            f"the types of {self.source.reader.name}": not self.source.reader.has_types,
+        }
+        return next((what for what, is_needed in needs.items() if is_needed), None)
 
     @property
     def is_bpr(self) -> bool:
         return self.job.model.draws_partner
+
+    @property
+    def draws_recent(self) -> bool:
+        """Whether negatives are items of the rows just before an example's time."""
+        return isinstance(self.job.model, DrawingSpec) and self.job.model.sampling == "recent"
 
     @property
     def is_sequence(self) -> bool:
@@ -89,7 +124,7 @@ class DataPlan:
     @property
     def keeps_seen(self) -> bool:
         """Whether what each user had in training is kept: negatives are drawn beside it, and rankings leave it out."""
-        return self.is_bpr or ranks_catalogue(self.job)
+        return self.is_bpr or ranks_catalogue(self.job) or hard_negatives_of(self.job) is not None
 
     @property
     def trained(self) -> tuple[FeaturePlan, ...]:
@@ -103,6 +138,13 @@ class DataPlan:
     @property
     def tables(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(feature.table for feature in self.features))
+
+    @property
+    def raw_table(self) -> str | None:
+        """The table whose strings a job of one pass keeps, because it publishes vectors by them; None without one."""
+        publish, job = self.job.publish, self.job
+        feature = None if publish is None or not job.dataset.one_pass else self.feature(publish.feature)
+        return None if feature is None or self.kinds[feature.table] == "int" else feature.table
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -127,6 +169,11 @@ class DataPlan:
     def all_numeric(self) -> tuple[Numeric, ...]:
         """Numeric features of the rows, then those of the item table: the order of a batch's numbers."""
         return self.numeric + self.item_numeric
+
+    @property
+    def row_vectors(self) -> tuple[Vector, ...]:
+        """Those that columns of the rows have."""
+        return tuple(one for one in self.vectors if not one.of_item)
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -156,6 +203,7 @@ class DataPlan:
         columns = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
         columns += [use.weights for use in self.uses if use.weights is not None]
         columns += [feature.column for feature in self.numeric]
+        columns += [vector.column for vector in self.row_vectors]
         columns += self.feature_times.values()
         return list(dict.fromkeys([*columns, *self.label_columns, *filter(None, (self.job.evaluation.split.column,))]))
 
@@ -191,15 +239,20 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
     return Window(dataset.partition, last - datetime.timedelta(days=window.days - 1), last)
 
 
-def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
+def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) -> DataPlan:
     """Check the spec against the files' columns, and return the plan.
+
+    Args:
+        dataset: the dataset.
+        job: the job.
+        source: has the columns of its files; left out: the files themselves, of a folder that is followed the first.
 
     Raises:
         DataError: the files do not fit the spec.
         ValueError: the job does not fit the dataset.
     """
     job.against(dataset)
-    source = Source(dataset.uri, window_of(dataset, job))
+    source = source or _source_of(dataset, job)
     if job.dataset.one_pass and not source.reader.has_types:
         raise DataError(
             f"is {source.reader.name}, whose columns have types once all rows are read",
@@ -214,10 +267,10 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
     features: list[FeaturePlan] = []
     uses: list[ColumnUse] = []
     for name, spec in dataset.joined_features.items():
-        if spec.type == "dense":
+        if not spec.has_ids:
             continue
         table = spec.shares or name
-        planned = FeaturePlan(name, table, spec.type == "id_list", spec.pooling)
+        planned = FeaturePlan(name, table, spec.is_list, spec.pooling)
         if spec.join is not None:
             on = column_of.get(spec.join.on, spec.join.on)
             planned = replace(planned, join=spec.join, join_on=on)
@@ -231,30 +284,53 @@ def make_plan(dataset: DatasetSpec, job: JobSpec) -> DataPlan:
             planned = replace(planned, derive=spec.derive, previous=previous, by=by)
             uses += [previous, by]
         else:
-            use = ColumnUse(column_of[name], table, planned.is_list, spec.weights)
+            use = ColumnUse(column_of[name], table, planned.is_list, spec.weights, spec.effective_ngrams)
             planned = replace(planned, use=use)
             uses.append(use)
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
     numeric = tuple(planned_numeric(dataset.features)) if job.model.reads_numbers else ()
     item_numeric = () if dataset.items is None else tuple(planned_numeric(dataset.items.features))
+    vectors = vectors_of(dataset) if job.model.reads_vectors else ()
     by_order = job.evaluation.split.kind in ("time", "per_user_last") or job.model.reads_sequences
     if by_order and dataset.ordering is not None:
         orders.append(dataset.ordering)
     plan = DataPlan(
         dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
-        numeric, item_numeric,
+        numeric, item_numeric, vectors=vectors,
     )  # fmt: skip
+    if plan.draws_recent and dataset.timestamp is not None:
+        plan = replace(plan, order_columns=tuple(dict.fromkeys([*orders, dataset.timestamp])))
     _check_roles(plan)
     source.require(plan.columns())
-    joins = {f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri)) for f in features if f.join is not None}
+    for vector in plan.row_vectors:
+        require_lists(source.column_type(vector.column), vector, f"{source.uri}, column '{vector.column}'")
+    specs = dataset.joined_features
+    joins = {
+        f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri), specs[f.name].effective_ngrams)
+        for f in features
+        if f.join is not None
+    }
     kinds = _kinds(plan, joins)
-    items = item_file(dataset, item_numeric)
+    items = item_file(dataset, item_numeric, [one for one in vectors if one.of_item])
     if items is not None:
         # Ids of another type than the rows' would be found in none of them.
         values.as_ids(items.ids, kinds[dataset.features["item"].shares or "item"], f"{items.source.uri}, its ids")
         joins[ITEM_TABLE] = items.lookup
     return replace(plan, joins=joins, kinds=kinds, graphs=edge_files(dataset, job), items=items)
+
+
+def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
+    follow = job.dataset.follow
+    if dataset.messages is not None:
+        return TopicSource(dataset)
+    if follow is None:
+        return Source(dataset.uri, window_of(dataset, job), dataset.filter)
+    first = first_file(dataset.uri, follow)
+    if first is None:
+        remedy = "put a first file there: its columns say what the ids are"
+        raise DataError("holds no file yet that can be opened", where=dataset.uri, remedy=remedy)
+    return Source(dataset.uri, None, dataset.filter, only=[file_below(first, located(dataset.uri, first))])
 
 
 def _check_roles(plan: DataPlan) -> None:
@@ -301,6 +377,9 @@ def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
 def _column_kind(source: Source, use: ColumnUse) -> Kind:
     where = f"{source.uri}, column '{use.column}'"
     type_: pa.DataType = source.column_type(use.column)
+    if use.ngrams is not None:
+        require_text(type_, where)
+        return "int"
     if values.is_list(type_) and not use.is_list:
         raise DataError("holds lists", where=where, remedy="set type: id_list")
     return values.id_kind(values.element_type(type_), where)

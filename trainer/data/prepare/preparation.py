@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from embeddings.durable_files import fsync_path, fsync_tree
 from trainer.data.batches.keys import keys_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.batches.prepared_columns import FORMAT_VERSION, GRAPHS, MANIFEST
-from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap, hashes_of
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, with_fill, write_numeric
-from trainer.data.columns.values import as_ids, id_kind
+from trainer.data.columns.vectors import VECTORS_FILE, Vector, require_same, write_vectors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, write_array
 from trainer.data.prepare.bad_rows import BadRows
+from trainer.data.prepare.by_tasks.assembly import Assembly, assembled
+from trainer.data.prepare.by_tasks.tasks import Hosts
 from trainer.data.prepare.catalogue import Catalogue, catalogue_of, write_catalogue
 from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
-from trainer.data.prepare.encode import encode
+from trainer.data.prepare.encode import Encoded, encode
+from trainer.data.prepare.fingerprint import (
+    WarmStart,
+    dataset_fingerprint,
+    files_of,
+    fingerprint_of,
+    sampling_of,
+    sequence_settings,
+    stayed,
+)
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
-from trainer.data.prepare.sequences import Sequences
+from trainer.data.prepare.sequences import SequenceRows, Sequences
+from trainer.data.prepare.shared import SharedPreparedData
 from trainer.data.prepare.split import SPLIT_NAMES
 from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import (
+    FinishedSplits,
+    SeenPairs,
     codes_to_rows,
     finish_numeric,
     finish_tables,
@@ -46,25 +60,14 @@ from trainer.data.prepare.writing import (
     inherited_numeric,
     write_splits,
 )
-from trainer.data.sources.locations import read_edges
-from trainer.data.sources.source import Source
+from trainer.data.sources.followed_folder import COLUMNS_FILE, write_columns
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.spec.models.base import DrawingSpec
-from trainer.spec.models.sequences import PieceSpec, SequenceSpec
+from trainer.spec.models.hard_negatives import hard_negatives_of
+from trainer.spec.models.sequences import PieceSpec
 
-_EDGE_BYTES = 1 << 16
 _REPLACED = ".replaced"
 BAD_ROWS = "bad_rows.parquet"
 """Beside the prepared data: rows that were left out, with the reason."""
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """What a run goes on from: ids by table, statistics of numeric features, and what the rows were like."""
-
-    vocabulary: Mapping[str, IdMap]
-    numeric: Sequence[Numeric] | None
-    profile: Mapping[str, Any] | None
 
 
 def prepare(
@@ -75,7 +78,11 @@ def prepare(
     base_vocabulary: Mapping[str, IdMap] | None = None,
     base_numeric: Sequence[Numeric] | None = None,
     base_profile: Mapping[str, Any] | None = None,
+    base_vectors: Sequence[Vector] | None = None,
+    half: int | None = None,
     threads: int | None = None,
+    hosts: Hosts | None = None,
+    shared: SharedPreparedData | None = None,
     log: Callable[[str], Any] = lambda message: None,
     report: Callable[..., Any] = lambda **figures: None,
     fence: Callable[[], None] = lambda: None,
@@ -97,7 +104,13 @@ def prepare(
         base_numeric: the warm start's statistics of numeric features, which stay.
         base_profile: what the warm start's rows were like; this run's are compared with it
             (:mod:`trainer.data.prepare.drift`).
+        base_vectors: the warm start's vectors, which this run's must be.
+        half: 0 or 1: of the rows that train, those of this half of the (user, item) pairs alone; None: all. Not for
+            models of sequences, nor for a job of one pass.
         threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
+        hosts: other hosts that may read and write parts of the rows, of which no byte depends either
+            (:mod:`trainer.data.prepare.by_tasks`); None: this process does all.
+        shared: what other runs of this host have prepared, which is used where it is the same; None: nothing is shared.
         log: takes messages on the progress.
         report: takes figures of it (:class:`trainer.data.prepare.progress.Progress`).
         fence: called before the rename; what it raises leaves the directory as it was.
@@ -108,10 +121,14 @@ def prepare(
     Raises:
         DataError: naming file, column, row and the remedy.
     """
-    directory = Path(directory)
-    plan = make_plan(dataset, job)
-    base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile)
-    fingerprint = _fingerprint(plan, base)
+    directory, began_ns = Path(directory), time.time_ns()
+    plan = replace(make_plan(dataset, job), half=half)
+    assert half is None or not (plan.is_sequence or job.dataset.one_pass), "halves are of examples that are prepared"
+    base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile, base_vectors)
+    if base_vectors is not None:
+        require_same(base_vectors, plan.vectors, f"dataset '{dataset.name}'")
+    files = files_of(plan)
+    fingerprint = fingerprint_of(plan, base, files)
     if PreparedData.fingerprint_of(directory) == fingerprint:
         log(f"prepared data reused: {directory}")
         return PreparedData.open(directory)
@@ -125,13 +142,25 @@ def prepare(
             _write_without_rows(plan, work, fingerprint, base)
             _replace(directory, work, fence)
             return PreparedData.open(directory)
-        with (
-            kept_parts(directory, fingerprint, private) as parts,
-            Workers(num_threads(job) if threads is None else threads) as workers,
-        ):
-            left_out = _quarantine(plan, directory, work, parts, fence)
-            _write(plan, work, fingerprint, base, workers, Progress(log, report), parts, left_out)
-            _replace(directory, work, fence)
+        key = "" if shared is None else shared.key_of(fingerprint, _settings(plan, fingerprint))
+        with nullcontext() if shared is None else shared.only_one(key, log):
+            if shared is not None and shared.take(key, work):
+                log("prepared data of another run of this host are used")
+                if (work / BAD_ROWS).exists():
+                    fence()
+                    os.replace(work / BAD_ROWS, directory.parent / BAD_ROWS)
+                _replace(directory, work, fence)
+                return PreparedData.open(directory)
+            with (
+                kept_parts(directory, fingerprint, private) as parts,
+                Workers(num_threads(job) if threads is None else threads) as workers,
+            ):
+                left_out, progress = _quarantine(plan, directory, work, parts, fence), Progress(log, report)
+                with assembled(plan, fingerprint, hosts, work, base, log) as assembly:
+                    _write(_Preparation(plan, work, fingerprint, base, workers, progress), parts, assembly, left_out)
+                _replace(directory, work, fence)
+            if shared is not None and stayed(plan, files, began_ns):
+                shared.keep(key, _files_of(directory))
     except OSError as error:
         raise DataError(
             f"cannot be written: {error.strerror or error}",
@@ -141,6 +170,14 @@ def prepare(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return PreparedData.open(directory)
+
+
+def _files_of(directory: Path) -> dict[str, Path]:
+    """Return what was prepared, by the paths below the directory; beside it lie the bad rows."""
+    found = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    if json.loads((directory / MANIFEST).read_text("utf-8"))["bad_rows"]:
+        found[BAD_ROWS] = directory.parent / BAD_ROWS
+    return found
 
 
 def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
@@ -156,42 +193,97 @@ def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
     shutil.rmtree(directory / _REPLACED, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class _Preparation:
+    """What is prepared, and where: of one call, once its plan stands.
+
+    Attributes:
+        plan: what is read, and how it is split.
+        work: the folder that is written, which takes the directory's place when all is in it.
+        fingerprint: of specs and files.
+        base: what a warm start goes on with.
+        workers: the threads that work on it.
+        progress: whom to tell.
+    """
+
+    plan: DataPlan
+    work: Path
+    fingerprint: str
+    base: WarmStart
+    workers: Workers
+    progress: Progress
+
+
 def _write(
-    plan: DataPlan,
-    work: Path,
-    fingerprint: str,
-    base: WarmStart,
-    workers: Workers,
-    progress: Progress,
+    task: _Preparation,
     parts: KeptParts,
+    assembly: Assembly | None,
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
-    log = progress.log
+    """Write the splits, here or (by ``assembly``) by tasks, and what is beside them."""
     with left_out as bad_rows:
-        encoded = encode(plan, parts, workers, bad_rows, progress)
+        if assembly is None:
+            encoded = encode(task.plan, parts, task.workers, bad_rows, task.progress)
+        else:
+            splits = assembly.prepare(bad_rows, task.workers, task.progress)
     if bad_rows is not None:
-        log(bad_rows.in_words() + (f"; they are in {work.parent / BAD_ROWS}" if bad_rows.num_bad else ""))
+        there = f"; they are in {task.work.parent / BAD_ROWS}" if bad_rows.num_bad else ""
+        task.progress.log(bad_rows.in_words() + there)
+    if assembly is None:
+        _finish(task, *_write_splits(task, encoded), bad_rows)
+    else:
+        _finish(task, splits, None, None, bad_rows)
+
+
+def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits, SeenPairs | None, SequenceRows | None]:
+    """Write the splits in this process; return them, and what is written once the catalogue is known."""
+    plan, work, base, workers, progress = task.plan, task.work, task.base, task.workers, task.progress
     writers, seen, sequences = write_splits(plan, encoded, work, workers, progress)
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
-    unknown_share = codes_to_rows(plan, work, rows_of, workers, log)
-    numeric = finish_numeric(plan, work, base.numeric, workers)
+    unknown_share = codes_to_rows(plan, work, rows_of, workers, progress.log)
+    splits = FinishedSplits(
+        encoded,
+        grown,
+        row_counts,
+        finish_numeric(plan, work, base.numeric, workers),
+        writers["train"].label_figures,
+        {name: writer.num_examples for name, writer in writers.items()},
+        {name: writer.num_positives for name, writer in writers.items()},
+        unknown_share,
+    )
+    return splits, seen, sequences
+
+
+def _finish(
+    task: _Preparation,
+    splits: FinishedSplits,
+    seen: SeenPairs | None,
+    sequences: SequenceRows | None,
+    bad_rows: BadRows | None,
+) -> None:
+    """Write what is beside the splits, the manifest last; ``seen`` and ``sequences``: of one without tasks."""
+    plan, work, base, log = task.plan, task.work, task.base, task.progress.log
+    encoded, grown, row_counts, numeric = splits.encoded, splits.grown, splits.row_counts, splits.numeric
     if numeric:
         write_numeric(numeric, work / NUMERIC_FILE)
+    if plan.vectors:
+        write_vectors(plan.vectors, work / VECTORS_FILE)
     catalogue = None
     if plan.items is not None:
         catalogue = catalogue_of(plan, encoded, grown, numeric)
         write_catalogue(catalogue, work, log)
-    seen.write(work, rows_of, row_counts, catalogue)
-    profile = profile_of(plan, encoded, row_counts, writers["train"].label_figures, workers)
+    rows_of = {table: one.row_of_code for table, one in grown.items()}
+    if seen is not None:
+        seen.write(work, rows_of, row_counts, catalogue)
+    profile = profile_of(plan, encoded, row_counts, splits.labels, task.workers)
     write_profile(profile, work / PROFILE_FILE)
     moved = None
     if base.profile is not None:
         moved = drift(base.profile, profile, plan, encoded, grown, row_counts)
         log(in_words(moved))
-    num_examples = {name: writer.num_examples for name, writer in writers.items()}
-    num_positives = {name: writer.num_positives for name, writer in writers.items()}
-    if plan.is_sequence:
+    num_examples, num_positives = splits.num_examples, splits.num_positives
+    if sequences is not None and plan.is_sequence:
         item = plan.feature("item")
         assert item is not None
         sequences.write(work, rows_of[item.table])
@@ -200,17 +292,18 @@ def _write(
     graphs = write_graphs(
         plan.graphs, plan.kinds, {name: one.ids.ids for name, one in grown.items()}, work / GRAPHS, log
     )
-    manifest = _settings(plan, fingerprint) | {
+    manifest = _settings(plan, task.fingerprint) | {
         "tables": {table: {"num_rows": one.num_rows} for table, one in grown.items()},
         "graphs": graphs,
         "numeric": [one.name for one in numeric],
+        "vectors": [asdict(one) for one in plan.vectors],
         **_items(plan, catalogue),
         "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
         "drift": None if moved is None else as_json(moved),
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
         "num_positives": num_positives,
-        "unknown_share": unknown_share,
+        "unknown_share": splits.unknown_share,
         "seed": plan.job.seed,
         "batch_size": plan.job.batch_size,
     }
@@ -235,9 +328,11 @@ def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: Warm
         "batch_size": plan.job.batch_size,
         "files": plan.source.fingerprint_files(),
     }
+    if plan.job.dataset.follow is not None and plan.dataset.messages is None:
+        write_columns(plan.source, work / COLUMNS_FILE)
     (work / "tables").mkdir()
     for table in plan.trained_tables:
-        ids = ids_before(table, plan.kinds[table], base.vocabulary.get(table))
+        ids = ids_before(table, plan.kinds[table], base.vocabulary.get(table), keeps_strings=table == plan.raw_table)
         ids.write(work / "tables" / f"{table}.arrow")
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
 
@@ -267,6 +362,7 @@ def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_fi
 
 def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
     """Return the part of the manifest that follows from the specs and the files, whatever the rows are."""
+    hard = hard_negatives_of(plan.job)
     return {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint,
@@ -276,8 +372,9 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         "label_dtype": label_dtype(plan.dataset).name,
         "labels": [task._asdict() for task in plan.tasks],
         "weighted": plan.dataset.weight is not None,
-        "sampling": _sampling(plan.job),
-        "sequence": _sequence_settings(plan.job) if plan.is_sequence else None,
+        "sampling": sampling_of(plan.job),
+        "hard_negatives": None if hard is None else hard.model_dump(mode="json"),
+        "sequence": sequence_settings(plan.job) if plan.is_sequence else None,
         "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
     }
 
@@ -328,32 +425,10 @@ def _quarantine(
             os.replace(bad_rows.path, final)
 
 
-def _sampling(job: JobSpec) -> dict[str, Any]:
-    """Return how negatives are drawn anew in each epoch."""
-    model = job.model
-    if not isinstance(model, DrawingSpec):
-        return {"distribution": "uniform", "power": 0.75}
-    return {"distribution": model.sampling, "power": model.negative_power}
-
-
-def _sequence_settings(job: JobSpec) -> dict[str, Any]:
-    """Return what batches of sequences are cut by; ``history``: the number of items that an evaluation reads."""
-    model = job.model
-    assert isinstance(model, SequenceSpec)
-    return {
-        "kind": model.kind,
-        # Both are in every manifest, whichever of them the kind has.
-        "window": getattr(model, "window", 3),
-        "length": getattr(model, "length", 50),
-        "negatives": model.num_negatives,
-        "history": model.history_length,
-    }
-
-
 def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
     """Return the number of examples, by split.
 
-    To train on: items of sequences (item2vec) or pieces of sequences (gru4rec, sasrec). Held out: items to predict.
+    To train on: items of sequences (item2vec) or pieces of sequences (gru4rec, hstu, sasrec). Held out: to predict.
     """
     model = plan.job.model
     train = len(sequences.windows(model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
@@ -367,73 +442,6 @@ def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
         f"ids of {table}: {continued:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
         f"{len(base.ids) - continued:,} retired, {len(grown.ids.ids) - continued:,} new"
     )
-
-
-def dataset_fingerprint(plan: DataPlan) -> str:
-    """Return what identifies the rows, for lineage.
-
-    It is the sha256 of the dataset spec without its place, the window, and of each file its size and its first and last
-    64 KiB (a Parquet file's footer: schema, counts, statistics).
-    """
-    content = []
-    for source in _sources(plan):
-        for file in source.files:
-            size = file.path.stat().st_size
-            digest = hashlib.sha256(read_edges(file.path, _EDGE_BYTES)).hexdigest()
-            content.append([file.path.name, list(file.partitions), size, digest])
-    spec = plan.dataset.model_dump(mode="json", exclude={"uri", "name"})
-    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), content])
-
-
-def _fingerprint(plan: DataPlan, base: WarmStart) -> str:
-    digests = {table: _digest(ids) for table, ids in sorted(base.vocabulary.items())}
-    job = plan.job
-    relevant = [job.model.draws_partner, job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]
-    relevant.append(sorted(plan.graphs))
-    if job.dataset.one_pass:
-        relevant.append("one pass")
-    if plan.is_sequence:
-        relevant.append(_sequence_settings(job))
-    model = job.model
-    if isinstance(model, DrawingSpec) and (model.negative_distribution is not None or model.negative_power != 0.75):
-        relevant.append(_sampling(job))
-    relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
-    if plan.least_labels:
-        relevant.append(plan.least_labels)
-    if plan.keeps_users:
-        relevant.append("users")
-    if plan.keeps_seen and not plan.is_bpr:
-        relevant.append("seen items")
-    if plan.all_numeric:
-        relevant.append(None if base.numeric is None else [one.as_json() for one in base.numeric])
-    if base.profile is not None:
-        relevant.append(base.profile)
-    files = [source.fingerprint_files() for source in _sources(plan)]
-    spec = plan.dataset.model_dump(mode="json")
-    return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])
-
-
-def _digest(base: IdMap) -> str:
-    digest = hashlib.sha256(str(base.run).encode())
-    for ids, runs in ((base.ids, base.last_seen), (base.retired, base.retired_in)):
-        # Hashes of the ids in their order: Arrow's own buffers differ for equal arrays (offsets, padding).
-        if not pa.types.is_uint64(ids.type):
-            ids = as_ids(ids, id_kind(ids.type, "base_vocabulary"), "base_vocabulary")
-        digest.update(hashes_of(ids).tobytes())
-        digest.update(np.asarray(runs, dtype=np.int32).tobytes())
-    return digest.hexdigest()
-
-
-def _sources(plan: DataPlan) -> list[Source]:
-    return [
-        plan.source,
-        *(join.source for join in plan.joins.values()),
-        *(file.source for file in plan.graphs.values()),
-    ]
-
-
-def _sha256(document: Any) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _remove_leftovers(directory: Path) -> None:

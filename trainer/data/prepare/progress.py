@@ -39,7 +39,7 @@ class Progress:
             part_rows: rows of a part, after which what was read is saved.
             num_rows: those that an earlier process has read and saved.
         """
-        self._start("read", source.reader.num_rows() if source.window is None else None, num_rows)
+        self._start("read", source.reader.num_rows() if source.has_all_rows else None, num_rows)
         self._told, self._part_rows = self._began, part_rows
         if num_rows:
             self.log(f"goes on after {self._rows()} that an earlier attempt has read")

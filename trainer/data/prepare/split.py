@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ SPLIT_NAMES = ("train", "validation", "test")
 # One seed for all jobs: a pair that one job tests on is in no other job's training split, so that a warm start and a
 # comparison of seeds do not leak.
 SPLIT_SEED = 0x5EED
+HALF_SEED = 0x4A1F
 
 
 def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
@@ -25,6 +26,13 @@ def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> np
     sides[uniform < split.test + split.validation] = VALIDATION
     sides[uniform < split.test] = TEST
     return sides
+
+
+def leave_half_out(sides: npt.NDArray[np.uint8], pair_keys: UInt64s, half: int) -> None:
+    """Drop, in place, the training rows of the other half of the pairs; the halves 0 and 1 share no pair."""
+    with np.errstate(over="ignore"):
+        in_second = unit_interval(mix(pair_keys + np.uint64(derive_key(HALF_SEED)))) >= 0.5
+    sides[(sides == TRAIN) & (in_second != bool(half))] = DROPPED
 
 
 def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -52,18 +60,33 @@ def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]
     return sides
 
 
-def by_time(split: Split, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Split by time: the latest share tests, the share before it validates.
+class TimeLimits(NamedTuple):
+    """The times from which on rows validate and test; None: none does."""
+
+    validation: Any
+    test: Any
+
+    def sides(self, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        """Return the sides of rows with these times."""
+        sides = np.full(len(order), TRAIN, dtype=np.uint8)
+        for limit, side in ((self.validation, VALIDATION), (self.test, TEST)):
+            if limit is not None:
+                sides[order >= limit] = side
+        return sides
+
+
+def time_limits(split: Split, order: npt.NDArray[Any]) -> TimeLimits:
+    """Return the limits at which the latest share of all rows tests, and the share before it validates.
 
     Rows of equal times fall on one side (the later).
     """
     count = len(order)
     ordered = np.sort(order)
-    sides = np.full(count, TRAIN, dtype=np.uint8)
     num_test = int(count * split.test)
     num_held = num_test + int(count * split.validation)
-    if num_held:
-        sides[order >= ordered[count - num_held]] = VALIDATION
-    if num_test:
-        sides[order >= ordered[count - num_test]] = TEST
-    return sides
+    return TimeLimits(ordered[count - num_held] if num_held else None, ordered[count - num_test] if num_test else None)
+
+
+def by_time(split: Split, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Split by time, by the limits of these rows."""
+    return time_limits(split, order).sides(order)

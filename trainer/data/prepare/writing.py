@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainer.data.columns.jagged import Jagged, sorted_unique
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import Numeric, fitted
 from trainer.data.columns.values import Kind, as_ids
-from trainer.data.columns.vocabulary import id_type
+from trainer.data.columns.vocabulary import Codes, id_type
 from trainer.data.columns.weights import as_factors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
@@ -32,6 +32,7 @@ from trainer.data.prepare.arrays import (
     Appender,
     JaggedAppender,
     map_array,
+    vector_file,
     weight_file,
     write_array,
 )
@@ -42,6 +43,7 @@ from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.progress import Progress
+from trainer.data.prepare.recent_rows import RecentRows
 from trainer.data.prepare.sequences import SequenceRows
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
 from trainer.data.prepare.workers import Workers
@@ -73,7 +75,8 @@ class SplitWriter:
             f.name: Appender(weight_file(directory, f.name), VALUE) for f in plan.trained if is_weighted(f)
         }
         self._pooling = {f.name: f.pooling for f in plan.trained}
-        self._numeric = [Appender(_raw_file(directory, one), np.float64) for one in plan.all_numeric]
+        self._numeric = [Appender(raw_file(directory, one), np.float64) for one in plan.all_numeric]
+        self._vectors = {one.name: Appender(vector_file(directory, one.name), VALUE) for one in plan.row_vectors}
 
     @property
     def num_positives(self) -> int:
@@ -104,6 +107,10 @@ class SplitWriter:
         """Append chosen examples' values of one numeric feature."""
         self._numeric[index].append(numbers)
 
+    def append_vectors(self, name: str, vectors: npt.NDArray[np.float32]) -> None:
+        """Append chosen examples' vectors of one feature, [examples, dim]."""
+        self._vectors[name].append(vectors.reshape(-1))
+
     def append_feature(self, name: str, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
         """Append chosen examples' ids of one feature, and their weights."""
         if name in self._weights:
@@ -121,7 +128,7 @@ class SplitWriter:
 
     def close(self) -> None:
         opened: list[Appender | JaggedAppender | None] = [self._labels, self._row_weights, self._users, self._items]
-        opened += self._numeric
+        opened += [*self._numeric, *self._vectors.values()]
         opened += [*self._flat.values(), *self._lists.values(), *self._weights.values()]
         for appender in opened:
             if appender is not None:
@@ -147,32 +154,49 @@ def write_splits(
     plan: DataPlan, encoded: Encoded, directory: Path, workers: Workers, progress: Progress
 ) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
     """Write all examples, still as codes; where a model trains on positives the training split keeps them only."""
-    seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
+    seen, sequences, recent = SeenPairs(plan, encoded), SequenceRows(plan, encoded), RecentRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
     progress.start_writing(encoded.num_rows)
     try:
         for examples in ExampleRows(plan, encoded).chunks():
             seen.add(examples)
             sequences.add(examples)
-            _append(plan, writers, examples, encoded, workers)
+            recent.add(examples)
+            append_examples(plan, writers, examples, encoded, workers)
             progress.add(int(examples.rows[-1] - examples.rows[0]) + 1)
     finally:
         for writer in writers.values():
             writer.close()
     train = writers["train"]
-    where = f"dataset '{plan.dataset.name}', training split"
-    if train.num_examples == 0:
-        kind = "BPR" if plan.is_bpr else plan.job.model.kind
-        what = f"has no positive row, and {kind} trains on positives" if plan.positives_only else "has no rows"
-        raise DataError(what, where=where, remedy="check the label, lower evaluation.split's shares, or add data")
-    if plan.dataset.weight is not None and not train.weight:
-        raise DataError("every row weighs 0", where=where, remedy="check weight of the dataset, or leave it out")
-    for figures in () if plan.positives_only else train.label_figures:
-        figures.check(where)
+    check_training_split(plan, train.num_examples, train.weight, train.label_figures)
+    recent.write(directory)
     return writers, seen, sequences
 
 
-def _append(
+def check_training_split(plan: DataPlan, num_examples: int, weight: float, labels: Sequence[LabelFigures]) -> None:
+    """Check that there is something to learn.
+
+    Args:
+        plan: how the examples were made.
+        num_examples: of the training split.
+        weight: of all its rows, where rows have weights.
+        labels: figures of each of its labels.
+
+    Raises:
+        DataError: the split is empty, weighs nothing, or has the same label everywhere.
+    """
+    where = f"dataset '{plan.dataset.name}', training split"
+    if num_examples == 0:
+        kind = "BPR" if plan.is_bpr else plan.job.model.kind
+        what = f"has no positive row, and {kind} trains on positives" if plan.positives_only else "has no rows"
+        raise DataError(what, where=where, remedy="check the label, lower evaluation.split's shares, or add data")
+    if plan.dataset.weight is not None and not weight:
+        raise DataError("every row weighs 0", where=where, remedy="check weight of the dataset, or leave it out")
+    for figures in () if plan.positives_only else labels:
+        figures.check(where, positives_suffice=plan.job.model.is_softmax_of_batch)
+
+
+def append_examples(
     plan: DataPlan, writers: Mapping[str, SplitWriter], examples: Examples, encoded: Encoded, workers: Workers
 ) -> None:
     """Append examples to their splits, the columns side by side."""
@@ -195,6 +219,10 @@ def _append(
         for writer, places in chosen:
             writer.append_numbers(index, encoded.numeric[index][examples.rows[places]])
 
+    def append_vectors(name: str) -> None:
+        for writer, places in chosen:
+            writer.append_vectors(name, encoded.vectors[name][examples.rows[places]])
+
     def append_item_numbers(index: int) -> None:
         assert plan.items is not None
         for writer, places in chosen:
@@ -204,8 +232,34 @@ def _append(
     columns: list[Callable[[], None]] = [append_rows]
     columns += [functools.partial(append_feature, feature.name) for feature in plan.trained]
     columns += [functools.partial(append_numbers, index) for index in range(len(plan.numeric))]
+    columns += [functools.partial(append_vectors, vector.name) for vector in plan.row_vectors]
     columns += [functools.partial(append_item_numbers, index) for index in range(len(plan.item_numeric))]
     workers.map(lambda append: append(), columns)
+
+
+@dataclass(frozen=True)
+class FinishedSplits:
+    """Splits whose examples have rows of tables, and what is known of them.
+
+    Attributes:
+        encoded: all rows; of a preparation by tasks their ids and a sample of their numbers alone.
+        grown: by table, its rows.
+        row_counts: by table, training occurrences per row.
+        numeric: numeric features, with statistics.
+        labels: figures of each label of the training split.
+        num_examples: by split.
+        num_positives: by split.
+        unknown_share: of ids, per feature and split.
+    """
+
+    encoded: Encoded
+    grown: dict[str, GrownTable]
+    row_counts: dict[str, npt.NDArray[np.int64]]
+    numeric: tuple[Numeric, ...]
+    labels: tuple[LabelFigures, ...]
+    num_examples: dict[str, int]
+    num_positives: dict[str, int]
+    unknown_share: dict[str, dict[str, float]]
 
 
 class SeenPairs:
@@ -272,25 +326,46 @@ def finish_tables(
     workers: Workers,
 ) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
     """Return per table its rows (those of ``base`` that stay, then new ones), and training occurrences per row."""
-    init_from = plan.job.init_from
-    files = code_files(plan, directory / "train")
 
     def finish(table: str) -> tuple[GrownTable, npt.NDArray[np.int64]]:
         codes = encoded.codes[table]
-        counts = np.zeros(len(codes.ids) + 1, dtype=np.int64)  # codes shifted by one: entry 0 counts the missing
-        for feature in plan.trained:
-            if feature.table == table:
-                for piece in _pieces(map_array(files[feature.name], CODE)):
-                    counts += np.bincount(piece.astype(np.int64) + 1, minlength=len(counts))
-        parent = _as_type_of(codes.ids, base[table], table) if table in base else None
-        grown = grow(parent, codes, counts[1:], init_from.retire_after_runs if init_from is not None else None)
-        row_counts = np.zeros(grown.num_rows, dtype=np.int64)
-        np.add.at(row_counts, grown.row_of_code, np.append(counts[1:], counts[0]))
-        return grown, row_counts
+        counts = occurrences(plan, table, directory / "train", len(codes.ids))
+        return finish_table(plan, table, codes, counts, base.get(table))
 
     tables = plan.trained_tables
     found = dict(zip(tables, workers.map(finish, tables), strict=True))
     return {name: grown for name, (grown, _) in found.items()}, {name: counts for name, (_, counts) in found.items()}
+
+
+def occurrences(plan: DataPlan, table: str, train: Path, num_ids: int) -> npt.NDArray[np.int64]:
+    """Return how often each code occurs in a training split, [num_ids + 1]; entry 0 counts the missing."""
+    files = code_files(plan, train)
+    counts = np.zeros(num_ids + 1, dtype=np.int64)
+    for feature in plan.trained:
+        if feature.table == table:
+            for piece in _pieces(map_array(files[feature.name], CODE)):
+                counts += np.bincount(piece.astype(np.int64) + 1, minlength=len(counts))
+    return counts
+
+
+def finish_table(
+    plan: DataPlan, table: str, codes: Codes, counts: npt.NDArray[np.int64], base: IdMap | None
+) -> tuple[GrownTable, npt.NDArray[np.int64]]:
+    """Return the rows of a table, and training occurrences per row.
+
+    Args:
+        plan: how examples are made.
+        table: its name.
+        codes: its distinct ids, ascending.
+        counts: of :func:`occurrences`.
+        base: the warm start's ids.
+    """
+    parent = None if base is None else _as_type_of(codes.ids, base, table)
+    init_from = plan.job.init_from
+    grown = grow(parent, codes, counts[1:], init_from.retire_after_runs if init_from is not None else None)
+    row_counts = np.zeros(grown.num_rows, dtype=np.int64)
+    np.add.at(row_counts, grown.row_of_code, np.append(counts[1:], counts[0]))
+    return grown, row_counts
 
 
 def codes_to_rows(
@@ -315,9 +390,14 @@ def codes_to_rows(
         return shares
 
     found = {feature.name: one for feature, one in zip(plan.trained, workers.map(rewrite, plan.trained), strict=True)}
-    for feature, by_split in found.items():
-        log(f"unknown ids of {feature}: " + ", ".join(f"{name} {share:.2%}" for name, share in by_split.items()))
+    tell_unknown(found, log)
     return found
+
+
+def tell_unknown(shares: Mapping[str, Mapping[str, float]], log: Callable[[str], Any]) -> None:
+    """Log the share of unknown ids per feature and split."""
+    for feature, by_split in shares.items():
+        log(f"unknown ids of {feature}: " + ", ".join(f"{name} {share:.2%}" for name, share in by_split.items()))
 
 
 def _pieces(array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
@@ -342,23 +422,31 @@ def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
     return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))
 
 
-def ids_before(table: str, kind: Kind, base: IdMap | None) -> IdMap:
+def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool = False) -> IdMap:
     """Return the ids that had a row before a run of one pass, with the run's number; hashes where they are strings.
 
     Args:
         table: the table.
         kind: of its ids in the rows.
         base: the map of a warm start, None without one.
+        keeps_strings: strings are not hashed.
 
     Raises:
-        DataError: the warm start's ids are of another kind.
+        DataError: the warm start's ids are of another kind, or hashes where strings are kept.
     """
     none = pa.array([], id_type(kind))
     if base is None:
         base = IdMap(none)
     elif kind == "int" or not pa.types.is_uint64(base.ids.type):
         base = _as_type_of(none, base, table)
-    return replace(base.hashed(), run=base.run + 1)
+    elif keeps_strings:
+        raise DataError(
+            "the warm start is from a job of one pass that published none of its strings, and holds hashes of them",
+            where=f"table '{table}'",
+            remedy="start from a job with a preparation or one that publishes this feature, or leave publish or "
+            "init_from out",
+        )
+    return replace(base if keeps_strings else base.hashed(), run=base.run + 1)
 
 
 def finish_numeric(
@@ -373,24 +461,33 @@ def finish_numeric(
     """
     if not plan.all_numeric:
         return ()
-    where = f"dataset '{plan.dataset.name}', training split"
     if base is None:
         features = tuple(
-            workers.map(lambda one: fitted(one, _raw_numbers(directory / "train", one), where), plan.all_numeric)
+            workers.map(lambda one: fit_numbers(plan, one, raw_file(directory / "train", one)), plan.all_numeric)
         )
     else:
         features = inherited_numeric(plan, base)
+    write_numbers(features, directory, workers)
+    return features
+
+
+def fit_numbers(plan: DataPlan, feature: Numeric, raw: Path) -> Numeric:
+    """Return a numeric feature with the statistics of the training split, whose values as they come are in ``raw``."""
+    return fitted(feature, map_array(raw, np.float64), f"dataset '{plan.dataset.name}', training split")
+
+
+def write_numbers(features: Sequence[Numeric], directory: Path, workers: Workers) -> None:
+    """Write ``NUMBERS`` of each split in the place of the values as they come."""
     piece_rows = max(1, _REMAP_ROWS // len(features))
     for name in SPLIT_NAMES:
-        raw = [_raw_numbers(directory / name, one) for one in plan.all_numeric]
+        raw = [map_array(raw_file(directory / name, one), np.float64) for one in features]
         numbers = Appender(directory / name / NUMBERS, VALUE)
         for start in range(0, len(raw[0]), piece_rows):
             pieces = [(one, column[start : start + piece_rows]) for one, column in zip(features, raw, strict=True)]
             numbers.append(np.stack(workers.map(lambda one: one[0].apply(one[1]), pieces), axis=1).reshape(-1))
         numbers.close()
-        for one in plan.all_numeric:
-            _raw_file(directory / name, one).unlink()
-    return features
+        for one in features:
+            raw_file(directory / name, one).unlink()
 
 
 def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> tuple[Numeric, ...]:
@@ -409,12 +506,9 @@ def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> tuple[Numeric,
     return tuple(base)
 
 
-def _raw_file(directory: Path, feature: Numeric) -> Path:
+def raw_file(directory: Path, feature: Numeric) -> Path:
+    """Return the file of a feature's values as they come, in a split."""
     return directory / f"{feature.name}.raw"
-
-
-def _raw_numbers(directory: Path, feature: Numeric) -> npt.NDArray[np.float64]:
-    return map_array(_raw_file(directory, feature), np.float64)
 
 
 def _in_words(features: Sequence[Numeric]) -> str:

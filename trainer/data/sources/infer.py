@@ -1,4 +1,4 @@
-"""Proposal of a dataset manifest from a file, and figures of a described dataset. Torch-free.
+"""Proposal of a dataset manifest from a file. Torch-free.
 
 The proposal is a starting point for its reader to correct.
 """
@@ -18,15 +18,10 @@ import pyarrow.compute as pc
 import yaml
 
 from trainer.data.columns import values
-from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
-from trainer.data.columns.numeric import as_floats
-from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.errors import DataError
-from trainer.data.sources.source import Chunk, Source, local_path, to_days
+from trainer.data.sources.source import Source, local_path, to_days
 from trainer.data.sources.types import plain_type
-from trainer.spec import DatasetSpec, Label, parse_dataset
-from trainer.spec.label_tasks import label_tasks
-from trainer.spec.losses import LOSSES
+from trainer.spec import parse_dataset
 
 SAMPLE_ROWS = 1_000_000
 
@@ -53,6 +48,8 @@ _NOT_FEATURES = re.compile(
     r"^(is_)?(train|test|valid|validation|split|fold)$|^(probability|weight|index)$|^__index", re.I
 )
 _MEAN_TEXT_LENGTH = 64
+_TEXT_WORDS, _TEXT_VALUES = 3.0, 100
+"""From so many words on average, and so many distinct values, strings are texts and no names of categories."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,10 @@ class _Column:
     high: float | None = None
     whole: bool = False
     mean_length: float = 0.0
+    mean_words: float = 0.0
+    """Of distinct values."""
+    dim: int = 0
+    """Of lists of numbers that are all of one length."""
     is_dates: bool = False
     beyond_ids: bool = False
     """Integers that are no int64."""
@@ -124,6 +125,10 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
             continue
         feature = _feature_name(column.name, features)
         features[feature] = {"type": kind} if feature == column.name else {"type": kind, "column": column.name}
+        if kind == "vector":
+            features[feature]["dim"] = column.dim
+        if kind == "text":
+            notes.append(f"'{feature}' has about {column.mean_words:.0f} words: a text, read by its hashed n-grams")
     if label is None and "item" in features and "user" in features:
         label = {"negatives": {"per_positive": 1, "of": "item"}}
     if label is None or not features:
@@ -163,124 +168,6 @@ def column_names(uri: str | Path) -> list[str]:
     source = Source(str(uri))
     source.require([])
     return source.column_names()
-
-
-def profile(spec: DatasetSpec) -> dict[str, Any]:
-    """Return figures of a dataset; reads every row, in a stream.
-
-    They are the number of rows, the label rate or the range of its values, the range of the order, and nulls and
-    distinct ids per feature column. ``label_problem`` says what would keep a job from training, where a label is not
-    one.
-    """
-    source = Source(spec.uri)
-    columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
-    numeric = {name: Range() for name in columns_of if spec.features[name].type == "dense"}
-    direct = {name: column for name, column in columns_of.items() if name not in numeric}
-    labels = _Labels(spec)
-    columns = list(dict.fromkeys([*columns_of.values(), *labels.columns, *filter(None, (spec.ordering,))]))
-    source.require(columns)
-    types = {name: source.column_type(column) for name, column in direct.items()}
-    distinct = {
-        name: DistinctIds(values.id_kind(values.element_type(type_), f"{spec.uri}, column '{direct[name]}'"))
-        for name, type_ in types.items()
-    }
-    nulls = dict.fromkeys(direct, 0)
-    num_rows = 0
-    extremes: list[Any] = []
-    for chunk in source.stream(columns):
-        num_rows += len(chunk)
-        for name, column in direct.items():
-            array = chunk.column(column)
-            nulls[name] += array.null_count
-            if spec.features[name].type == "id_list":
-                array = values.as_lists(array)[0]
-            distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
-        for name, range_ in numeric.items():
-            range_.add(chunk.column(columns_of[name]))
-        labels.add(chunk)
-        if spec.ordering is not None:
-            bounds = pc.min_max(chunk.column(spec.ordering)).as_py()
-            extremes += [value for value in bounds.values() if value is not None]
-    shown = {
-        name: {"column": direct[name], "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
-        for name in direct
-    }
-    shown |= {name: {"column": columns_of[name], **range_.as_json()} for name, range_ in numeric.items()}
-    result: dict[str, Any] = {"name": spec.name, "rows": num_rows, "files": len(source.files), "features": shown}
-    result["bytes"] = sum(file.path.stat().st_size for file in source.files)
-    result |= labels.as_json()
-    if spec.ordering is not None:
-        low, high = (min(extremes), max(extremes)) if extremes else (None, None)
-        result["order"] = {"column": spec.ordering, "min": _plain(low), "max": _plain(high)}
-    return result
-
-
-class _Labels:
-    """What a profile says of a dataset's label, or of each of its labels."""
-
-    def __init__(self, spec: DatasetSpec):
-        self._spec, self._problem = spec, ""
-        self.columns = tuple(dict.fromkeys(spec.label_columns.values()))
-        one = {} if spec.label is None or spec.negatives is not None else {"": spec.label}
-        self._labels: dict[str, Label] = {**one, **spec.labels}
-        least = {task.name: LOSSES[task.loss].least_label for task in label_tasks(spec)}
-        self._least = {name: value for name, value in least.items() if value is not None}
-        self._values = {name: Range() for name in self._labels}
-        self._positives, self._rows = dict.fromkeys(self._labels, 0), dict.fromkeys(self._labels, 0)
-
-    def add(self, chunk: Chunk) -> None:
-        if self._problem or not self._labels:
-            return
-        try:
-            if self._spec.label is not None:
-                found = labels_of(chunk, self._spec.label)[:, None].astype(np.float64)
-            else:
-                found = several_labels_of(chunk, self._spec.labels, self._least).astype(np.float64)
-            if self._spec.weight is not None:
-                row_weights_of(chunk, self._spec.weight)
-        except DataError as error:
-            self._problem = str(error)
-            return
-        for name, column in zip(self._labels, found.T, strict=True):
-            there = column[~np.isnan(column)]
-            self._rows[name] += len(there)
-            self._positives[name] += int((there == 1).sum())
-            self._values[name].add(pa.array(there))
-
-    def as_json(self) -> dict[str, Any]:
-        if self._problem:
-            return {"label_problem": self._problem}
-        figures = {name: self._figures(name, label) for name, label in self._labels.items()}
-        if self._spec.label is not None:
-            return figures.get("", {})
-        return {"labels": {name: {"rows": self._rows[name], **one} for name, one in figures.items()}}
-
-    def _figures(self, name: str, label: Label) -> dict[str, Any]:
-        if label.value is not None:
-            return {"label_values": self._values[name].as_json()}
-        return {"label_rate": self._positives[name] / self._rows[name] if self._rows[name] else None}
-
-
-class Range:
-    """The smallest and the largest value of a numeric column, how many are missing and how many are no numbers."""
-
-    def __init__(self) -> None:
-        self.nulls, self.bad, self.low, self.high = 0, 0, np.inf, -np.inf
-
-    def add(self, array: pa.Array) -> None:
-        numbers, bad = as_floats(array)
-        present = numbers[~bad & ~np.isnan(numbers)]
-        self.bad += int(bad.sum())
-        self.nulls += int((np.isnan(numbers) & ~bad).sum())
-        if len(present):
-            self.low, self.high = min(self.low, float(present.min())), max(self.high, float(present.max()))
-
-    def as_json(self) -> dict[str, Any]:
-        known = self.low <= self.high
-        return {
-            "nulls": self.nulls, "bad": self.bad, "min": self.low if known else None,
-            "max": self.high if known else None,
-        }  # fmt: skip
 
 
 # --- guesses
@@ -324,6 +211,10 @@ def _unreadable(column: _Column) -> str:
     """Return why no feature can read a column, where its type or its range says so."""
     if column.beyond_ids:
         return "integers of 2^63 and more (write it as text, or as int64)"
+    if column.mean_length > _MEAN_TEXT_LENGTH and not _is_text(column):
+        return f"strings of about {column.mean_length:.0f} characters without words: neither ids nor texts"
+    if values.is_list(column.type) and pa.types.is_floating(column.type.value_type) and not column.dim:
+        return "lists of numbers of different lengths: no vectors, which all have one"
     try:
         values.id_kind(values.element_type(column.type), "")
     except DataError as error:
@@ -345,18 +236,31 @@ def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
 
 
 def _feature_type(column: _Column) -> str | None:
-    """Return ``id``, ``id_list``, or None for what no embedding table should hold."""
+    """Return ``id``, ``id_list``, ``text``, ``vector``, or None for what no model should read."""
     if _NOT_FEATURES.match(column.name) or _TIME_NAMES.match(column.name) or _ORDER_NAMES.match(column.name):
         return None
     if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type) or _unreadable(column):
         return None
     if values.is_list(column.type):
-        return None if pa.types.is_floating(column.type.value_type) else "id_list"
-    if column.distinct < 2 or column.mean_length > _MEAN_TEXT_LENGTH:
+        return "vector" if _is_vector(column) else "id_list"
+    if column.distinct < 2:
         return None
+    if _is_text(column):
+        return "text"
     if pa.types.is_floating(column.type) and not column.whole:
         return None
     return "id"
+
+
+def _is_vector(column: _Column) -> bool:
+    return column.dim > 0 and pa.types.is_floating(column.type.value_type)
+
+
+def _is_text(column: _Column) -> bool:
+    """Return whether strings are sentences or titles: long ones of several words, or many different ones."""
+    if column.mean_words < _TEXT_WORDS:
+        return False
+    return column.mean_length > _MEAN_TEXT_LENGTH or column.distinct >= _TEXT_VALUES
 
 
 def _feature_name(column: str, features: dict[str, Any]) -> str:
@@ -406,7 +310,7 @@ def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
 def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     rows, nulls = len(column), column.null_count
     if pa.types.is_nested(type_):
-        return _Column(name, type_, rows, nulls, distinct=rows)
+        return _Column(name, type_, rows, nulls, distinct=rows, dim=_common_length(column))
     try:
         distinct = pc.count_distinct(column).as_py()
     except pa.ArrowNotImplementedError:
@@ -425,7 +329,23 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
             return _Column(name, type_, rows, nulls, distinct, *bounds, whole, is_dates=dates, beyond_ids=beyond)
     is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
     length = pc.mean(pc.utf8_length(column)).as_py() or 0.0 if is_text else 0.0
-    return _Column(name, type_, rows, nulls, distinct, mean_length=length, is_dates=_are_dates(column))
+    words = _mean_words(column) if is_text else 0.0
+    dates = _are_dates(column)
+    return _Column(name, type_, rows, nulls, distinct, mean_length=length, mean_words=words, is_dates=dates)
+
+
+def _common_length(column: pa.ChunkedArray) -> int:
+    """Return the length of the lists of a column, 0 where they have several, or none."""
+    if not values.is_list(column.type):
+        return 0
+    bounds = pc.min_max(pc.list_value_length(column)).as_py()
+    return int(bounds["max"]) if bounds["max"] is not None and bounds["min"] == bounds["max"] else 0
+
+
+def _mean_words(column: pa.ChunkedArray) -> float:
+    """Return how many words distinct strings have on average, split at white space."""
+    words = pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.unique(column).drop_null())))
+    return pc.mean(words).as_py() or 0.0
 
 
 def _are_dates(column: pa.ChunkedArray) -> bool:
@@ -440,7 +360,3 @@ def _are_dates(column: pa.ChunkedArray) -> bool:
 def _flow(value: Any) -> str:
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if hasattr(value, "isoformat") else value

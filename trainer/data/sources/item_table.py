@@ -1,4 +1,4 @@
-"""The item table of a dataset: ids of all items, and the numbers that it has of each. Torch-free; held in memory."""
+"""The item table of a dataset: ids of all items, and what it has of each. Torch-free; held in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.numeric import Numeric, read_numeric
+from trainer.data.columns.vectors import Vector, read_vectors, require_lists
 from trainer.data.errors import DataError
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Source, beside
@@ -20,18 +21,19 @@ ITEM_TABLE = "item table"
 
 
 class ItemFile:
-    """The ids of an item table, by position in its file, and its numbers.
+    """The ids of an item table, by position in its file, its numbers and its vectors.
 
     Args:
         items: what the file holds.
         uri: where it is.
         numeric: its numeric features.
+        vectors: its vectors.
 
     Raises:
         DataError: a column is missing, an id is null or repeated, or a value is not of its feature's type.
     """
 
-    def __init__(self, items: ItemTable, uri: str, numeric: Sequence[Numeric]):
+    def __init__(self, items: ItemTable, uri: str, numeric: Sequence[Numeric], vectors: Sequence[Vector] = ()):
         self.lookup = JoinTable(Join(uri=items.uri, on=items.on, column=items.on), uri)
         source = self.lookup.source
         for name, feature in items.features.items():
@@ -40,10 +42,18 @@ class ItemFile:
             if feature.type == "id" and values.is_list(source.column_type(column)):
                 where = f"{uri}, column '{column}'"
                 raise DataError("holds lists", where=where, remedy=f"set type: id_list of items.features.{name}")
-        columns = [feature.column for feature in numeric]
-        parts = [read_numeric(numeric, chunk) for chunk in source.stream(columns)] if columns else []
+        for vector in vectors:
+            require_lists(source.column_type(vector.column), vector, f"{uri}, column '{vector.column}'")
+        columns = list(dict.fromkeys([*(one.column for one in numeric), *(one.column for one in vectors)]))
+        parts, blocks = [], {one.name: [np.empty((0, one.dim), dtype=np.float32)] for one in vectors}
+        for chunk in source.stream(columns) if columns else ():
+            parts.append(read_numeric(numeric, chunk) if numeric else np.empty((len(chunk), 0)))
+            for vector in vectors:
+                blocks[vector.name].append(read_vectors(vector, chunk))
         self.numbers = np.concatenate(parts) if parts else np.empty((len(self), 0))
         """[items, numeric features], NaN where missing."""
+        self.vectors = {name: np.concatenate(block) for name, block in blocks.items()}
+        """By name [items, dim] as a model reads them, zeros where missing."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,8 +71,16 @@ class ItemFile:
         """Return the values of a numeric feature at positions of the file, NaN at -1."""
         return np.append(self.numbers[:, number], np.nan)[positions]
 
+    def vectors_at(self, positions: npt.NDArray[np.integer], name: str) -> npt.NDArray[np.float32]:
+        """Return vectors at positions of the file, zeros at -1."""
+        found = self.vectors[name][positions]
+        found[positions < 0] = 0.0
+        return found
 
-def item_file(dataset: DatasetSpec, numeric: Sequence[Numeric]) -> ItemFile | None:
-    """Return the item table of a dataset, if it has one."""
+
+def item_file(
+    dataset: DatasetSpec, numeric: Sequence[Numeric], vectors: Sequence[Vector] = (), uri: str | None = None
+) -> ItemFile | None:
+    """Return the item table of a dataset, if it has one; ``uri``: the file that stands in for the dataset's."""
     items = dataset.items
-    return None if items is None else ItemFile(items, beside(items.uri, dataset.uri), numeric)
+    return None if items is None else ItemFile(items, uri or beside(items.uri, dataset.uri), numeric, vectors)

@@ -9,34 +9,40 @@ import pyarrow.compute as pc
 
 from trainer.data.columns import values
 from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source
 from trainer.spec import Join
+from trainer.spec.ngrams import NGrams
 
 
 class JoinTable:
     """``join.column`` by ``join.on``: for each key one id (take: last, first) or a list (take: all).
 
+    With ``ngrams`` the column has texts, and a key has the list of the ids of its n-grams.
+
     Raises DataError where the file or a column is missing, and where a key is null or occurs twice.
     """
 
-    def __init__(self, join: Join, uri: str):
+    def __init__(self, join: Join, uri: str, ngrams: NGrams | None = None):
         self.source = Source(uri)
         self._timestamp = join.timestamp
         self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
-        self.takes_list = join.take == "all"
-        where = f"{uri}, column '{join.column}'"
-        type_ = self.source.column_type(join.column)
-        self.kind: Kind = values.id_kind(values.element_type(type_), where)
+        self.takes_list = join.take == "all" or ngrams is not None
+        self.kind: Kind = self._kind(join.column, ngrams)
         self._key_kind: Kind = values.id_kind(self.source.column_type(join.on), f"{uri}, column '{join.on}'")
         keys, elements, lengths = [], [], []
         for chunk in self.source.stream([join.on, join.column]):
             keys.append(values.as_ids(chunk.column(join.on), self._key_kind, chunk.where(join.on)))
-            lists = values.as_lists(chunk.column(join.column), split=self.takes_list)
-            elements.append(values.as_ids(lists[0], self.kind, chunk.where(join.column)))
-            lengths.append(lists[1])
+            where = chunk.where(join.column)
+            if ngrams is not None:
+                found = ngram_lists(chunk.column(join.column), ngrams, where)
+            else:
+                found = values.as_lists(chunk.column(join.column), split=self.takes_list)
+            elements.append(values.as_ids(found[0], self.kind, where))
+            lengths.append(found[1])
         if not keys:
             raise DataError("has no rows", where=uri, remedy="fill the file, or leave the join out")
         self._codes = Codes(_unique_keys(pa.concat_arrays(keys), f"{uri}, column '{join.on}'"))
@@ -48,6 +54,13 @@ class JoinTable:
             # One element per key: the last or the first; a key with an empty list has none.
             chosen = offsets[1:] - 1 if join.take == "last" else offsets[:-1]
             self._elements = self._elements.take(pa.array(np.where(counts > 0, chosen, -1), mask=counts == 0))
+
+    def _kind(self, column: str, ngrams: NGrams | None) -> Kind:
+        where, type_ = f"{self.source.uri}, column '{column}'", self.source.column_type(column)
+        if ngrams is None:
+            return values.id_kind(values.element_type(type_), where)
+        require_text(type_, where)
+        return "int"
 
     @property
     def keys(self) -> pa.Array:

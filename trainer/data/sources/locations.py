@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from trainer.data.errors import DataAwayError, DataError
-from trainer.spec.uri_schemes import is_object, split
+from trainer.spec.uri_schemes import is_object, is_topic, split
 
 _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 30.0, 3
 
@@ -96,8 +96,11 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
     """Return (whether the uri is a file itself, every file with the parts of its path below the uri), in any order.
 
     Raises:
-        DataError: there is nothing, or the storage does not answer.
+        DataError: there is nothing, the storage does not answer, or the uri is of a topic.
     """
+    if is_topic(uri):
+        remedy = "train with dataset.one_pass and dataset.follow; for anything else write its rows to files"
+        raise DataError("is a topic, whose rows are read by jobs that follow it", where=uri, remedy=remedy)
     if not is_object(uri):
         root = local_path(uri)
         if not root.exists():
@@ -117,6 +120,36 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
     if not files:
         raise _nothing(uri)
     return False, [(tuple(one.path[len(key) + 1 :].split("/")), _object(scheme, one)) for one in files]
+
+
+def located(uri: str, parts: tuple[str, ...]) -> FilePath:
+    """Return the file at these parts of a path below ``uri``, as it is now.
+
+    Raises:
+        FileNotFoundError: it is not there, or not seen from here yet.
+        DataError: the storage does not answer.
+    """
+    if not is_object(uri):
+        path = local_path(uri).joinpath(*parts)
+        path.stat()
+        return path
+    scheme, key = split(uri)
+    with reaching(uri):
+        info = FILE_SYSTEMS[scheme]().get_file_info("/".join([key.strip("/"), *parts]))
+    if info.type != pafs.FileType.File:
+        raise FileNotFoundError(f"{uri}/{'/'.join(parts)}")
+    return _object(scheme, info)
+
+
+def anything_at(uri: str) -> bool:
+    """Return whether an object storage has something at or below a URI of OBJECTS.
+
+    Raises:
+        DataError: the storage does not answer, or refuses.
+    """
+    scheme, key = split(uri)
+    with reaching(uri):
+        return bool(FILE_SYSTEMS[scheme]().get_file_info(key.strip("/")).type != pafs.FileType.NotFound)
 
 
 @contextlib.contextmanager

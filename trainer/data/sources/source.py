@@ -23,6 +23,7 @@ from trainer.data.prefetch import read_ahead
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader, TextReader
 from trainer.data.sources.readers.registry import BROKEN_READERS, READERS, SUFFIXES, holds_rows, reader_of
+from trainer.data.sources.row_mask import RowFilter
 from trainer.data.sources.tables.base import Snapshot
 from trainer.data.sources.tables.registry import snapshot_of
 
@@ -57,12 +58,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: that of the row to go on with."""
+    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: that of the row to go on with.
+
+    ``num_bad`` rows beside them were left out because they are bad.
+    """
 
     file: SourceFile
     rows: npt.NDArray[np.int64]
     batch: pa.RecordBatch
     end: int = 0
+    num_bad: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -77,17 +82,36 @@ class Chunk:
 
 
 class Source:
-    """The files of one dataset. Columns are checked before any row is read."""
+    """The files of one dataset. Columns are checked before any row is read.
 
-    def __init__(self, uri: str, window: Window | None = None):
+    Args:
+        uri: where they are.
+        window: rows that are read; None: all.
+        only: read of the files there these alone; None: all.
+        row_filter: a condition on columns that rows are read by; None: all.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        window: Window | None = None,
+        row_filter: str | None = None,
+        only: Sequence[SourceFile] | None = None,
+    ):
         self.uri = uri
         self.window = window
-        found = _find_files(uri)
+        self.filter = None if row_filter is None else RowFilter(row_filter)
+        found = _find_files(uri) if only is None else _Found(False, tuple(only), _reader_of(uri, only))
         self.is_file, self.files, self._version = found.is_file, found.files, found.version
         self._hive = _hive_types(self.files)
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
         self.reader = found.reader([file.path for file in self.files])
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether every row of the files is one of the source."""
+        return self.window is None and self.filter is None
 
     def column_names(self) -> list[str]:
         """Return the names in the first file, then those of the folders."""
@@ -146,7 +170,12 @@ class Source:
         return self._hive[column] if column in self._hive else self.reader.column_type(column)
 
     def stream(
-        self, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS, *, start: tuple[int, int] = (0, 0)
+        self,
+        columns: Sequence[str],
+        chunk_rows: int = CHUNK_ROWS,
+        *,
+        start: tuple[int, int] = (0, 0),
+        stop: tuple[int, int] | None = None,
     ) -> Iterator[Chunk]:
         """Yield rows inside the window, in file order, in chunks of up to ``chunk_rows``.
 
@@ -155,6 +184,7 @@ class Source:
             chunk_rows: a chunk has no more rows, and none of two files.
             start: the number of the first file and of its first row that are read. From :attr:`Chunk.end` of a chunk
                 on these are the chunks that follow it in a stream from the beginning.
+            stop: the number of the last file that is read, and of the first of its rows that is not; None: all are.
 
         Raises:
             DataError: a file cannot be read.
@@ -162,23 +192,38 @@ class Source:
         self.require(columns)
         if self.window is not None and self.window.column not in self._hive:
             self.require([self.window.column])
-        for number, file in enumerate(self.files[start[0] :]):
-            yield from self.stream_file(file, columns, chunk_rows, 0 if number else start[1])
+        if self.filter is not None:
+            self.require(self.filter.columns)
+        last, stop_row = (len(self.files) - 1, None) if stop is None else stop
+        for number in range(start[0], last + 1):
+            first_row = start[1] if number == start[0] else 0
+            until = stop_row if number == last else None
+            yield from self.stream_file(self.files[number], columns, chunk_rows, first_row, until)
 
     def stream_file(
-        self, file: SourceFile, columns: Sequence[str], chunk_rows: int = CHUNK_ROWS, first_row: int = 0
+        self,
+        file: SourceFile,
+        columns: Sequence[str],
+        chunk_rows: int = CHUNK_ROWS,
+        first_row: int = 0,
+        stop_row: int | None = None,
     ) -> Iterator[Chunk]:
-        """Yield the rows of one file from ``first_row`` on as :meth:`stream` does; the columns were required before."""
+        """Yield the rows of one file from ``first_row`` to ``stop_row`` as :meth:`stream` does.
+
+        The columns were required before.
+        """
         names = list(dict.fromkeys(columns))
         window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
-        stored = [name for name in [*names, *([window_column] if window_column else [])] if name not in self._hive]
+        filtered = self.filter.columns if self.filter is not None else ()
+        read = [*names, *filtered, *([window_column] if window_column else [])]
+        stored = [name for name in read if name not in self._hive]
         if not stored:
             # The rows still have to be counted.
             stored = self.reader.schema(file.path).names[:1]
             self.reader.infer_types(stored)
-        read = self.reader.batches(file.path, list(dict.fromkeys(stored)), chunk_rows, first_row)
+        decoded = self.reader.batches(file.path, list(dict.fromkeys(stored)), chunk_rows, first_row, stop_row)
         # The next rows are decoded while these are worked on.
-        with contextlib.closing(read_ahead(read)) as batches:
+        with contextlib.closing(read_ahead(decoded)) as batches:
             for batch in batches:
                 rows = np.arange(first_row, first_row + batch.num_rows)
                 first_row += batch.num_rows
@@ -186,8 +231,18 @@ class Source:
                     days = to_days(batch.column(window_column), f"{file.path}, column '{window_column}'")
                     inside = np.flatnonzero((days >= _day(self.window.first)) & (days <= _day(self.window.last)))
                     rows, batch = rows[inside], batch.take(pa.array(inside))
+                if self.filter is not None:
+                    read_by_filter = self._with_hive(file, batch, list(filtered))
+                    passing = self.filter.passing(read_by_filter, str(file.path))
+                    rows, batch = rows[passing], batch.take(pa.array(passing))
                 if len(rows):
                     yield Chunk(file, rows, self._with_hive(file, batch, names), first_row)
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of the first file, those of its folders among them."""
+        first = self.reader.read_schema(self.files[0].path)
+        folders = [pa.field(name, type_) for name, type_ in self._hive.items() if name not in first.names]
+        return pa.schema([*first, *folders])
 
     def fingerprint_files(self) -> list[list[object]]:
         """Return path below the root, size and modification time of each file; of a table also its version."""
@@ -297,13 +352,18 @@ def _find_files(uri: str) -> _Found:
     for parts, path in sorted(listing, key=lambda one: one[0]):
         if not holds_rows(parts):
             continue
-        # Writers of hive partitions escape what a name of a folder may not hold.
-        pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
-        files.append(_checked(SourceFile(path, tuple(pairs), parts)))
+        files.append(_checked(file_below(parts, path)))
     if not files:
         remedy = "; ".join(["put the data there, or correct uri", *BROKEN_READERS.values()])
         raise DataError(f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy=remedy)
     return _Found(False, tuple(files), _reader_of(uri, files))
+
+
+def file_below(parts: tuple[str, ...], path: FilePath) -> SourceFile:
+    """Return the file at these parts of a path below a dataset's uri, with the values of its folders."""
+    # Writers of hive partitions escape what a name of a folder may not hold.
+    pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
+    return SourceFile(path, tuple(pairs), parts)
 
 
 def _files_of(table: Snapshot, paths: Mapping[tuple[str, ...], FilePath]) -> tuple[SourceFile, ...]:

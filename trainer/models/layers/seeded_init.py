@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
-import zlib
 from collections.abc import Iterator
 
 import torch
@@ -14,8 +14,10 @@ from torch import nn
 @contextlib.contextmanager
 def seeded(seed: int, what: str) -> Iterator[None]:
     """Make torch draw from (seed, what) alone within the context; its global generator is restored afterwards."""
+    # torch's generator of the processor reads the low 32 bits of a seed alone, so both have to be mixed into them.
+    mixed = hashlib.blake2b(f"{seed} {what}".encode(), digest_size=4).digest()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed((seed << 32) | zlib.crc32(what.encode()))
+        torch.manual_seed(int.from_bytes(mixed, "little"))
         yield
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,22 @@ def rademacher_bound(complexity: float, num_rows: int, delta: float = DELTA) -> 
     ``complexity``: of f; the loss, which is half as steep, has half of it (Talagrand's contraction).
     """
     return complexity + 3.0 * math.sqrt(math.log(1.0 / delta) / num_rows)
+
+
+def norm_bound(layers: Sequence[float], tables: Sequence[float], squared_inputs: float, num_rows: int) -> float:
+    """Return a bound on the empirical Rademacher complexity of an MLP over embeddings, by the norms of its weights.
+
+    (1 / T) (prod_l M_F(l)) sqrt(sum_i M_Ei^2) (sqrt(2 log(2) L) + 1) sqrt(sum_t sum_i |x_i(t)|^2): Li and Lyu, Adaptive
+    Regularization, preliminaries. Activations have slope 1 at most and layers no bias.
+
+    Args:
+        layers: M_F(l), the Frobenius norm of the weight matrix of each of the L layers.
+        tables: M_Ei, the Frobenius norm of the table of each feature.
+        squared_inputs: the mean over rows t of sum_i |x_i(t)|^2, the number of features where each is one id.
+        num_rows: number T of training rows.
+    """
+    spread = math.sqrt(2.0 * math.log(2.0) * len(layers)) + 1.0
+    return math.prod(layers) * math.hypot(*tables) * spread * math.sqrt(squared_inputs / num_rows)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ def label_column(dataset: DatasetSpec) -> str:
     column = dataset.label.source_column
     if column is None:
         raise ValueError(
-            f"dataset '{dataset.name}': labels are drawn negatives, which have no column to permute: write positives "
-            "and negatives as rows with a label column"
+            f"dataset '{dataset.name}': its label is of no column, so there is none to permute: write positives and "
+            "negatives as rows with a label column"
         )
     return column
 

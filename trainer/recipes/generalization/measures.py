@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from trainer.recipes.generalization import compression
-from trainer.recipes.generalization.bounds import fit_of_signs, pac_bayes, wrong
+from trainer.recipes.generalization.bounds import fit_of_signs, norm_bound, pac_bayes, wrong
 from trainer.recipes.generalization.gradients import gradient_norms
 from trainer.recipes.generalization.hessian import top_eigenvalue
 from trainer.recipes.generalization.rescaling import ALPHA, rescalable, rescaled
@@ -57,7 +57,17 @@ def _bounds(subject: Subject) -> dict[str, Any]:
     }
     if subject.data.num_examples["test"]:
         figures["test"] = wrong(subject.split_losses("test"))
+    if subject.job.model.kind == "dnn" and not subject.data.num_dense:
+        figures["norm_bound"] = _norm_bound(subject)
     return figures
+
+
+def _norm_bound(subject: Subject) -> float:
+    """Return the bound by norms of an MLP over embeddings alone; inputs are those of the sample."""
+    matrices = subject.matrices()
+    tables = [float(matrices[f"table {key.table}"].double().norm()) for key in subject.data.keys]
+    layers = [float(one.detach().norm()) for _, one in subject.model.dense_parameters() if one.ndim == 2]
+    return norm_bound(layers, tables, subject.mean_squared_input(), subject.data.num_examples["train"])
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class SampledRows(nn.Module):
     ):
         super().__init__()
         self._table_of = {key.name: key.table for key in keys}
-        self._pooling = pooling
+        self.pooling = pooling
         asked: dict[str, list[Tensor]] = {}
         for one in features:
             for name, part in one.to_dict().items():
@@ -63,7 +63,7 @@ class SampledRows(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         rows_by_feature = {name: self._rows_of(name, part) for name, part in features.to_dict().items()}
-        if all(kind == "none" for kind in self._pooling.values()):
+        if all(kind == "none" for kind in self.pooling.values()):
             lengths = {name: part.lengths() for name, part in features.to_dict().items()}
             return {name: JaggedTensor(rows, lengths=lengths[name]) for name, rows in rows_by_feature.items()}
         pooled = {name: self._pooled(name, rows, features[name]) for name, rows in rows_by_feature.items()}
@@ -83,7 +83,7 @@ class SampledRows(nn.Module):
         weight = torch.ones(len(rows), dtype=rows.dtype) if weights is None else weights.to(rows.dtype)
         bag = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         pooled = torch.zeros(len(lengths), rows.shape[1], dtype=rows.dtype).index_add(0, bag, rows * weight[:, None])
-        if self._pooling[name] != "mean":
+        if self.pooling[name] != "mean":
             return pooled
         return pooled / lengths.clamp_min(1)[:, None]
 
@@ -119,7 +119,9 @@ class Subject:
             self.batches = [merged(self.batches)]
         pooling = {key.name: pooling_of(run.job, key) for key in keys}
         self.rows = SampledRows(keys, pooling, [batch.features for batch in self.batches], self.read, torch.float64)
-        self.model = model_of(run.job, keys, self.rows, num_dense=self.data.num_dense, dtype=torch.float64).eval()
+        self.model = model_of(
+            run.job, keys, self.rows, num_dense=self.data.num_dense, vectors=self.data.vectors, dtype=torch.float64
+        ).eval()
         named = {name: parameter for name, parameter in self.model.dense_parameters() if parameter.requires_grad}
         before = {name: parameter.detach().clone() for name, parameter in named.items()}
         load_dense(self.model, checkpoint)
@@ -157,6 +159,19 @@ class Subject:
         """
         dense = {name: one for name, one in self.model.dense_parameters() if one.ndim == 2 and min(one.shape) > 1}
         return dense | {f"table {name}": self.read.tables.weight(name)[2:] for name in self.data.tables}
+
+    def mean_squared_input(self) -> float:
+        """Return the mean over the sample of sum_i |x_i|^2, x_i being what a feature's table is multiplied with.
+
+        A bag of n ids has n, and 1 / n where it is a mean.
+        """
+        total = 0.0
+        for batch in self.batches:
+            for name, part in batch.features.to_dict().items():
+                lengths = part.lengths().double()
+                is_mean = self.rows.pooling[name] == "mean"
+                total += float((1.0 / lengths[lengths > 0]).sum() if is_mean else lengths.sum())
+        return total / self.num_rows
 
     def split_losses(self, split: str) -> npt.NDArray[np.float64]:
         """Return the loss of each example of a split, in row order.

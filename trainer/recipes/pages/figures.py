@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
+from trainer.recipes.trials.trial import AnyTrial, Claim, Column, Recipe, Table
 
 Record = dict[str, Any]
 Runs = dict[int, Record]
@@ -50,7 +50,7 @@ class Figures:
 
     def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
         self.recipe = recipe
-        self.searched = {trial.key for trial in recipe.trials if trial.job.optimizer.alpha == "auto"}
+        self.searched = {trial.key for trial in recipe.jobs if trial.job.optimizer.alpha == "auto"}
         """Keys of the trials whose alpha the validation split takes."""
         self._runs: dict[tuple[str, str, str], dict[str, Runs]] = {}
         self._rows: dict[str, list[str]] = {}
@@ -152,7 +152,7 @@ def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
     return (curve[pick(validation, key=lambda epoch: validation[epoch])],)
 
 
-def rows_of(trials: Sequence[Trial], records: Mapping[str, Record]) -> list[dict[str, Any]]:
+def rows_of(trials: Sequence[AnyTrial], records: Mapping[str, Record]) -> list[dict[str, Any]]:
     """Return a row for each trial, epoch, split and metric: what results.parquet holds."""
     rows = []
     for trial in trials:

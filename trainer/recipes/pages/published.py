@@ -63,6 +63,9 @@ SSE_ML1M_FEW = _grid(
         "SSE-SE + MF": "1.0150",
         "MF, no biases": "1.0984",
         "SSE-SE + MF, no biases": "1.0150",
+        "SSE-SE, unseen too + MF, no biases": "1.0150",
+        "Graph Laplacian + MF, no biases": "1.0464",
+        "SSE-Graph (ages, genres) + MF, no biases": "1.0145",
         "SSE-Graph (genres) + MF": "1.0145",
         "SSE-Graph (titles) + MF": "1.0145",
     },
@@ -104,6 +107,13 @@ DROPOUT_PTB = _grid(
     },
 )
 """Wei, Kakade and Ma, tables 1 and 3: validation perplexity of an LSTM on Penn Treebank, q = .4."""
+
+DROPOUT_LSTM: Figures = {
+    (row, "validation"): figures
+    for (row, _), figures in DROPOUT_PTB.items()
+    if row not in ("DROPOUT_32", "identity Hessian")
+}
+"""The same, of the rows that recipe ``language`` has."""
 
 RFF_TASK_1 = {
     "h_32": ("64.82 (2.83)", "44.79 (2.21)"),

@@ -15,7 +15,7 @@ from trainer.recipes.pages.figures import Figures, Record, rows_of
 from trainer.recipes.pages.layout import lay_out
 from trainer.recipes.pages.markdown import markdown
 from trainer.recipes.pages.page import page
-from trainer.recipes.trials.trial import Recipe, Trial
+from trainer.recipes.trials.trial import AnyTrial, Recipe
 
 SCHEMA = pa.schema(
     dict.fromkeys(("table", "column", "row", "tried"), pa.string())
@@ -36,7 +36,7 @@ class Report:
     good: bool
 
 
-def write_report(recipe: Recipe, trials: Sequence[Trial], records: Sequence[Record], out: Path) -> Report:
+def write_report(recipe: Recipe, trials: Sequence[AnyTrial], records: Sequence[Record], out: Path) -> Report:
     """Write the report of the records of ``trials`` under ``out``. Figures are of these trials alone."""
     out.mkdir(parents=True, exist_ok=True)
     by_key = {record["key"]: record for record in records}

@@ -12,12 +12,12 @@ from typing import Any
 from tqdm import tqdm
 
 from trainer.recipes.trials.run_trial import read_record, run_trial
-from trainer.recipes.trials.trial import Trial
+from trainer.recipes.trials.trial import AnyTrial
 
 Record = dict[str, Any]
 
 
-def run_grid(trials: Sequence[Trial], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
+def run_grid(trials: Sequence[AnyTrial], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
     """Run what has not ended well yet and return the records of all, in order.
 
     A trial that fails is recorded and stops nothing; the same command again tries it again. ``here``: in this process,
@@ -31,7 +31,7 @@ def run_grid(trials: Sequence[Trial], out: Path, *, here: bool, workers: int, co
         return _run(trials, out, here, workers, command)
 
 
-def _run(trials: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> list[Record]:
+def _run(trials: Sequence[AnyTrial], out: Path, here: bool, workers: int, command: str) -> list[Record]:
     known = {trial.key: read_record(trial, out) for trial in trials}
     left = [trial for trial in trials if (known[trial.key] or {}).get("state") != "done"]
     if left:
@@ -57,7 +57,7 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _records(trials: Sequence[Trial], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
+def _records(trials: Sequence[AnyTrial], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
     if here:
         return (run_trial(trial, out, command) for trial in trials)
     from trainer.recipes.trials.processes import run_in_processes

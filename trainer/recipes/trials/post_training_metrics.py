@@ -55,6 +55,13 @@ def random_fit(run: Run, path: Path) -> dict[str, Any]:
     return fit(_subject(run))
 
 
+def als(run: Run, path: Path) -> dict[str, Any]:
+    """Return :func:`trainer.recipes.als.baselines`, which asks the run for its rows alone; keep no arrays."""
+    from trainer.recipes.als import baselines
+
+    return baselines(run.dataset, run.job)
+
+
 def outputs(run: Run, path: Path) -> dict[str, Any]:
     """Keep arrays, and return no figures.
 
@@ -81,6 +88,7 @@ def _kept(run: Run, path: Path) -> Any:
 
 
 MEASURES: dict[str, Measure] = {
+    "als": als,
     "item_vectors": item_vectors,
     "generalization": generalization,
     "outputs": outputs,

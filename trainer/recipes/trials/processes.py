@@ -16,13 +16,13 @@ from typing import Any
 from embeddings.durable_files import write_json
 from trainer.launch.on_host import leave
 from trainer.recipes.trials.run_trial import Stopped, machine, path_of, read_record, run_trial
-from trainer.recipes.trials.trial import Trial
+from trainer.recipes.trials.trial import AnyTrial
 from trainer.runs.events import utc_now
 
 _PR_SET_PDEATHSIG = 1
 
 
-def run_in_processes(trials: Sequence[Trial], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:
+def run_in_processes(trials: Sequence[AnyTrial], out: Path, workers: int, command: str) -> Iterator[dict[str, Any]]:
     """Yield the record of each trial as it ends, ``workers`` at a time.
 
     A trial whose process dies has failed. Those that run end with this generator, or with this process.
@@ -32,7 +32,7 @@ def run_in_processes(trials: Sequence[Trial], out: Path, workers: int, command: 
     # A process for each: what one leaves behind in memory or in threads is not the next one's.
     context = multiprocessing.get_context("spawn")
     waiting = deque(trials)
-    running: dict[Any, tuple[Any, Trial]] = {}
+    running: dict[Any, tuple[Any, AnyTrial]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
@@ -52,7 +52,7 @@ def run_in_processes(trials: Sequence[Trial], out: Path, workers: int, command: 
             process.join()
 
 
-def _run(trial: Trial, out: Path, command: str) -> None:
+def _run(trial: AnyTrial, out: Path, command: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid != os.getppid():
@@ -64,7 +64,7 @@ def _run(trial: Trial, out: Path, command: str) -> None:
     leave(1)
 
 
-def _lost(trial: Trial, out: Path, command: str, code: int) -> dict[str, Any]:
+def _lost(trial: AnyTrial, out: Path, command: str, code: int) -> dict[str, Any]:
     """Write and return the record of a trial whose process could not write its own."""
     record: dict[str, Any] = {
         "name": trial.name, "key": trial.key, "state": "failed", "error": f"its process ended with exit code {code}",

@@ -14,7 +14,8 @@ from typing import Any
 
 from embeddings.durable_files import write_json
 from trainer.recipes.generalization.gap import gaps
-from trainer.recipes.trials.trial import Trial
+from trainer.recipes.text.experiments import EXPERIMENTS
+from trainer.recipes.trials.trial import AnyTrial, TextTrial, Trial, deciding_packages
 from trainer.runs.events import read_events, utc_now
 from trainer.runs.protocol import EXIT_CANCELLED
 from trainer.spec.evaluation import is_table
@@ -28,7 +29,7 @@ class Stopped(Exception):
     """A trial was asked to stop, and has written a checkpoint from which it will go on."""
 
 
-def path_of(trial: Trial, out: Path) -> Path:
+def path_of(trial: AnyTrial, out: Path) -> Path:
     """Return the file of a trial's figures, which exists once it has ended."""
     return out / RECORDS / f"{trial.key}.json"
 
@@ -38,7 +39,7 @@ def kept_path(trial: Trial, out: Path) -> Path:
     return out / KEPT / f"{trial.key}.npz"
 
 
-def read_record(trial: Trial, out: Path) -> dict[str, Any] | None:
+def read_record(trial: AnyTrial, out: Path) -> dict[str, Any] | None:
     """Return what is known of a trial; None before it has ended, and for a file that nobody can read."""
     try:
         record: dict[str, Any] = json.loads(path_of(trial, out).read_text("utf-8"))
@@ -47,8 +48,8 @@ def read_record(trial: Trial, out: Path) -> dict[str, Any] | None:
     return record
 
 
-def run_trial(trial: Trial, out: Path, command: str) -> dict[str, Any]:
-    """Train a trial, or go on from where a killed attempt was, measure what it has to, and write its record.
+def run_trial(trial: AnyTrial, out: Path, command: str) -> dict[str, Any]:
+    """Train a trial, a job from where a killed attempt was, measure what it has to, and write its record.
 
     The record: ``state`` (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them),
     ``measured`` (of its ``measured_by``), ``alpha``, ``seconds`` (of all its attempts together), where and with what.
@@ -62,17 +63,22 @@ def run_trial(trial: Trial, out: Path, command: str) -> dict[str, Any]:
     for folder in (path_of(trial, out).parent, log.parent, directory.parent):
         folder.mkdir(parents=True, exist_ok=True)
     before, started = spent(directory), time.monotonic()
-    error, measured = None, {}
+    error: str | None = None
+    measured: dict[str, Any] = {}
+    metrics: list[dict[str, Any]] | None = None
     with open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         try:
-            error = _train(trial, directory)
-            if error is None and trial.measured_by:
-                measured = _measured(trial, directory, out)
+            if isinstance(trial, TextTrial):
+                metrics = list(EXPERIMENTS[trial.experiment](trial.settings, trial.data, trial.seed))
+            else:
+                error = _train(trial, directory)
+                if error is None and trial.measured_by:
+                    measured = _measured(trial, directory, out)
         except (Stopped, KeyboardInterrupt):
             raise
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
-    metrics = metrics_of(directory)
+    metrics = metrics_of(directory) if metrics is None else metrics
     record = {
         "name": trial.name,
         "key": trial.key,
@@ -85,7 +91,7 @@ def run_trial(trial: Trial, out: Path, command: str) -> dict[str, Any]:
         "finished_at": utc_now(),
         "command": command,
         "machine": machine(),
-        "packages": _last(directory, "lineage", "packages") or {},
+        "packages": _last(directory, "lineage", "packages") or deciding_packages(),
         "git_commit": _last(directory, "lineage", "git_commit"),
         "dataset_fingerprint": _last(directory, "lineage", "dataset_fingerprint"),
     }

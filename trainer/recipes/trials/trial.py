@@ -25,9 +25,38 @@ When = Literal["epochs", "best", "last"]
 last."""
 
 
+class Named:
+    """What every trial is named by."""
+
+    table: str
+    column: str
+    row: str
+    tried: str
+
+    @property
+    def seed(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """``TABLE/COLUMN/ROW[/TRIED]/seed-N``, of one recipe each once."""
+        parts = [self.table, self.column, self.row, self.tried, f"seed-{self.seed}"]
+        return "/".join(part for part in parts if part)
+
+    @property
+    def file_name(self) -> str:
+        """The name, as that of a file."""
+        return re.sub(r"[^A-Za-z0-9_.~-]+", "-", self.name)
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether a part of a comma-separated list of globs is this name or a folder above it."""
+        return any(fnmatch.fnmatchcase(self.name, one) or fnmatch.fnmatchcase(self.name, f"{one}/*")
+                   for one in pattern.split(","))  # fmt: skip
+
+
 @dataclass(frozen=True)
-class Trial:
-    """One training, a trial of a recipe.
+class Trial(Named):
+    """One training by a job, a trial of a recipe.
 
     ``table``, ``column`` and ``row`` say where its figures stand; the runs of one place that differ in ``tried`` are
     candidates, of which the validation split takes one. ``measured_by``: the name of what is measured of the trained
@@ -47,22 +76,6 @@ class Trial:
         return self.job.seed
 
     @property
-    def name(self) -> str:
-        """``TABLE/COLUMN/ROW[/TRIED]/seed-N``, of one recipe each once."""
-        parts = [self.table, self.column, self.row, self.tried, f"seed-{self.seed}"]
-        return "/".join(part for part in parts if part)
-
-    @property
-    def file_name(self) -> str:
-        """The name, as that of a file."""
-        return re.sub(r"[^A-Za-z0-9_.~-]+", "-", self.name)
-
-    def matches(self, pattern: str) -> bool:
-        """Return whether a part of a comma-separated list of globs is this name or a folder above it."""
-        return any(fnmatch.fnmatchcase(self.name, one) or fnmatch.fnmatchcase(self.name, f"{one}/*")
-                   for one in pattern.split(","))  # fmt: skip
-
-    @property
     def key(self) -> str:
         """16 hex digits that identify the trial by its content.
 
@@ -73,15 +86,51 @@ class Trial:
         dataset = self.dataset.model_dump(mode="json") | {"uri": rows.name}
         for graph in dataset.get("graphs", {}).values():
             graph["uri"] = Path(graph["uri"]).name
-        packages = {name: version for name, version in installed_packages().items() if name in DECIDING_PACKAGES}
-        document = [dataset, _bytes_of(rows), self.job.model_dump(mode="json"), packages]
+        document = [dataset, _bytes_of(rows), self.job.model_dump(mode="json"), deciding_packages()]
         document += [self.measured_by] if self.measured_by else []
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+        return _hash_of(document)
 
     def as_yaml(self) -> str:
         """Return dataset and job as ``evenkeel validate``, ``submit`` and ``train`` take them."""
         documents = [spec.model_dump(mode="json", exclude_unset=True) for spec in (self.dataset, self.job)]
         return f"# {self.name}\n" + yaml.safe_dump_all(documents, sort_keys=False)
+
+
+@dataclass(frozen=True)
+class TextTrial(Named):
+    """One training of a torch module on texts, without a job: an experiment of trainer.recipes.text.experiments.
+
+    ``settings`` are the experiment's, ``data`` the folder of its files, ``files`` their names. It has no checkpoints:
+    one that was killed begins again.
+    """
+
+    table: str
+    column: str
+    row: str
+    experiment: str
+    data: Path
+    files: tuple[str, ...]
+    settings: Mapping[str, Any]
+    seed_of_run: int
+    tried: str = ""
+
+    @property
+    def seed(self) -> int:
+        return self.seed_of_run
+
+    @property
+    def key(self) -> str:
+        """16 hex digits, of the settings, names and sizes of the files and the packages that decide figures."""
+        sizes = {name: _bytes_of(self.data / name) for name in self.files}
+        return _hash_of([self.experiment, dict(self.settings), self.seed, sizes, deciding_packages()])
+
+    def as_yaml(self) -> str:
+        """Return experiment and settings; no job takes them."""
+        fields = {"experiment": self.experiment, "seed": self.seed, "settings": json.loads(json.dumps(self.settings))}
+        return f"# {self.name}\n" + yaml.safe_dump(fields, sort_keys=False)
+
+
+AnyTrial = Trial | TextTrial
 
 
 @dataclass(frozen=True)
@@ -137,7 +186,7 @@ class Claim:
     right: tuple[str, Literal["first", "best", "last"]]
     at_least: float
 
-    def decided_by(self, trial: Trial) -> bool:
+    def decided_by(self, trial: AnyTrial) -> bool:
         rows = (self.left[0], self.right[0])
         return trial.table == self.table.partition(":")[0] and trial.column == self.column and trial.row in rows
 
@@ -160,13 +209,18 @@ class Recipe:
     title: str
     source: str
     protocol: str
-    trials: tuple[Trial, ...]
+    trials: tuple[AnyTrial, ...]
     tables: tuple[Table, ...]
     claims: tuple[Claim, ...]
     prepare: Callable[[], None] | None = None
     findings: FindingsOf | None = None
 
-    def part(self, pattern: str | None) -> tuple[Trial, ...]:
+    @property
+    def jobs(self) -> tuple[Trial, ...]:
+        """Its trials that are jobs."""
+        return tuple(trial for trial in self.trials if isinstance(trial, Trial))
+
+    def part(self, pattern: str | None) -> tuple[AnyTrial, ...]:
         """Return the trials that a filter names.
 
         Raises:
@@ -181,6 +235,15 @@ class Recipe:
                 "them, such as " + self.trials[0].name
             )
         return matching
+
+
+def deciding_packages() -> dict[str, str]:
+    """Return the versions of what decides figures."""
+    return {name: version for name, version in installed_packages().items() if name in DECIDING_PACKAGES}
+
+
+def _hash_of(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _bytes_of(rows: Path) -> Any:

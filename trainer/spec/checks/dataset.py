@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.spec.checks.labels import label_problems
+from trainer.spec.messages import brokers_and_topic
 from trainer.spec.problems import FieldProblem
-from trainer.spec.uri_schemes import SCHEMES, split
+from trainer.spec.uri_schemes import SCHEMES, TOPICS, is_topic, split
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -18,8 +19,10 @@ def dataset_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     yield from label_problems(spec)
     yield from _dense_problems(spec)
     yield from _reference_problems(spec)
+    yield from _text_problems(spec)
     yield from _time_problems(spec)
     yield from _uri_problems(spec)
+    yield from _topic_problems(spec)
     yield from _negatives_problems(spec)
     yield from _item_problems(spec)
 
@@ -44,11 +47,11 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         for part in ("join", "derive", "weights", "timestamp"):
             if getattr(feature, part) is not None:
                 yield FieldProblem(f"{field}.{part}", "a feature of items reads a column of their file", "leave it out")
-        if feature.missing == "error" and feature.type != "dense":
+        if feature.missing == "error" and feature.has_ids:
             yield FieldProblem(f"{field}.missing", "an item without the id is unknown of it", "leave it out")
         target = spec.joined_features.get(feature.shares) if feature.shares is not None else None
-        if feature.shares is not None and (target is None or target.shares or target.type == "dense"):
-            owners = (one for one, other in spec.joined_features.items() if not other.shares and other.type != "dense")
+        if feature.shares is not None and (target is None or target.shares or not target.has_ids):
+            owners = (one for one, other in spec.joined_features.items() if not other.shares and other.has_ids)
             there = ", ".join(sorted(owners))
             yield FieldProblem(
                 f"{field}.shares", f"no table '{feature.shares}'", f"name one of {there}, or leave it out"
@@ -57,9 +60,10 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield where ids are meant and a feature is numeric."""
-    dense = {name for name, feature in spec.features.items() if feature.type == "dense"}
+    dense = {name: feature.type for name, feature in spec.features.items() if not feature.has_ids}
     if len(dense) == len(spec.features):
-        yield FieldProblem("features", "all of them are dense", "a model needs at least one of ids")
+        kinds = " or ".join(f"{kind}s" if kind == "vector" else kind for kind in dict.fromkeys(dense.values()))
+        yield FieldProblem("features", f"all of them are {kinds}", "a model needs at least one of ids")
         return
     named = {f"features.{name}.shares": feature.shares for name, feature in spec.features.items()}
     named |= {
@@ -73,9 +77,29 @@ def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         named["label.negatives.of"] = spec.negatives.of
     for field, name in named.items():
         if name in dense:
-            yield FieldProblem(field, f"'{name}' is dense, and has no ids", "name a feature of ids")
-    for name in sorted(dense & {"user", "item"}):
+            kind = "dense" if dense[name] == "dense" else "a vector"
+            yield FieldProblem(field, f"'{name}' is {kind}, and has no ids", "name a feature of ids")
+    for name in sorted(dense.keys() & {"user", "item"}):
         yield FieldProblem(f"features.{name}.type", f"what is named {name} has ids", "use id, or another name")
+
+
+def _text_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield texts and ids that share a table, and texts whose n-grams are not alike."""
+    features = spec.joined_features
+    for name, feature in features.items():
+        target = features.get(feature.shares) if feature.shares is not None else None
+        if target is None or feature.effective_ngrams == target.effective_ngrams:
+            continue
+        field = f"features.{name}.shares" if name in spec.features else f"items.features.{name}.shares"
+        if feature.effective_ngrams is None or target.effective_ngrams is None:
+            text, ids = (name, feature.shares) if target.effective_ngrams is None else (feature.shares, name)
+            yield FieldProblem(
+                field, f"'{text}' is a text, whose ids are buckets, and '{ids}' has other ids", "leave it out"
+            )
+        else:
+            yield FieldProblem(
+                field, f"the n-grams of '{name}' are not those of '{feature.shares}'", "give both the same ngrams"
+            )
 
 
 def _reference_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
@@ -122,6 +146,39 @@ def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         if scheme not in SCHEMES:
             remedy = f"use a local path, {', '.join(others)} or {last}"
             yield FieldProblem(field, f"{scheme}:// is not available yet", remedy)
+        elif scheme in TOPICS and field != "uri":
+            yield FieldProblem(field, "a topic is no file", "name a file: only the rows of a dataset come from a topic")
+
+
+def _topic_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield what is wrong with a topic and what is said of its messages."""
+    if not is_topic(spec.uri):
+        if spec.messages is not None:
+            yield FieldProblem("messages", "it is of topics", "leave it out, or set uri: kafka://HOST:PORT/TOPIC")
+        return
+    if brokers_and_topic(spec.uri) is None:
+        remedy = "write it so, without user name and password: messages.security names the variables that have them"
+        yield FieldProblem("uri", "it is not kafka://HOST:PORT,HOST:PORT/TOPIC", remedy)
+    if spec.messages is None:
+        yield FieldProblem("messages", "a topic does not say what its messages are", "give messages.columns by type")
+        return
+    security = spec.messages.security
+    is_sasl, is_tls = security.protocol.startswith("sasl"), security.protocol.endswith("ssl")
+    fits = {
+        "username": is_sasl, "password": is_sasl, "ca": is_tls, "certificate": is_tls, "key": is_tls,
+        "key_password": is_tls,
+    }  # fmt: skip
+    for name in security.variables:
+        if not fits[name]:
+            yield FieldProblem(
+                f"messages.security.{name}", f"{security.protocol} has none", "leave it out, or set another protocol"
+            )
+    if is_sasl and None in (security.username, security.password):
+        yield FieldProblem(
+            "messages.security",
+            f"{security.protocol} needs a user name and a password",
+            "name the variables, such as username: EVENKEEL_KAFKA_USERNAME, password: EVENKEEL_KAFKA_PASSWORD",
+        )
 
 
 def _negatives_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:

@@ -61,6 +61,12 @@ def dynamic_table_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[F
                     f"table '{table}' is dynamic, and the graph is of known ids",
                     "leave one of them out",
                 )
+            if name in job.sse and job.sse[name].include_unknown:
+                yield FieldProblem(
+                    f"sse.{name}.include_unknown",
+                    f"table '{table}' is dynamic: ids without a row yet train the row of unknown ids",
+                    "leave it out",
+                )
             if job.regularizers.laplacian is not None:
                 yield FieldProblem(
                     "regularizers.laplacian",

@@ -33,6 +33,8 @@ def _one_of_several_problems(field: str, label: OneOfSeveral, task: LabelTask) -
     loss = LOSSES[task.loss]
     if label.negatives is not None:
         yield FieldProblem(f"{field}.negatives", "drawn negatives have no other labels", "use label, not labels")
+    if label.positive is not None:
+        yield FieldProblem(f"{field}.positive", "a label that is 1 in every row says nothing", "leave the label out")
     if task.is_value and not loss.of_values:
         fitting = " or ".join(name for name in LABEL_LOSSES if LOSSES[name].of_values)
         yield FieldProblem(f"{field}.loss", f"{task.loss} is of classes, and the label a value", f"use {fitting}")

@@ -12,6 +12,7 @@ from embeddings.optim.registry import KINDS
 from trainer.spec.evaluation import metrics_of_users
 from trainer.spec.label_tasks import label_tasks, metrics_of_job, needs_users
 from trainer.spec.problems import FieldProblem
+from trainer.spec.uri_schemes import is_topic
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec, Feature
@@ -21,9 +22,11 @@ _LEAVE_OUT = "or leave dataset.one_pass out"
 
 
 def one_pass_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of the job needs all rows before its first step, or the raw ids of rows of tables."""
+    """Yield what of the job needs all rows before its first step."""
+    yield from _without_one_pass(spec)
     if not spec.dataset.one_pass:
         return
+    yield from _follow_problems(spec)
     if spec.epochs != 1:
         yield FieldProblem("epochs", "dataset.one_pass reads the rows to train on once", f"use 1, {_LEAVE_OUT}")
     split = spec.evaluation.split
@@ -49,17 +52,55 @@ def one_pass_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             f"{spec.optimizer.alpha} comes from the number of training rows, which dataset.one_pass does not know",
             f"give a number, such as that of an earlier run's log, or another optimizer.kind, {_LEAVE_OUT}",
         )
-    if spec.publish is not None:
+    if spec.optimizer.decay == "by_epoch":
         yield FieldProblem(
-            "publish", "dataset.one_pass holds no raw ids of items to publish", f"leave it out, {_LEAVE_OUT}"
+            "optimizer.decay",
+            "by_epoch begins with the second epoch, and dataset.one_pass has one",
+            f"use at_read, {_LEAVE_OUT}",
+        )
+
+
+def _without_one_pass(spec: JobSpec) -> Iterator[FieldProblem]:
+    """Yield what only a job of one pass can do."""
+    publish = spec.publish
+    asked = {
+        "dataset.follow": spec.dataset.follow,
+        "evaluation.progressive_rows": spec.evaluation.progressive_rows,
+        "publish.every_seconds": None if publish is None else publish.every_seconds,
+        "publish.every_rows": None if publish is None else publish.every_rows,
+    }
+    for field, value in asked.items():
+        if value is not None and not spec.dataset.one_pass:
+            yield FieldProblem(
+                field, "it is of jobs that train on rows as they are read", "set dataset.one_pass, or leave it out"
+            )
+    if publish is not None and publish.every_seconds is not None and publish.every_rows is not None:
+        yield FieldProblem("publish.every_rows", "every_seconds says when to publish", "give one of the two")
+
+
+def _follow_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    """Yield what has no meaning for rows without an end."""
+    if spec.dataset.follow is None:
+        return
+    split = spec.evaluation.split
+    if split.kind != "random" or split.validation or split.test:
+        yield FieldProblem(
+            "evaluation.split",
+            "rows that are held out are read at the end, and dataset.follow has none",
+            "use kind: random with validation: 0 and test: 0, and evaluation.progressive_rows for figures",
+        )
+    if spec.dataset.window is not None:
+        yield FieldProblem(
+            "dataset.window", "dataset.follow reads all files of the folder, in their order", "leave one of them out"
         )
 
 
 def one_pass_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield the tables, features and labels that need all rows before the first step."""
+    yield from _topic_problems(job, dataset)
     if not job.dataset.one_pass:
         return
-    ids = {name: feature for name, feature in dataset.features.items() if feature.type != "dense"}
+    ids = {name: feature for name, feature in dataset.features.items() if feature.has_ids}
     for table in dict.fromkeys(feature.shares or name for name, feature in ids.items()):
         if table not in job.tables or job.tables[table].capacity is None:
             yield FieldProblem(
@@ -73,7 +114,7 @@ def one_pass_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldP
         yield FieldProblem(
             "label.negatives", "what a user never had is known after all rows", f"use column or rule, {_LEAVE_OUT}"
         )
-    if dataset.max_bad_rows is not None:
+    if dataset.max_bad_rows is not None and dataset.messages is None:
         yield FieldProblem(
             "max_bad_rows", "the share of bad rows is known after all rows", f"leave it out, {_LEAVE_OUT}"
         )
@@ -82,6 +123,21 @@ def one_pass_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldP
         named = ", ".join(metrics_of_users(metrics_of_job(job, tasks)))
         field, what = ("evaluation.metrics", named) if named else ("evaluation.intervals.by", "user")
         yield FieldProblem(field, f"{what}: dataset.one_pass does not number users", f"leave it out, {_LEAVE_OUT}")
+
+
+def _topic_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield what of ``dataset.follow`` is not of what is followed."""
+    follow, of_topic = job.dataset.follow, is_topic(dataset.uri)
+    if of_topic and (follow is None or not job.dataset.one_pass):
+        yield FieldProblem(
+            "dataset.follow", "the rows are messages of a topic, which has no end", "set it, and dataset.one_pass: true"
+        )
+    if follow is None:
+        return
+    for name in ("until", "settle_seconds", "late") if of_topic else ("start", "away_seconds"):
+        if getattr(follow, name) != type(follow).model_fields[name].default:
+            what, other = ("a folder", "a topic") if of_topic else ("a topic", "a folder")
+            yield FieldProblem(f"dataset.follow.{name}", f"it is of {what}, and the dataset is {other}", "leave it out")
 
 
 def _feature_problems(name: str, feature: Feature) -> Iterator[FieldProblem]:
@@ -93,6 +149,10 @@ def _feature_problems(name: str, feature: Feature) -> Iterator[FieldProblem]:
     if feature.join is not None:
         yield FieldProblem(
             f"{where}.join", "joins are not looked up as rows are read yet", f"write it into a column, {_LEAVE_OUT}"
+        )
+    if feature.type == "vector":
+        yield FieldProblem(
+            f"{where}.type", "vectors are not read with dataset.one_pass yet", f"leave it out, {_LEAVE_OUT}"
         )
     if feature.type != "dense":
         return

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 
 def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``publish`` the job's model, optimizer or regularizers have no use for."""
+    """Yield what of ``publish`` the job's model, optimizer, start or regularizers have no use for."""
+    target = None if spec.publish is None else spec.publish.collection
+    if spec.init_from is not None and spec.init_from.held == "go_on" and spec.init_from.collection != target:
+        yield FieldProblem(
+            "init_from.held",
+            f"the job publishes to {f'{target!r}' if target else 'no collection'}, and goes on from versions held in "
+            f"'{spec.init_from.collection}'",
+            "name one collection in init_from and publish, or use skip",
+        )
     if spec.publish is None:
         return
     swapped = sorted(name for name, sse in spec.sse.items() if sse.probability)

@@ -32,6 +32,12 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield FieldProblem(
                 "regularizers.meda", "a warm start's rows would be dropped at its second epoch", "leave one of them out"
             )
+        if spec.optimizer.decay == "by_epoch":
+            yield FieldProblem(
+                "regularizers.meda",
+                "with rows that begin anew no epoch is a second one, at which optimizer.decay by_epoch begins",
+                "leave one of them out",
+            )
         if spec.optimizer.schedule.kind != "constant":
             yield FieldProblem(
                 "regularizers.meda",

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from embeddings.optim.registry import KINDS, kinds_that_take
 from embeddings.tables.element_types import DEFAULT_TYPE, ELEMENT_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
+from trainer.spec.checks.by_frequency import by_frequency_problems
 from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.models import model_problems
 from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problems
+from trainer.spec.checks.output_calibration import output_calibration_fit_problems, output_calibration_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
 from trainer.spec.models.registry import kinds_that
@@ -34,6 +36,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "optimizer.alpha", "auto looks at a validation split", "set evaluation.split.validation, or use default"
         )
     yield from optimizer_problems(optimizer)
+    yield from by_frequency_problems(spec)
     if spec.micro_batches > spec.batch_size:
         yield FieldProblem(
             "micro_batches", f"a batch of {spec.batch_size} has no {spec.micro_batches} parts", "use fewer"
@@ -51,6 +54,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "use 1, and as many workers as there are GPUs, or 0",
         )
     yield from evaluation_problems(spec)
+    yield from output_calibration_problems(spec)
     if spec.publish is not None and not spec.model.publishes:
         why = "" if spec.model.determines_vectors else "are not determined by its loss and "
         yield FieldProblem(
@@ -65,7 +69,7 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
     """Yield the settings of the row optimizer that its kind has no use for, and the required ones that are missing."""
     name, kind = optimizer.kind, KINDS[optimizer.kind]
     decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
-    answered = ("kind", "clip_norm", "weight_decay", "first_touch", "eps_inside_root")
+    answered = ("kind", "clip_norm", "weight_decay", "first_touch", "eps_inside_root", "by_frequency")
     if optimizer.weight_decay and not kind.takes("weight_decay"):
         yield FieldProblem("optimizer.weight_decay", f"{name} has none", f"use one of {decaying}, or leave it 0")
     if not optimizer.weight_decay and kind.takes("weight_decay"):
@@ -120,6 +124,11 @@ def sse_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield FieldProblem(
                 f"sse.{feature}.rho", "it is the weight of neighbours in a graph", "name the graph, or leave rho out"
             )
+    of_items = spec.model.draws_partner or spec.model.reads_sequences
+    if "label" in spec.sse and spec.sse["label"].include_unknown and not of_items:
+        yield FieldProblem(
+            "sse.label.include_unknown", "its labels are classes, of which none is unknown", "leave it out"
+        )
     on = {feature for feature, sse in spec.sse.items() if sse.probability > 0}
     if spec.model.draws_partner and {"item", "label"} <= on:
         yield FieldProblem(
@@ -190,16 +199,17 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("dataset.name", f"the job names '{job.dataset.name}', the dataset is '{dataset.name}'")
     if job.dataset.window is not None and dataset.partition is None:
         yield FieldProblem("dataset.window", f"dataset '{dataset.name}' has no partition column")
+    inputs = dataset.features | dataset.joined_features
     for feature, sse in job.sse.items():
-        if feature != "label" and feature not in dataset.features:
-            yield FieldProblem(f"sse.{feature}", f"no such feature (there are {names})")
+        if feature != "label" and feature not in inputs:
+            yield FieldProblem(f"sse.{feature}", f"no such feature (there are {', '.join(sorted(inputs))})")
         elif sse.graph is not None and sse.graph not in dataset.graphs:
             there = ", ".join(sorted(dataset.graphs)) or "none"
             yield FieldProblem(
                 f"sse.{feature}.graph", f"dataset '{dataset.name}' has no graph '{sse.graph}' (there are {there})"
             )
-        elif sse.graph is not None and feature in dataset.features:
-            table, of = (dataset.features[name].shares or name for name in (feature, dataset.graphs[sse.graph].of))
+        elif sse.graph is not None and feature != "label":
+            table, of = (inputs[name].shares or name for name in (feature, dataset.graphs[sse.graph].of))
             if table != of:
                 yield FieldProblem(
                     f"sse.{feature}.graph",
@@ -210,9 +220,10 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     yield from one_pass_fit_problems(job, dataset)
     yield from regularizer_fit_problems(job, dataset)
     yield from evaluation_fit_problems(job, dataset)
+    yield from output_calibration_fit_problems(job, dataset)
     inputs = dataset.joined_features
     tables = {feature.shares or name for name, feature in inputs.items()}
-    yield from column_problems(job, {f.shares or name for name, f in inputs.items() if f.type != "dense"})
+    yield from column_problems(job, {f.shares or name for name, f in inputs.items() if f.has_ids})
     for table in job.sharding:
         if table not in tables:
             yield FieldProblem(f"sharding.{table}", f"no such table (there are {', '.join(sorted(tables))})")

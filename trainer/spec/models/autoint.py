@@ -22,6 +22,7 @@ class AutoIntSpec(ClickSpec):
     """
 
     kind: Literal["autoint"]
+    reads_vectors = True
     attention_layers: int = later(3, ge=1, le=16)
     attention_heads: int = later(2, ge=1, le=64)
     attention_units: int = later(32, ge=1, le=4096)
@@ -46,7 +47,7 @@ class AutoIntSpec(ClickSpec):
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from super().fit_problems(job, dataset)
-        has_dense = any(feature.type == "dense" for feature in dataset.features.values())
+        has_dense = any(feature.gives_numbers for feature in dataset.features.values())
         if not (has_dense or self.hidden) and self.effective_init.kind == "zero":
             yield FieldProblem(
                 "model.init.kind",

@@ -52,6 +52,8 @@ class ModelSpec(Spec):
     """What ``loss`` can name; ``bce``, its default, stands for a model's own."""
     reads_numbers: ClassVar[bool] = False
     """Whether it reads numeric features (type dense): its module takes ``num_dense``."""
+    reads_vectors: ClassVar[bool] = False
+    """Whether it reads vectors: its module looks up through ``lookup`` and cuts its numbers by ``numbers``."""
     reads_pairs: ClassVar[bool] = False
     """Whether it reads the features user and item alone, whatever else a dataset has."""
     reads_items: ClassVar[bool] = False
@@ -190,7 +192,8 @@ class ModelSpec(Spec):
                         f"{self.kind} reads no numeric features, and '{name}' is dense",
                         f"use one of {', '.join(kinds_that('reads_numbers'))}, or leave the feature out",
                     )
-        if self.learns_products_without_numbers and not any(one.type == "dense" for one in features.values()):
+        yield from self._vector_problems(dataset)
+        if self.learns_products_without_numbers and not any(one.gives_numbers for one in features.values()):
             if self.effective_init.kind == "zero":
                 yield FieldProblem(
                     "model.init.kind",
@@ -205,6 +208,17 @@ class ModelSpec(Spec):
                 yield FieldProblem(
                     "model.kind", f"{self.kind} multiplies pairs of features, and there is one ({names})", "use dnn"
                 )
+
+    def _vector_problems(self, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+        """Yield the vectors of a kind that reads all features and knows of none."""
+        if self.reads_vectors or self.reads_pairs or self.reads_sequences:
+            return
+        from trainer.spec.models.registry import kinds_that
+
+        for name, described in dataset.features.items():
+            if described.type == "vector":
+                remedy = f"use one of {', '.join(kinds_that('reads_vectors'))}, or leave the feature out"
+                yield FieldProblem("model.kind", f"{self.kind} reads no vectors, and '{name}' is one", remedy)
 
 
 def _says_nothing(name: str, value: Any) -> bool:
@@ -285,14 +299,16 @@ class DrawingSpec(ModelSpec):
     """A model that draws new negatives in each epoch.
 
     ``negative_distribution``: all items of training alike (``uniform``), by their number of examples to the
-    ``negative_power`` (``popularity``), or the items of other examples of the global batch (``in_batch``). All kinds
-    but item2vec draw none that the user had in training.
+    ``negative_power`` (``popularity``), the items of other examples of the global batch (``in_batch``), or those of the
+    ``negative_window`` training rows that are the last ones before the example's own time (``recent``, of bpr). All
+    kinds but item2vec draw none that the user had in training.
     """
 
-    negative_distribution: Annotated[Literal["uniform", "popularity", "in_batch"] | None, May.DIFFER_ON_WARM_START] = (
-        later(None)
-    )
+    negative_distribution: Annotated[
+        Literal["uniform", "popularity", "in_batch", "recent"] | None, May.DIFFER_ON_WARM_START
+    ] = later(None)
     negative_power: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.75, ge=0.0, le=4.0, allow_inf_nan=False)
+    negative_window: Annotated[int, May.DIFFER_ON_WARM_START] = later(10_000, ge=1, lt=2**31)
 
     default_sampling: ClassVar[str] = "uniform"
 
@@ -303,9 +319,22 @@ class DrawingSpec(ModelSpec):
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
-        if self.negative_power != type(self).model_fields["negative_power"].default and self.sampling != "popularity":
-            remedy = "set negative_distribution: popularity, or leave it out"
-            yield FieldProblem("model.negative_power", f"{self.sampling} has none", remedy)
+        for field, distribution in (("negative_power", "popularity"), ("negative_window", "recent")):
+            if getattr(self, field) != type(self).model_fields[field].default and self.sampling != distribution:
+                remedy = f"set negative_distribution: {distribution}, or leave it out"
+                yield FieldProblem(f"model.{field}", f"{self.sampling} has none", remedy)
+        if self.sampling == "recent" and not self.draws_partner:
+            why = f"{self.kind} cuts its examples from users' items in order, which have no time of their own"
+            yield FieldProblem("model.negative_distribution", why, "use uniform, popularity or in_batch")
+
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+        yield from super().fit_problems(job, dataset)
+        if self.sampling == "recent" and dataset.timestamp is None:
+            yield FieldProblem(
+                "model.negative_distribution",
+                f"recent is of rows with a time, and dataset '{dataset.name}' has no timestamp",
+                "name the column of times in timestamp of the dataset, or use popularity",
+            )
 
 
 def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:

@@ -16,6 +16,7 @@ class DCNv2Spec(ClickSpec):
     """
 
     kind: Literal["dcnv2"]
+    reads_vectors = True
     structure: Literal["stacked", "parallel"] = later("stacked")
     cross_layers: int = later(2, ge=1, le=64)
     low_rank: int | None = later(None, ge=1, le=4096)

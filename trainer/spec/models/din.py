@@ -19,6 +19,7 @@ class DINSpec(ClickSpec):
     """DIN: ``attention_hidden`` layers of the attention unit, and their activation."""
 
     kind: Literal["din"]
+    reads_vectors = True
 
     keeps_rows_of_lists = True
     attention_hidden: tuple[Size, ...] = later((36,), max_length=16)

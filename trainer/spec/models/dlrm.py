@@ -12,6 +12,7 @@ class DLRMSpec(ClickSpec):
     """DLRM: ``hidden`` layers both below the products, on the numeric features, and above them."""
 
     kind: Literal["dlrm"]
+    reads_vectors = True
 
     learns_products_without_numbers = True
 

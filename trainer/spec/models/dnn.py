@@ -12,18 +12,21 @@ class DNNSpec(ClickSpec):
     """The plain deep CTR model: all vectors and numbers side by side into a tower."""
 
     kind: Literal["dnn"]
+    reads_vectors = True
 
 
 class WideDeepSpec(FirstOrderSpec):
     """A linear model of ids and numbers beside the tower (Cheng et al., DLRS 2016)."""
 
     kind: Literal["wide_deep"]
+    reads_vectors = True
 
 
 class DeepFMSpec(FirstOrderSpec):
     """A factorization machine beside the tower (Guo et al., IJCAI 2017)."""
 
     kind: Literal["deepfm"]
+    reads_vectors = True
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         fields = num_features * self.embedding_dim

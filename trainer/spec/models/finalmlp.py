@@ -23,6 +23,7 @@ class FinalMLPSpec(ClickSpec):
     """
 
     kind: Literal["finalmlp"]
+    reads_vectors = True
     second_hidden: tuple[Size, ...] | None = later(None, min_length=1)
     gate_hidden: tuple[Size, ...] = later((64,), max_length=16)
     first_gate: tuple[str, ...] = later(())
@@ -66,7 +67,7 @@ class FinalMLPSpec(ClickSpec):
                 if name not in dataset.features:
                     there = ", ".join(sorted(dataset.features))
                     yield FieldProblem(f"model.{field}", f"no such feature '{name}' (there are {there})")
-                elif dataset.features[name].type == "dense":
+                elif dataset.features[name].gives_numbers:
                     yield FieldProblem(
                         f"model.{field}", f"'{name}' is a number, and gates read vectors of ids", "name features of ids"
                     )

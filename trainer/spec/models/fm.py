@@ -12,6 +12,7 @@ class FMSpec(PointwiseSpec):
     """Products of all pairs of vectors, and a weight for each id."""
 
     kind: Literal["fm"]
+    reads_vectors = True
 
     learns_products_without_numbers = True
     determines_vectors = True

@@ -12,6 +12,7 @@ class PNNSpec(ClickSpec):
     """IPNN: a tower over all vectors, all numbers, and the inner product of each pair of vectors."""
 
     kind: Literal["pnn"]
+    reads_vectors = True
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         fields, square = num_features * self.embedding_dim, num_features * num_features

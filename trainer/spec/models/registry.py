@@ -17,7 +17,7 @@ from trainer.spec.models.finalmlp import FinalMLPSpec
 from trainer.spec.models.fm import FMSpec
 from trainer.spec.models.pairs import BPRSpec, MFSpec
 from trainer.spec.models.pnn import PNNSpec
-from trainer.spec.models.sequences import GRU4RecSpec, Item2VecSpec, SASRecSpec
+from trainer.spec.models.sequences import GRU4RecSpec, HSTUSpec, Item2VecSpec, SASRecSpec
 from trainer.spec.models.several_labels import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from trainer.spec.models.two_tower import TwoTowerSpec
 from trainer.spec.models.wukong import WukongSpec
@@ -45,6 +45,7 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
     Item2VecSpec,
     SASRecSpec,
     GRU4RecSpec,
+    HSTUSpec,
     SharedBottomSpec,
     MMoESpec,
     PLESpec,

@@ -1,4 +1,4 @@
-"""item2vec, SASRec and GRU4Rec: users' items in order."""
+"""item2vec, SASRec, HSTU and GRU4Rec: users' items in order."""
 
 from __future__ import annotations
 
@@ -102,10 +102,9 @@ class PieceSpec(SequenceSpec):
             )
 
 
-class SASRecSpec(PieceSpec):
-    """Self-attention over a user's last items (Kang and McAuley, ICDM 2018): ``blocks`` blocks with ``heads`` heads."""
+class AttentionSpec(PieceSpec):
+    """A model that attends to the items of a piece, in ``blocks`` blocks of ``heads`` heads."""
 
-    kind: Literal["sasrec"]
     blocks: int = Field(default=2, ge=1, le=64)
     heads: int = Field(default=1, ge=1, le=64)
 
@@ -114,6 +113,19 @@ class SASRecSpec(PieceSpec):
     @property
     def default_init(self) -> Init:
         return Init(kind="hash", std=0.02)
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        yield from super().problems(job)
+        if self.embedding_dim % self.heads:
+            yield FieldProblem(
+                "model.heads", f"{self.heads} heads do not divide embedding_dim {self.embedding_dim}", "use a divisor"
+            )
+
+
+class SASRecSpec(AttentionSpec):
+    """Self-attention over a user's last items (Kang and McAuley, ICDM 2018): ``blocks`` blocks with ``heads`` heads."""
+
+    kind: Literal["sasrec"]
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         dim = self.embedding_dim
@@ -127,12 +139,25 @@ class SASRecSpec(PieceSpec):
         """Return a rough estimate: the numbers that a tower of 128 and 64 units would keep."""
         return num_features * self.embedding_dim + 128 + 64 + 1
 
-    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
-        yield from super().problems(job)
-        if self.embedding_dim % self.heads:
-            yield FieldProblem(
-                "model.heads", f"{self.heads} heads do not divide embedding_dim {self.embedding_dim}", "use a divisor"
-            )
+
+class HSTUSpec(AttentionSpec):
+    """Gated attention without a softmax over a user's last items (Zhai et al., ICML 2024): ``blocks`` layers."""
+
+    kind: Literal["hstu"]
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        dim, length = self.embedding_dim, self.length
+        matrices = 5 * dim * dim
+        scores = self.heads * length * length
+        return ModelSize(
+            length * dim + self.blocks * (matrices + 5 * dim + length) + 2 * dim,
+            0,
+            # Of each layer its normed input, what was split before and after silu, the gated mean and its parts, and
+            # scores before and after silu and the mask.
+            self.blocks * (14 * length * dim + 3 * scores),
+            3 * scores,
+            length * self.blocks * (matrices + 2 * length * dim),
+        )
 
 
 class GRU4RecSpec(PieceSpec):

@@ -124,6 +124,7 @@ class SharedBottomSpec(_LabelTowersSpec):
     """Shared bottom: ``hidden`` layers that all labels share, and a tower for each (Caruana 1997)."""
 
     kind: Literal["shared_bottom"]
+    reads_vectors = True
 
     def size_on(self, inputs: int, num_labels: int) -> ModelSize:
         return self.expert(inputs) + self.label_towers(self.hidden[-1], num_labels)
@@ -133,6 +134,7 @@ class MMoESpec(_LabelTowersSpec):
     """MMoE: ``experts`` of ``hidden`` layers, and for each label a gate over them and a tower (Ma et al., KDD 2018)."""
 
     kind: Literal["mmoe"]
+    reads_vectors = True
     experts: int = later(4, ge=1, le=256)
 
     def size_on(self, inputs: int, num_labels: int) -> ModelSize:
@@ -147,6 +149,7 @@ class PLESpec(_LabelTowersSpec):
     """
 
     kind: Literal["ple"]
+    reads_vectors = True
     label_experts: int = later(2, ge=1, le=256)
     shared_experts: int = later(2, ge=1, le=256)
     levels: int = later(2, ge=1, le=16)
@@ -169,6 +172,7 @@ class ESMMSpec(SeveralLabelsSpec):
     """
 
     kind: Literal["esmm"]
+    reads_vectors = True
 
     def size_on(self, inputs: int, num_labels: int) -> ModelSize:
         one = self.tower(inputs, 1)

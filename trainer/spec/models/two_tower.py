@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from trainer.spec.base import May, Positive, later
 from trainer.spec.evaluation import ranking_parts
 from trainer.spec.models.base import OF_PRODUCTS, Init, TowerSpec, pair_fit_problems
+from trainer.spec.models.hard_negatives import WHERE, HardNegativesSpec
 from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
 
 
-class TwoTowerSpec(TowerSpec):
+class TwoTowerSpec(HardNegativesSpec, TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
     ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: what their product is divided by.
@@ -25,6 +26,7 @@ class TwoTowerSpec(TowerSpec):
     """
 
     kind: Literal["two_tower"]
+    reads_vectors = True
 
     normalize: bool = later(False)
     temperature: Positive = later(1.0)
@@ -43,10 +45,23 @@ class TwoTowerSpec(TowerSpec):
     def default_init(self) -> Init:
         return OF_PRODUCTS
 
-    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+    def size(
+        self,
+        num_features: int,
+        *,
+        num_dense: int = 0,
+        num_lists: int = 0,
+        list_ids: float = 0.0,
+        item_fields: int = 0,
+        item_numbers: int = 0,
+    ) -> ModelSize:
+        """Return the dense part; ``item_fields``, ``item_numbers``: what of the inputs is of the item table."""
         dim = self.embedding_dim
-        width = num_features * dim + num_dense
-        return self.tower(width - dim, dim) + ModelSize(1, dim, 0, 0, dim)
+        context = (num_features - 1 - item_fields) * dim + num_dense - item_numbers
+        size = self.tower(context, dim) + ModelSize(1, dim, 0, 0, dim)
+        if not (item_fields or item_numbers):
+            return size
+        return size + self.tower((1 + item_fields) * dim + item_numbers, dim)
 
     @property
     def is_softmax_of_batch(self) -> bool:
@@ -56,9 +71,18 @@ class TwoTowerSpec(TowerSpec):
         yield from super().problems(job)
         if self.loss != "bce" and "label" in job.sse and job.sse["label"].probability:
             yield FieldProblem("sse.label", f"{self.loss} has no class labels to flip", "leave it out, or use loss bce")
+        if self.hard_negatives is not None and not self.is_softmax_of_batch:
+            why = f"with {self.loss} a row is compared with its own label alone"
+            yield FieldProblem(WHERE, why, "use loss sampled_softmax, or leave it out")
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)
+        if self.hard_negatives is not None and dataset.negatives is None:
+            yield FieldProblem(
+                WHERE,
+                f"they take the place of drawn negatives, and dataset '{dataset.name}' has none",
+                "set label: {negatives: {per_positive: 1, of: item}} of the dataset, or leave it out",
+            )
         joined = [name for name, one in dataset.features.items() if one.join is not None and one.join.on == "item"]
         if joined:
             yield FieldProblem(
@@ -119,7 +143,7 @@ def _frozen_context_problems(items: str, dataset: DatasetSpec) -> Iterator[Field
                 f"'{name}' reads rows of '{items}', which are trained",
                 "give it a table of its own",
             )
-        if feature.type == "id_list" and feature.pooling == "mean":
+        if feature.is_list and feature.pooling == "mean":
             yield FieldProblem(
                 "publish.frozen_context",
                 f"a mean over '{name}' mixes frozen and trained rows",

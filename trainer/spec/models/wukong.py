@@ -22,6 +22,7 @@ class WukongSpec(ClickSpec):
     """
 
     kind: Literal["wukong"]
+    reads_vectors = True
     interaction_layers: int = later(2, ge=1, le=64)
     fm_vectors: int = later(16, ge=1, le=4096)
     linear_vectors: int = later(16, ge=1, le=4096)

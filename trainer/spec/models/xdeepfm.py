@@ -14,6 +14,7 @@ class XDeepFMSpec(FirstOrderSpec):
     """xDeepFM. ``cin_layers``: number of feature maps of each layer of the CIN."""
 
     kind: Literal["xdeepfm"]
+    reads_vectors = True
     cin_layers: tuple[Size, ...] = later((100, 100), min_length=1, max_length=16)
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:

@@ -60,8 +60,10 @@ class DropoutObjective:
     dropout(lambda: cross_entropy(net(x), y, reduction="none"), GeneratorDraws(generator)).value.mean().backward()
 
     Args:
-        module: the network; its output [b] or [b, c] is F(x).
-        layers: modules whose outputs are the h_i, each with the samples first.
+        module: the network; its output [b], [b, c] or, of sequences, [b, ..., c] is F(x). Of a tuple, as recurrent
+            modules give it with their state, it is the first.
+        layers: modules whose outputs (of a tuple the first) are the h_i, each with the samples first: of recurrent
+            modules with ``batch_first=True``.
         rate: q.
         output: the loss as a function of F(x), for the output Hessian.
     """
@@ -189,7 +191,9 @@ def _derivatives(value: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
 def _outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list that the module's forward passes within fill with their outputs."""
     outputs: list[Tensor] = []
-    handle = module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    handle = module.register_forward_hook(
+        lambda module, inputs, output: outputs.append(output[0] if isinstance(output, tuple) else output)
+    )
     try:
         yield outputs
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,7 +14,8 @@ from trainer.models.layers.mlp import HiddenLayer
 class HiddenLayers:
     """The outputs of some modules, [b, ...] each, in the order in which a forward pass comes by them.
 
-    A module that is called twice is two layers. Hooks are there within the two contexts alone, so evaluation sees
+    Of a module that gives a tuple, as torch.nn.LSTM does, it is the tuple's first. A module that is called twice is two
+    layers. Hooks are there within the two contexts alone, so evaluation sees
     nothing of them.
     """
 
@@ -44,9 +46,11 @@ class HiddenLayers:
     def _hooked(self, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
         site = 0
 
-        def hook(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        def hook(module: nn.Module, inputs: object, output: Any) -> Any:
             nonlocal site
             site += 1
+            if isinstance(output, tuple):
+                return (change(site - 1, output[0]), *output[1:])
             return change(site - 1, output)
 
         handles = [layer.register_forward_hook(hook) for layer in self.layers]

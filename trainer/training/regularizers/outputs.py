@@ -67,24 +67,32 @@ class BinaryCrossEntropy:
 
 
 class CrossEntropy:
-    """The loss -log softmax(z)_y of logits z [b, c] and classes y [b].
+    """The loss -log softmax(z)_y of logits z [b, c] and classes y [b], or of sequences, z [b, ..., c] and y [b, ...].
 
-    H_out = diag(p) - p p^T (E.4), the mean over labels from p of D loss^T D loss (claim E.1).
+    The loss of a sequence is the sum over its positions. H_out of a position is diag(p) - p p^T (E.4), the mean over
+    labels from p of D loss^T D loss (claim E.1). Positions do not mix in H_out, and labels drawn for each independently
+    (Algorithm 3) have derivatives of mean 0: what mixes in the square of their sum vanishes in expectation.
     """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(outputs, targets, reduction="none")
+        losses = cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+        return losses if targets.dim() == 1 else losses.view(targets.shape).flatten(1).sum(1)
 
     def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
-        p = torch.softmax(outputs if through else outputs.detach(), dim=1)
-        classes = torch.arange(outputs.shape[1], device=outputs.device)
-        return [Factor(self.loss(outputs, y.expand(len(outputs))), p[:, y]) for y in classes]
+        rows = _positions(outputs)
+        p = torch.softmax(rows if through else rows.detach(), dim=2)
+        return [
+            Factor(self.loss(rows[:, at], y.expand(len(rows))), p[:, at, y])
+            for at in range(rows.shape[1])
+            for y in torch.arange(rows.shape[2], device=outputs.device)
+        ]
 
     def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
-        ends = torch.softmax(outputs.detach(), dim=1).cumsum(1)
-        words = draws.uniforms(LABELS, count, outputs)
-        labels = torch.searchsorted(ends, words, right=True).clamp(max=outputs.shape[1] - 1)
-        return [Factor(self.loss(outputs, label), 1.0 / count) for label in labels.T]
+        rows = _positions(outputs)
+        ends = torch.softmax(rows.detach(), dim=2).cumsum(2)
+        words = draws.uniforms(LABELS, count * rows.shape[1], outputs).view(len(rows), count, -1).transpose(1, 2)
+        labels = torch.searchsorted(ends, words.contiguous(), right=True).clamp(max=rows.shape[2] - 1)
+        return [Factor(self.loss(rows, labels[:, :, one]), 1.0 / count) for one in range(count)]
 
 
 class SquaredError:
@@ -150,6 +158,11 @@ def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float
 def _columns(outputs: Tensor) -> Tensor:
     """Return outputs [b] or [b, ...] as [c, b], b = 0 included."""
     return outputs[None] if outputs.dim() == 1 else outputs.flatten(1).T
+
+
+def _positions(outputs: Tensor) -> Tensor:
+    """Return outputs [b, c] or [b, ..., c] as [b, positions, c]."""
+    return outputs[:, None] if outputs.dim() == 2 else outputs.flatten(1, -2)
 
 
 def _flat(outputs: Tensor) -> Tensor:

@@ -44,10 +44,11 @@ struct Batch {
 // embeddings.optim.deferred_update.DeferredUpdateCoefficients in the type of sums; null where reading a row corrects nothing.
 struct DeferredUpdate {
   const void* decay;      // [num_decay], its last entry holds for every later age
-  const void* near;       // [num_near, 4]: momentum_drift, eps_term, lookahead_correction, correction_eps by age
+  const void* near;       // [num_near, num_pairs, 4]: by age, drift and eps of two nodes each
+  const void* lookahead;  // [num_pairs, 4], as near: what the next step's update stores its rows ahead by
   const double* log_sums; // [num_log_sums], or none
-  int64_t completed, num_decay, num_near, num_log_sums;
-  double log_now, log_slope, lookahead, lookahead_eps;
+  int64_t completed, num_decay, num_near, num_pairs, num_log_sums;
+  double log_now, log_slope;
   int32_t from_start, eps_inside_root, momentum;
 };
 
@@ -87,7 +88,7 @@ struct Step {
   const void* fades;  // [num_fades, 2]: beta1^n and beta2^n
   int64_t num_fades, step;
   Rule rule;
-  int32_t fading, eps_inside_root, from_start;
+  int32_t fading, eps_inside_root, from_start, moments_decay;
 };
 
 struct UpdateCall {

@@ -38,7 +38,7 @@ inline FoundFault find_fault(const Bags& bags, int64_t num_ids, int64_t num_rows
 // element or one for the row.
 enum class Reading { STORED, DECAYED, MOMENTUM, MOMENTUM_ROWWISE };
 
-template <class W, class S, int DIM, Reading READING>
+template <class W, class S, int DIM, Reading READING, int PAIRS>
 struct Reader {
   using Real = typename Sums<W>::type;
   static constexpr int LENGTH = DIM;
@@ -93,10 +93,15 @@ struct Reader {
     const Real scale = factor * now.decay;
     if constexpr (HAS_MOMENTUM) {
       if (now.moves()) {
-        const Loss<Real> loss(now, factor, deferred->eps_inside_root);
+        const Loss<Real, PAIRS> loss(now.pairs, now.num_pairs, factor);
         const S* m = vectors + row * VECTORS * n();
-        if constexpr (ROWWISE) return read_shifted<DIM, How>(out, w, m, scale, loss(Real(load(row_values[row]))), dim);
-        else return read_with_momentum<DIM, How>(out, w, m, scale, loss, dim);
+        const bool inside = deferred->eps_inside_root;
+        if constexpr (ROWWISE) {
+          const Real v = Real(load(row_values[row]));
+          return read_shifted<DIM, How>(out, w, m, scale, inside ? loss.template of<true>(v) : loss.template of<false>(v), dim);
+        }
+        else if (inside) return read_with_momentum<DIM, How, true>(out, w, m, scale, loss, dim);
+        else return read_with_momentum<DIM, How, false>(out, w, m, scale, loss, dim);
       }
     }
     read_scaled<DIM, How>(out, w, scale, dim);
@@ -154,7 +159,7 @@ void look_up_block(const LookupCall& call, const Reader& reader, int64_t f, int6
   }
 }
 
-template <class W, class S, int DIM, Reading READING>
+template <class W, class S, int DIM, Reading READING, int PAIRS = 1>
 void look_up(const LookupCall& call) {
   const Tables& tables = *call.tables;
   const int64_t batch_size = call.batch.batch_size;
@@ -162,7 +167,7 @@ void look_up(const LookupCall& call) {
   const int64_t num_blocks = (batch_size + size - 1) / size;
   for_tasks(call.num_threads, tables.num_features * num_blocks, [&](int64_t task, int) {
     const int64_t f = task / num_blocks, start = task % num_blocks * size;
-    const Reader<W, S, DIM, READING> reader(tables, tables.features[f], call.deferred);
+    const Reader<W, S, DIM, READING, PAIRS> reader(tables, tables.features[f], call.deferred);
     look_up_block(call, reader, f, start, std::min(start + size, batch_size));
   });
 }

@@ -44,19 +44,13 @@ EVENKEEL_INLINE void read_shifted(Real* __restrict out, const W* __restrict w, c
 }
 
 // out = factor w - loss(v) m, the state being [m | v]
-template <int DIM, class How, class Real, class W, class S>
-EVENKEEL_INLINE void read_with_momentum(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Loss<Real> loss, int64_t dim) {
+template <int DIM, class How, bool INSIDE, class Real, class W, class S, class Lost>
+EVENKEEL_INLINE void read_with_momentum(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Lost loss, int64_t dim) {
   const int64_t n = length<DIM>(dim);
   const S* __restrict v = m + n;
-  if (loss.eps.inside == 0) {
-    EVENKEEL_SIMD
-    for (int64_t i = 0; i < n; ++i)
-      out[i] = How::with(out[i], factor * load(w[i]) - loss.outside(Real(load(v[i]))) * Real(load(m[i])));
-    return;
-  }
   EVENKEEL_SIMD
   for (int64_t i = 0; i < n; ++i)
-    out[i] = How::with(out[i], factor * load(w[i]) - loss(Real(load(v[i]))) * Real(load(m[i])));
+    out[i] = How::with(out[i], factor * load(w[i]) - loss.template of<INSIDE>(Real(load(v[i]))) * Real(load(m[i])));
 }
 
 // |row|^2 in double, in eight sums that are added up pairwise: the same on every machine.

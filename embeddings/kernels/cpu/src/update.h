@@ -107,29 +107,33 @@ struct SquaredGradients {
 // What Adam and RowwiseAdam share: bias-corrected paces, and how far rows are stored ahead of their momentum.
 template <class Real>
 struct AdamPace {
-  Real gain1, gain2, rate, root, ahead;
-  Eps<Real> eps, ahead_eps;
+  Real gain1, gain2, rate, root;
+  Eps<Real> eps;
+  const Pair<Real>* pairs;
+  int64_t num_pairs;
   bool inside;
 
   explicit AdamPace(const UpdateCall& call)
       : gain1(Real(1 - call.step->beta1)), gain2(Real(1 - call.step->beta2)),
         rate(Real(call.step->rate / unbiased(call.step->beta1, call))),
         root(Real(1 / std::sqrt(unbiased(call.step->beta2, call)))),
-        ahead(Real(call.deferred ? call.deferred->lookahead : 0)),
         eps(Real(call.step->eps_inside_root ? call.step->eps * unbiased(call.step->beta2, call) : call.step->eps),
             call.step->eps_inside_root),
-        ahead_eps(Real(call.deferred ? call.deferred->lookahead_eps : 1), call.step->eps_inside_root),
-        inside(call.step->eps_inside_root) {}
+        pairs(static_cast<const Pair<Real>*>(call.deferred ? call.deferred->lookahead : nullptr)),
+        num_pairs(call.deferred && call.deferred->momentum ? call.deferred->num_pairs : 0), inside(call.step->eps_inside_root) {}
 
   static double unbiased(double beta, const UpdateCall& call) { return 1 - std::pow(beta, double(call.step->step)); }
 
-  // What m is multiplied by and subtracted from the row. Both terms in one division, as in reading.
-  template <bool AHEAD_TOO, bool INSIDE>
-  Real pace(Real v) const {
-    const Real bare = std::sqrt(INSIDE ? v + eps.inside : v), now = root * bare + eps.outside;
-    if constexpr (!AHEAD_TOO) return rate / now;
-    const Real later = (INSIDE ? std::sqrt(v + ahead_eps.inside) : bare) + ahead_eps.outside;
-    return (rate * later + ahead * now) / (now * later);
+  // What the row is stored ahead by.
+  template <int PAIRS>
+  Loss<Real, PAIRS> ahead() const { return Loss<Real, PAIRS>(pairs, num_pairs, Real(1)); }
+
+  // What m is multiplied by and subtracted from the row; PAIRS 0: nothing is stored ahead.
+  template <int PAIRS, bool INSIDE>
+  Real pace(Real v, const Loss<Real, PAIRS>& ahead) const {
+    const Real bare = std::sqrt(INSIDE ? v + eps.inside : v), now = rate / (root * bare + eps.outside);
+    if constexpr (PAIRS == 0) return now;
+    else return now + ahead.template of<INSIDE>(v, bare);
   }
 };
 
@@ -137,8 +141,7 @@ template <class Real>
 struct Adam {
   static constexpr int VECTORS = 2;
   AdamPace<Real> pace;
-  bool momentum;
-  explicit Adam(const UpdateCall& call) : pace(call), momentum(call.deferred && call.deferred->momentum) {}
+  explicit Adam(const UpdateCall& call) : pace(call) {}
 
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
@@ -149,17 +152,23 @@ struct Adam {
  private:
   template <int DIM, bool INSIDE, class W, class S>
   void move(const Row<W, S, Real>& row) const {
-    if (!momentum) move<DIM, INSIDE, false, false>(row);
-    else if (!row.deferred.moves()) move<DIM, INSIDE, true, false>(row);
-    else move<DIM, INSIDE, true, true>(row);
+    if (pace.num_pairs == 0) move<DIM, INSIDE, 0, false>(row);
+    else if (pace.num_pairs > 2) move_any<INSIDE, MOST>(row);
+    else if (pace.num_pairs > 1) move_any<INSIDE, 2>(row);
+    else if (!row.deferred.moves()) move<DIM, INSIDE, 1, false>(row);
+    else move<DIM, INSIDE, 1, true>(row);
   }
 
-  template <int DIM, bool INSIDE, bool AHEAD_TOO, bool HAS_DRIFT, class W, class S>
+  // One for all lengths of rows.
+  template <bool INSIDE, int PAIRS, class W, class S>
+  __attribute__((noinline)) void move_any(const Row<W, S, Real>& row) const { move<0, INSIDE, PAIRS, true>(row); }
+
+  template <int DIM, bool INSIDE, int PAIRS, bool HAS_DRIFT, class W, class S>
   void move(const Row<W, S, Real>& row) const {
     const int64_t n = length<DIM>(row.dim);
     const Real factor = row.keep * row.deferred.decay, fade1 = row.fade1, fade2 = row.fade2;
     const Real gain1 = pace.gain1, gain2 = pace.gain2;
-    const Loss<Real> loss(row.deferred, row.keep, INSIDE);
+    const Loss<Real, PAIRS> loss(row.deferred.pairs, row.deferred.num_pairs, row.keep), ahead = pace.template ahead<PAIRS>();
     W* __restrict w = row.w;
     S* __restrict ms = row.vectors;
     S* __restrict vs = row.vectors + n;
@@ -168,11 +177,11 @@ struct Adam {
     for (int64_t i = 0; i < n; ++i) {
       const Real g = gs[i], m = Real(load(ms[i])), v = Real(load(vs[i]));
       Real theta = factor * load(w[i]);
-      if constexpr (HAS_DRIFT) theta -= (INSIDE ? loss(v) : loss.outside(v)) * m;
+      if constexpr (HAS_DRIFT) theta -= loss.template of<INSIDE>(v) * m;
       const Real first = fade1 * m + gain1 * g, second = fade2 * v + gain2 * g * g;
       store(ms[i], first);
       store(vs[i], second);
-      theta -= pace.template pace<AHEAD_TOO, INSIDE>(second) * first;
+      theta -= pace.template pace<PAIRS, INSIDE>(second, ahead) * first;
       store_drawn(w[i], theta, is_half<W> ? row.words[i] : 0);
     }
   }
@@ -186,17 +195,50 @@ struct RowwiseAdam {
 
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
+    if (pace.inside) move<DIM, true>(row);
+    else move<DIM, false>(row);
+  }
+
+ private:
+  template <int DIM, bool INSIDE, class W, class S>
+  void move(const Row<W, S, Real>& row) const {
+    if (pace.num_pairs == 0) move<DIM, INSIDE, 0>(row);
+    else if (pace.num_pairs == 1) move<DIM, INSIDE, 1>(row);
+    else move_any<INSIDE>(row);
+  }
+
+  // One for all lengths of rows.
+  template <bool INSIDE, class W, class S>
+  __attribute__((noinline)) void move_any(const Row<W, S, Real>& row) const { move<0, INSIDE, MOST>(row); }
+
+  template <int DIM, bool INSIDE, int PAIRS, class W, class S>
+  void move(const Row<W, S, Real>& row) const {
     const Real before = Real(load(*row.value));
-    const Real share = row.deferred.moves() ? Loss<Real>(row.deferred, row.keep, pace.inside)(before) : Real(0);
     const Real after = row.fade2 * before + pace.gain2 * mean_square(row.g, row.dim);
     store(*row.value, after);
-    const Real step = pace.template pace<true, true>(after), factor = row.keep * row.deferred.decay;
+    Real share = 0, step;
+    if constexpr (PAIRS == 0) {
+      step = extended_pace<INSIDE>(after);
+    } else {
+      if (row.deferred.moves())
+        share = Loss<Real, PAIRS>(row.deferred.pairs, row.deferred.num_pairs, row.keep).template of<INSIDE>(before);
+      step = pace.template pace<PAIRS, INSIDE>(after, pace.template ahead<PAIRS>());
+    }
+    const Real factor = row.keep * row.deferred.decay;
     EVENKEEL_SIMD
     for (int64_t i = 0; i < length<DIM>(row.dim); ++i) {
       const Real m = Real(load(row.vectors[i])), first = row.fade1 * m + pace.gain1 * row.g[i];
       store(row.vectors[i], first);
       store_drawn(row.w[i], factor * load(row.w[i]) - share * m - step * first, is_half<W> ? row.words[i] : 0);
     }
+  }
+
+  // AdamPace's without momentum, both parts of its quotient times another root: its last bit is that of runs so far.
+  template <bool INSIDE>
+  Real extended_pace(Real v) const {
+    const Real now = pace.root * std::sqrt(v + pace.eps.inside) + pace.eps.outside;
+    const Real other = INSIDE ? std::sqrt(v + 1) : std::sqrt(v) + 1;
+    return pace.rate * other / (now * other);
   }
 };
 
@@ -256,6 +298,7 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
       const int64_t passed = step.fading ? num_skipped + 1 : 1;
       if (passed < step.num_fades) row.fade1 = fades[2 * passed], row.fade2 = fades[2 * passed + 1];
       else row.fade1 = Real(std::pow(step.beta1, double(passed))), row.fade2 = Real(std::pow(step.beta2, double(passed)));
+      if (step.moments_decay) row.fade1 *= row.deferred.decay, row.fade2 *= row.deferred.decay * row.deferred.decay;
       if constexpr (is_half<W>) draw_words(words, uint64_t(step.step), uint64_t(r), table, dim);
       rule.template operator()<DIM>(row);
     }

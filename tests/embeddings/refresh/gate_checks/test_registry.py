@@ -23,7 +23,8 @@ def items(seed: int) -> ItemVectors:
 
 
 def comparison(seed: int = 1) -> Comparison:
-    return Comparison(items(0), items(seed), np.ones(N, dtype=bool))
+    before = {"newly_carried": 0.1}
+    return Comparison(items(0), items(seed), np.ones(N, dtype=bool), anchor=items(0), metrics_before=before)
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.__name__ != "FrozenProbes"])

@@ -176,7 +176,7 @@ def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
         np.testing.assert_array_equal(found[rows < NUM_ITEMS], vectors[rows[rows < NUM_ITEMS]])
         assert not found[rows >= NUM_ITEMS].any()
         np.testing.assert_array_equal(reader.open().vectors, vectors)
-    # Blocks are as long as whoever loaded them says, whatever this release would make.
+    # Blocks are as long as their writer says, whatever this release would make.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redis_packed, "BLOCK_BYTES", 4000)
         np.testing.assert_array_equal(opened().collection("items").lookup([NUM_ITEMS - 1])[2], vectors[[-1]])
@@ -608,7 +608,7 @@ def test_a_damaged_object_is_refused(s3_address: str, tmp_path: Path) -> None:
         other.open("v000002")
     assert other.open().version == "v000001"
     assert "v000002" in other.damaged()
-    # Whoever has the file is not concerned.
+    # Readers that have the file are not concerned.
     assert_serves(collection, 2)
     # A damaged file of a mirror is fetched again.
     (file,) = (tmp_path / "b").rglob("v000001/items.arrow")

@@ -1,4 +1,4 @@
-"""Settings that name items lose those that were erased, whoever saves them and when."""
+"""Settings that name items lose those that were erased, by whichever process they are saved, and when."""
 
 from __future__ import annotations
 

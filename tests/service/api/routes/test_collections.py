@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embeddings.store.collection import directory
-from embeddings.store.files import writer_lock
+from embeddings.store.files import read_document, replace_document, writer_lock
 from service.core.settings import Settings
 from service.features import neighbors, snapshots
 from tests.service import published
@@ -223,6 +223,16 @@ async def test_a_damaged_version_says_so(client, settings: Settings):
     assert answer.status_code == 500
     assert answer.json()["type"] == "urn:evenkeel:store-corrupt"
     assert "promote another version" in answer.json()["errors"][0]["remedy"]
+
+
+async def test_a_collection_of_a_newer_version_says_so(client, settings: Settings):
+    published.publish(settings)
+    (current,) = (settings.home / "store").rglob("CURRENT")
+    replace_document(current, {**read_document(current), "format": 2})
+    answer = await client.post("/v1/collections/items/vectors", json={"ids": [10]})
+    assert answer.status_code == 500
+    assert answer.json()["type"] == "urn:evenkeel:store-newer"
+    assert "install the version that wrote it" in answer.json()["errors"][0]["remedy"]
 
 
 async def test_vectors_role_serves_features_alone(settings: Settings):

@@ -188,6 +188,9 @@ async def test_versions_their_age_and_verdicts(app: FastAPI, client: httpx.Async
     assert states == {"published": 1, "held": 1, "superseded": 1}
     assert of("evenkeel_collection_held", "items") == 1
     assert of("evenkeel_collection_held", "films") == 0
+    assert 0 < of("evenkeel_collection_held_seconds", "items") < 300
+    assert of("evenkeel_collection_held_seconds", "films") == 0
+    assert of("evenkeel_collection_max_held", "items") == 3
     assert of("evenkeel_gate_value", "items", metric="mean_cosine") == 0.1
     assert of("evenkeel_gate_failed", "items") == 1
     assert of("evenkeel_collection_unreadable", "items") == 0

@@ -158,34 +158,6 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Service]]:
         service.stop()
 
 
-def test_a_job_is_published_and_another_is_cancelled(ray_cluster: Any, started: Any) -> None:
-    """The run directories are shared; the service is killed while the first one trains."""
-    service = started(ray_cluster)
-    job_id = service.submit(epochs=20)
-    service.wait(job_id, lambda job: job["metrics"], ended=True)
-    service.kill()
-    service.start()
-    done = service.ended(job_id)
-    assert (done["state"], done["attempt"], done["error"]) == ("succeeded", 1, None), service.log(job_id)
-    assert done["publication"]["status"] == "published"
-    epochs = [one["epoch"] for one in done["metrics"] if one["split"] == "train"]
-    assert epochs == list(range(1, 21))
-    log = service.log(job_id)
-    assert log.count(f"Running entrypoint for job {job_id}-1") == 1
-    assert "epoch 20" in log
-    answer = service.client.post("/v1/collections/items/vectors", json={"ids": [1, 2]})
-    assert answer.status_code == 200
-    assert {item["status"] for item in answer.json()["items"]} == {"found"}
-
-    long = service.submit(epochs=1000)
-    service.wait(long, lambda job: job["metrics"])
-    assert service.client.post(f"/v1/jobs/{long}/cancel").status_code == 202
-    assert service.ended(long)["state"] == "cancelled"
-    events = (service.served.settings.run_dir(long) / "events.jsonl").read_text()
-    assert '"state":"cancelled"' in events, "it had the time to write its checkpoint"
-    until(lambda: processes_of(service.served.settings.run_dir(long)) == [])
-
-
 def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(started: Any, tmp_path: Path) -> None:
     """Events come over HTTP; the service and then the cluster's head are killed; the retry goes on on a new head."""
     cluster = Cluster()
@@ -225,7 +197,58 @@ def test_runs_of_a_cluster_that_shares_nothing_report_and_outlive_its_head(start
         cluster.stop()
 
 
-# Minutes: `make test-long` has it.
+def test_runs_of_a_cluster_keep_their_files_in_s3(
+    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Driver and ranks have caches alone: what the job left lies in the bucket, and goes with the job."""
+    with store_servers.s3_server() as address:
+        access = store_servers.CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{address}"}
+        for name, value in access.items():
+            monkeypatch.setenv(name, value)
+        cluster = Cluster()
+        try:
+            for host, start_host in (("head", cluster.start_head), ("node", cluster.start_node)):
+                cluster.environment["EVENKEEL_CACHE"] = str(tmp_path / host)
+                start_host()
+            service = started(
+                cluster, EVENKEEL_RUN_STORAGE="s3://vectors/runs", EVENKEEL_CACHE=str(tmp_path / "here"), **access
+            )
+            job_id = service.submit(epochs=3)
+            done = service.ended(job_id)
+            assert (done["state"], done["attempt"]) == ("succeeded", 1), (done, service.log(job_id)[-5000:])
+            assert done["publication"]["status"] == "published"
+            assert [one["epoch"] for one in done["metrics"] if one["split"] == "train"] == [1, 2, 3]
+            assert not (service.served.settings.run_dir(job_id) / "checkpoints").exists()
+            storage = open_storage("s3://vectors/runs")
+            assert any("checkpoints/" in one.name for one in storage.list(job_id))
+            # Its processes may be about to end.
+            until(lambda: service.client.delete(f"/v1/jobs/{job_id}").status_code == 204)
+            assert storage.list(job_id) == []
+        finally:
+            cluster.stop()
+
+
+def test_a_job_is_published_though_the_service_is_killed(ray_cluster: Any, started: Any) -> None:
+    """The run directories are shared. The last test: its cluster is at work until all of the file have ended."""
+    service = started(ray_cluster)
+    job_id = service.submit(epochs=20)
+    service.wait(job_id, lambda job: job["metrics"], ended=True)
+    service.kill()
+    service.start()
+    done = service.ended(job_id)
+    assert (done["state"], done["attempt"], done["error"]) == ("succeeded", 1, None), service.log(job_id)
+    assert done["publication"]["status"] == "published"
+    epochs = [one["epoch"] for one in done["metrics"] if one["split"] == "train"]
+    assert epochs == list(range(1, 21))
+    log = service.log(job_id)
+    assert log.count(f"Running entrypoint for job {job_id}-1") == 1
+    assert "epoch 20" in log
+    answer = service.client.post("/v1/collections/items/vectors", json={"ids": [1, 2]})
+    assert answer.status_code == 200
+    assert {item["status"] for item in answer.json()["items"]} == {"found"}
+
+
+# Minutes: `make test-long` has them.
 if os.environ.get("EVENKEEL_TEST_NODES"):
 
     @pytest.mark.long
@@ -265,34 +288,14 @@ if os.environ.get("EVENKEEL_TEST_NODES"):
         finally:
             cluster.stop()
 
-
-def test_runs_of_a_cluster_keep_their_files_in_s3(
-    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Driver and ranks have caches alone: what the job left lies in the bucket, and goes with the job."""
-    with store_servers.s3_server() as address:
-        access = store_servers.CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{address}"}
-        for name, value in access.items():
-            monkeypatch.setenv(name, value)
-        cluster = Cluster()
-        try:
-            for host, start_host in (("head", cluster.start_head), ("node", cluster.start_node)):
-                cluster.environment["EVENKEEL_CACHE"] = str(tmp_path / host)
-                start_host()
-            service = started(
-                cluster, EVENKEEL_RUN_STORAGE="s3://vectors/runs", EVENKEEL_CACHE=str(tmp_path / "here"), **access
-            )
-            job_id = service.submit(epochs=3)
-            done = service.ended(job_id)
-            assert (done["state"], done["attempt"]) == ("succeeded", 1), (done, service.log(job_id)[-5000:])
-            assert done["publication"]["status"] == "published"
-            assert [one["epoch"] for one in done["metrics"] if one["split"] == "train"] == [1, 2, 3]
-            assert not (service.served.settings.run_dir(job_id) / "checkpoints").exists()
-            storage = open_storage("s3://vectors/runs")
-            assert any("checkpoints/" in one.name for one in storage.list(job_id))
-            again = service.submit(epochs=1, init_from={"job": job_id})
-            assert service.ended(again)["state"] == "succeeded", service.log(again)[-5000:]
-            assert service.client.delete(f"/v1/jobs/{job_id}").status_code == 204
-            assert storage.list(job_id) == []
-        finally:
-            cluster.stop()
+    @pytest.mark.long
+    def test_a_job_is_cancelled(ray_cluster: Any, started: Any) -> None:
+        """The whole way; of its parts there are tests: the executors' contract, SIGTERM, a run in a joined cluster."""
+        service = started(ray_cluster)
+        long = service.submit(epochs=1000)
+        service.wait(long, lambda job: job["metrics"])
+        assert service.client.post(f"/v1/jobs/{long}/cancel").status_code == 202
+        assert service.ended(long)["state"] == "cancelled"
+        events = (service.served.settings.run_dir(long) / "events.jsonl").read_text()
+        assert '"state":"cancelled"' in events, "it had the time to write its checkpoint"
+        until(lambda: processes_of(service.served.settings.run_dir(long)) == [])

@@ -12,7 +12,7 @@ import pytest
 from trainer.data.columns.numeric import Numeric, as_floats, fitted, numeric_of
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
-from trainer.data.sources.infer import profile
+from trainer.data.sources.figures import profile
 from trainer.sizing.estimate import estimate
 from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.spec.models.base import ModelSpec

@@ -16,6 +16,9 @@ import pytest
 ROWS, NUM_IDS, NUM_NUMBERS, CHUNK = 1_000_000, 6, 3, 1 << 14
 LIMIT = 48 << 20
 """Bytes beyond what the process had: less than the columns take (72 MB), and many times a chunk."""
+LIMIT_OF_TASKS = 64 << 20
+"""As LIMIT: a task and the process that leads are one here, with the threads of both."""
+STACK_KIB = 512
 MANY_IDS = 1_500_000
 LIMIT_OF_IDS = 280 << 20
 """As LIMIT. With runs on disk less than 200 MiB do, and in memory 360 do not."""
@@ -23,6 +26,7 @@ LIMIT_OF_IDS = 280 << 20
 PREPARE = """
 import resource, sys
 from pathlib import Path
+import pyarrow as pa
 from trainer.data.columns import numeric
 from trainer.data.prepare import drift, encode, examples, writing
 from trainer.data.prepare.preparation import prepare
@@ -33,6 +37,14 @@ Source.stream.__defaults__ = (int(sys.argv[4]),)
 examples.CHUNK_ROWS = writing._REMAP_ROWS = numeric._PIECE_ROWS = drift._SAMPLE_ROWS = int(sys.argv[4])
 encode.IDS_BYTES = int(sys.argv[5])
 folder = Path(sys.argv[1])
+hosts = None
+if sys.argv[6] == "tasks":
+    pa.set_io_thread_count(1)
+    from tests.trainer.data.prepare.test_by_tasks import HostsHere
+    from trainer.data.prepare.by_tasks import assembly, stages
+
+    assembly.SPAN_ROWS, stages.CHUNK_ROWS = 4 * int(sys.argv[4]), int(sys.argv[4])
+    hosts = HostsHere(folder / "tasks")
 for name in ("few", "many"):
     dataset, job = load_documents(folder / f"{name}.yaml")
     if name == "many":
@@ -40,7 +52,9 @@ for name in ("few", "many"):
         had = int(status["VmData"].split()[0]) << 10
         # Private memory alone: what is memory-mapped from files is the operating system's to give and take.
         resource.setrlimit(resource.RLIMIT_DATA, (had + int(sys.argv[3]),) * 2)
-    data = prepare(dataset, job, folder / f"prepared-{name}", threads=int(sys.argv[2]))
+    data = prepare(dataset, job, folder / f"prepared-{name}", threads=int(sys.argv[2]), hosts=hosts)
+    if name == "many" and hosts is not None:
+        assert len(hosts.performed) > 40, hosts.performed
 print(sum(data.num_examples.values()))
 """
 
@@ -64,12 +78,18 @@ def write_columns(folder: Path, name: str, columns: dict[str, Any]) -> None:
 
 
 def prepared(
-    folder: Path, limit: int, threads: int, chunk: int = CHUNK, ids_bytes: int = 1 << 29
+    folder: Path, limit: int, threads: int, chunk: int = CHUNK, ids_bytes: int = 1 << 29, by: str = "process"
 ) -> subprocess.CompletedProcess[str]:
     numbers = (threads, limit, chunk, ids_bytes)
-    command = [sys.executable, "-c", PREPARE, str(folder), *map(str, numbers)]
+    # Stacks of threads count as private memory, used or not, and how many Arrow begins is a matter of timing.
+    small_stacks = ["sh", "-c", f'ulimit -s {STACK_KIB} && exec "$@"', "sh"]
+    command = [*small_stacks, sys.executable, "-c", PREPARE, str(folder), *map(str, numbers), by]
     # Arrow's own allocator takes memory from the operating system in large pieces, used or not.
-    environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+    environment = os.environ | {
+        "EVENKEEL_CACHE": str(folder / "cache"),
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "MALLOC_ARENA_MAX": "1",
+    }
     return subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
 
 
@@ -85,6 +105,9 @@ def test_many_rows_are_prepared_in_the_memory_of_a_few_chunks(tmp_path):
         (tmp_path / "prepared-many" / "prepared.json").unlink(missing_ok=True)
         at_once = prepared(tmp_path, limit, threads=2, chunk=ROWS)
         assert (at_once.returncode == 0) == held, at_once.stderr
+    (tmp_path / "prepared-many" / "prepared.json").unlink()
+    by_tasks = prepared(tmp_path, LIMIT_OF_TASKS, threads=2, by="tasks")
+    assert by_tasks.returncode == 0, by_tasks.stderr
 
 
 @pytest.mark.process

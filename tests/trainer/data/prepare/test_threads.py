@@ -43,6 +43,9 @@ class Case:
     warm_start: bool = False
     capacity: bool = False
     strings: bool = True
+    vectors: bool = False
+    filtered: bool = False
+    half: int | None = None
     num_rows: int = 150
     seed: int = 0
 
@@ -64,6 +67,8 @@ CASES = st.builds(
     warm_start=st.booleans(),
     capacity=st.booleans(),
     strings=st.booleans(),
+    vectors=st.booleans(),
+    filtered=st.booleans(),
     num_rows=st.integers(100, 250),
     seed=st.integers(0, 1 << 20),
 )
@@ -87,6 +92,9 @@ def write_rows(case: Case, folder: Path) -> None:
     if case.has_lists:
         columns["tags"] = [rng.integers(0, 30, length).tolist() for length in lengths]
         columns["w"] = [rng.random(length).tolist() for length in lengths]
+    if case.has_lists and case.vectors:
+        columns["v"] = [rng.random(3).tolist() if there else None for there in rng.random(count) < 0.9]
+        columns["title"] = [" ".join(rng.choice(["red", "blue", "shoe", "hat"], 2)) for _ in range(count)]
     if case.bad_rows:
         prices = columns["price"].to_pylist()
         for row in rng.choice(count, 5):
@@ -120,6 +128,9 @@ def specs(case: Case, folder: Path) -> tuple[DatasetSpec, JobSpec]:
             features["history"] = {"type": "id_list", "derive": derive, "shares": "item"}
         if case.has_lists:
             features["tags"] = {"type": "id_list"} | ({"weights": "w"} if case.weighted else {})
+        if case.has_lists and case.vectors:
+            features["v"] = {"type": "vector", "dim": 3}
+            features["title"] = {"type": "text", "ngrams": {"words": [1, 2], "buckets": 64}}
     label = {
         "column": {"column": "click"},
         "rule": {"rule": "rating >= 3"},
@@ -131,6 +142,8 @@ def specs(case: Case, folder: Path) -> tuple[DatasetSpec, JobSpec]:
     }  # fmt: skip
     if case.bad_rows:
         dataset["max_bad_rows"] = 0.5
+    if case.filtered:
+        dataset["filter"] = "rating >= 1 and click <= 1"
     split = {"kind": case.split} | ({"column": "side"} if case.split == "column" else {})
     job: dict[str, Any] = {
         "name": "job",
@@ -168,7 +181,7 @@ def prepared_bytes(case: Case, folder: Path, threads: int, name: str = "") -> di
             earlier = dataset.model_copy(update={"uri": str(folder / "rows" / f"a.{case.format}")})
             first = folder_of_one / "first"
             base = base_of(prepare(earlier, job, first, threads=threads), first)
-        prepare(dataset, job, target, threads=threads, **base)
+        prepare(dataset, job, target, threads=threads, half=case.half, **base)
     except DataError as error:
         return {"error": str(error).encode()}
     found = contents(target)

@@ -14,7 +14,8 @@ import yaml
 
 from trainer.data.errors import DataError
 from trainer.data.sources.click_log import ClickLog, generate
-from trainer.data.sources.infer import as_yaml, infer, profile, propose
+from trainer.data.sources.figures import profile
+from trainer.data.sources.infer import as_yaml, infer, propose
 from trainer.spec import parse_dataset
 
 
@@ -123,7 +124,7 @@ def test_what_is_no_feature_is_left_out(tmp_path):
         tags=[[n % 3] for n in range(rows)],
         price=[n * 0.37 for n in range(rows)],
         constant=[1] * rows,
-        review=["a long text of many words " * 5 + str(n) for n in range(rows)],
+        digest=[f"{n:080x}" for n in range(rows)],
         position=[None if n == 5 else n for n in range(rows)],
         **{"app category": [n % 4 for n in range(rows)], "label": [n % 2 for n in range(rows)]},
     )
@@ -134,7 +135,60 @@ def test_what_is_no_feature_is_left_out(tmp_path):
         "app_category": {"type": "id", "column": "app category"},
     }
     assert "order" not in found  # its column has a null
+    (note,) = propose(path).notes
+    assert note.endswith("column 'digest': strings of about 80 characters without words: neither ids nor texts")
     assert found["name"] == "clicks-2026"
+
+
+def test_strings_of_words_are_proposed_as_texts(tmp_path):
+    """Long ones, and short ones of which there are many; few names of several words are categories."""
+    rows = 120
+    path = write(
+        tmp_path,
+        item=list(range(rows)),
+        review=["a long text of many words " * 5 + str(n % 3) for n in range(rows)],
+        title=[None if n == 7 else f"The title {n}" for n in range(rows)],
+        shelf=[f"On shelf {n % 99}" for n in range(rows)],
+        code=[f"c-{n}" for n in range(rows)],
+        click=[n % 2 for n in range(rows)],
+    )
+    proposal = propose(path)
+    kinds = {name: feature["type"] for name, feature in proposal.document["features"].items()}
+    assert kinds == {"item": "id", "review": "text", "title": "text", "shelf": "id", "code": "id"}
+    assert "'title' has about 3 words: a text, read by its hashed n-grams" in as_yaml({}, proposal.notes)
+    found = profile(parse_dataset(proposal.document))["features"]
+    assert found["title"]["nulls"] == 1
+    assert found["title"]["distinct"] == rows - 1 + 2
+    assert found["review"]["distinct"] == 6 + 3
+
+
+def test_lists_of_numbers_of_one_length_are_proposed_as_vectors(tmp_path):
+    rows = 20
+    numbers = [None if n == 3 else [0.5 * n, 1.0, 2.0] for n in range(rows)]
+    path = write(
+        tmp_path,
+        item=list(range(rows)),
+        fixed=pa.array(numbers, pa.list_(pa.float32(), 3)),
+        lists=pa.array(numbers, pa.list_(pa.float64())),
+        ragged=[[1.5] * (n % 3) for n in range(rows)],
+        tags=[[n % 3, 1] for n in range(rows)],
+        click=[n % 2 for n in range(rows)],
+    )
+    proposal = propose(path)
+    vector = {"type": "vector", "dim": 3}
+    expected = {"item": {"type": "id"}, "fixed": vector, "lists": vector, "tags": {"type": "id_list"}}
+    assert proposal.document["features"] == expected
+    (note,) = proposal.notes
+    assert note.endswith("column 'ragged': lists of numbers of different lengths: no vectors, which all have one")
+    found = profile(parse_dataset(proposal.document))["features"]
+    lengths = [np.linalg.norm(one) for one in numbers if one is not None]
+    assert found["lists"] == {
+        "column": "lists",
+        "nulls": 1,
+        "bad": 0,
+        "dim": 3,
+        "mean_length": pytest.approx(np.mean(lengths)),
+    }
 
 
 def test_yaml_reads_back_as_the_same_spec(tmp_path):
@@ -216,6 +270,7 @@ def test_profile_of_several_labels_has_each(tmp_path):
 @pytest.mark.process
 def test_no_torch():
     code = "import sys, trainer.data.sources.infer, trainer.sizing.estimate, trainer.data.sources.click_log\n"
+    code += "import trainer.data.sources.figures\n"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

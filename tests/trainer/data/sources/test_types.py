@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from trainer.data.columns import values
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
-from trainer.data.sources.infer import as_yaml, infer, profile, propose
+from trainer.data.sources.figures import profile
+from trainer.data.sources.infer import as_yaml, infer, propose
 from trainer.data.sources.readers.parquet import ParquetReader
 from trainer.data.sources.source import Source
 from trainer.data.sources.types import common_type, fields_of, plain_type

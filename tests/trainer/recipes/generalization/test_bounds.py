@@ -134,6 +134,13 @@ def test_measures_have_bounds_of_classifiers_alone(make_run: Callable[..., Run])
     assert found["test"] == pytest.approx(np.mean(1 - np.exp(-test)))
     assert found["pac_bayes"]["bound"] == pytest.approx(found["pac_bayes"]["loss"] + found["pac_bayes"]["gap"])
     assert found["pac_bayes"]["bound"] > found["test"]
+    # Two ids a row, two layers: Li and Lyu's preliminaries.
+    of = {name: float(one.detach().norm()) for name, one in subject.model.dense_parameters() if one.ndim == 2}
+    rows = [float(subject.read.tables.weight(name)[2:].norm()) for name in ("user", "item")]
+    spread = math.sqrt(2 * math.log(2) * 2) + 1
+    expected = math.prod(of.values()) * math.hypot(*rows) * spread * math.sqrt(2 * len(train)) / len(train)
+    assert len(of) == 2
+    assert found["norm_bound"] == pytest.approx(expected, rel=1e-6)
     assert random_fit(subject) == {"rows": len(train), "fit": pytest.approx(np.mean(2 * np.exp(-train) - 1))}
     focal = subject_of(make_run("focal", model=model | {"loss": "focal"}, epochs=1, evaluation=RANDOM))
     assert "bounds" not in measures(focal)

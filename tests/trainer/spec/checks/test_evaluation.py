@@ -176,7 +176,7 @@ def test_jobs_that_do_not_fit_the_dataset(changes, dataset, message):
 
 
 def test_labels_have_one_source():
-    with pytest.raises(SpecError, match="exactly one of column, rule, negatives and value"):
+    with pytest.raises(SpecError, match="exactly one of column, rule, negatives, value and positive"):
         dataset_of(label={"value": "rating", "column": "click"})
     assert dataset_of(label=VALUE).label.value == "rating"
     job_of(model=MF).against(dataset_of(label=VALUE))

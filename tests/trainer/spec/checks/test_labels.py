@@ -31,7 +31,7 @@ def job_of(**changes: Any):
         ({"labels": None}, "label: Field required: give label, or labels by name"),
         ({"labels": {}}, "label: Field required: give label, or labels by name"),
         ({"labels": {"a b": {"column": "click"}}}, "String should match pattern"),
-        ({"labels": {"click": {}}}, "labels.click: give exactly one of column, rule, negatives and value"),
+        ({"labels": {"click": {}}}, "labels.click: give exactly one of column, rule, negatives, value and positive"),
         ({"labels": {"click": {"column": "c", "weight": 0}}}, "labels.click.weight: Input should be greater than 0"),
         ({"labels": {"click": {"column": "c", "wieght": 1}}}, "labels.click.wieght: no such field: check the spelling"),
         ({"labels": {"click": {"column": "c", "metrics": ["ac"]}}}, "labels.click.metrics.0: no such metric"),

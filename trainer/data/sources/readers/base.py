@@ -51,17 +51,34 @@ class Reader(ABC):
         """Yield the rows of one file in their order, in batches of up to ``chunk_rows`` with exactly these columns."""
 
     def read_batches_from(
-        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int
+        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield :meth:`read_batches` without the rows before ``first_row``; a format may pass over them unread."""
+        """Yield :meth:`read_batches` without the rows before ``first_row`` and from ``stop_row`` on.
+
+        A format may pass over these unread.
+        """
+        begin = 0
         for batch in self.read_batches(path, columns, chunk_rows):
-            if first_row < batch.num_rows:
-                yield batch.slice(first_row)
-            first_row = max(0, first_row - batch.num_rows)
+            end = begin + batch.num_rows if stop_row is None else min(begin + batch.num_rows, stop_row)
+            if max(first_row, begin) < end:
+                yield batch.slice(max(0, first_row - begin), end - max(first_row, begin))
+            begin += batch.num_rows
+            if stop_row is not None and begin >= stop_row:
+                return
+
+    def passes_over_rows(self, path: FilePath) -> bool:
+        """Return whether the rows of a file before one that is asked for are passed over unread."""
+        return False
+
+    def rows_in(self, path: FilePath) -> int | None:
+        """Return the rows of one file where that is known without reading it."""
+        return None
 
     def num_rows(self) -> int | None:
         """Return the rows of all files where that is known without reading them."""
-        return None
+        counts = [self.rows_in(path) for path in self.paths]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def integer_span(self, column: str) -> int | None:
         """Return max - min + 1 of a column of integers where that is known without reading it."""
@@ -129,9 +146,9 @@ class Reader(ABC):
         return self._schemas[path]
 
     def batches(
-        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int = 0
+        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int = 0, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file from ``first_row`` on, as :meth:`read_batches` does.
+        """Yield the rows of one file from ``first_row`` on, and before ``stop_row``, as :meth:`read_batches` does.
 
         Raises:
             DataError: the file cannot be read.
@@ -141,8 +158,8 @@ class Reader(ABC):
         stored = [name for name in columns if name not in lacking] or schema.names[:1]
         read = list(dict.fromkeys(name if self.reads_fields else nested.get(name, (name,))[0] for name in stored))
         with self.reading(path):
-            if first_row:
-                batches = self.read_batches_from(path, read, chunk_rows, first_row)
+            if first_row or stop_row is not None:
+                batches = self.read_batches_from(path, read, chunk_rows, first_row, stop_row)
             else:
                 batches = self.read_batches(path, read, chunk_rows)
             if not (nested.keys() | lacking.keys()) & set(columns):

@@ -43,8 +43,8 @@ class FeatherReader(ScannedReader):
                 for start in range(0, chosen.num_rows, chunk_rows):
                     yield chosen.slice(start, chunk_rows)
 
-    def num_rows(self) -> int | None:
-        return None if any(self._is_stream(path) for path in self.paths) else super().num_rows()
+    def rows_in(self, path: FilePath) -> int | None:
+        return None if self._is_stream(path) else super().rows_in(path)
 
     def _is_stream(self, path: FilePath) -> bool:
         """Return whether a file holds a stream.

@@ -19,7 +19,7 @@ from trainer.data.sources.readers.base import TextReader, text_of, with_compress
 _BLOCK_BYTES = 1 << 24
 _ROW = re.compile(r"in row (\d+)$")
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_MAX_DEPTH = 256
+MAX_DEPTH = 256
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")
 _OTHER_BYTES = bytes(set(range(256)) - set(b'"[]{}'))
 
@@ -75,8 +75,8 @@ class JsonLinesReader(TextReader):
         first_row = 0
         for block in self._blocks(path):
             # Arrow follows any depth with its stack, until the process dies.
-            if _depth(block) > _MAX_DEPTH:
-                raise self.unreadable(path, f"lists or objects lie more than {_MAX_DEPTH} deep in one another")
+            if depth_of(block) > MAX_DEPTH:
+                raise self.unreadable(path, f"lists or objects lie more than {MAX_DEPTH} deep in one another")
             read = pa.json.ReadOptions(use_threads=False, block_size=len(block))
             try:
                 table = pa.json.read_json(pa.BufferReader(block), read, parse)
@@ -103,7 +103,7 @@ class JsonLinesReader(TextReader):
             yield rest
 
 
-def _depth(block: bytes) -> int:
+def depth_of(block: bytes) -> int:
     """Return how deep lists and objects lie in one another, as far as the block is JSON."""
     text = _ESCAPE.sub(b"", block) if b"\\" in block else block
     marks = np.frombuffer(text.translate(_AS_BRACES, _OTHER_BYTES), np.int8)

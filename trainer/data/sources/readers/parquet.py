@@ -27,19 +27,23 @@ class ParquetReader(Reader):
             yield from file.iter_batches(chunk_rows, columns=columns, use_threads=True)
 
     def read_batches_from(
-        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int
+        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path)) as file:
-            groups, begin = list(range(file.metadata.num_row_groups)), 0
-            while groups and begin + file.metadata.row_group(groups[0]).num_rows <= first_row:
-                begin += file.metadata.row_group(groups.pop(0)).num_rows
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+            stop_row = sum(sizes) if stop_row is None else min(stop_row, sum(sizes))
+            groups, begin = list(range(len(sizes))), 0
+            while groups and begin + sizes[groups[0]] <= first_row:
+                begin += sizes[groups.pop(0)]
+            while groups and sum(sizes[: groups[-1]]) >= stop_row:
+                groups.pop()
             if not groups:
                 return
             # Cut where read_batches cuts when it comes to ``first_row`` at the end of a batch.
-            skip, rest = first_row - begin, pa.table({})
+            skip, left, rest = first_row - begin, stop_row - first_row, pa.table({})
             for batch in file.iter_batches(chunk_rows, row_groups=groups, columns=columns, use_threads=True):
-                taken = pa.Table.from_batches([batch.slice(min(skip, batch.num_rows))])
-                skip = max(0, skip - batch.num_rows)
+                taken = pa.Table.from_batches([batch.slice(min(skip, batch.num_rows), left)])
+                skip, left = max(0, skip - batch.num_rows), left - taken.num_rows
                 rest = pa.concat_tables([rest, taken]) if rest.num_columns else taken
                 if rest.num_rows >= chunk_rows:
                     yield _one_batch(rest.slice(0, chunk_rows))
@@ -47,8 +51,11 @@ class ParquetReader(Reader):
             if rest.num_rows:
                 yield _one_batch(rest)
 
-    def num_rows(self) -> int:
-        return sum(pq.read_metadata(opened(path)).num_rows for path in self.paths)
+    def passes_over_rows(self, path: FilePath) -> bool:
+        return True
+
+    def rows_in(self, path: FilePath) -> int:
+        return int(pq.read_metadata(opened(path)).num_rows)
 
     def integer_span(self, column: str) -> int | None:
         """Return max - min + 1 by the statistics of the row groups; None where one has none."""

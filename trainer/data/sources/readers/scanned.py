@@ -29,8 +29,8 @@ class ScannedReader(Reader):
             batch.validate(full=True)
             yield batch
 
-    def num_rows(self) -> int | None:
-        return sum(self._fragment(path).count_rows() for path in self.paths)
+    def rows_in(self, path: FilePath) -> int | None:
+        return int(self._fragment(path).count_rows())
 
     def _fragment(self, path: FilePath) -> Any:
         import pyarrow.dataset

@@ -46,14 +46,18 @@ class DeltaReader(ParquetReader):
             row += batch.num_rows
 
     def read_batches_from(
-        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int
+        self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
         # Row groups are passed over by the rows that they hold, not by those that the table has.
-        of = Reader if path in self._kept else ParquetReader
-        return of.read_batches_from(self, path, columns, chunk_rows, first_row)
+        of = ParquetReader if self.passes_over_rows(path) else Reader
+        return of.read_batches_from(self, path, columns, chunk_rows, first_row, stop_row)
 
-    def num_rows(self) -> int:
-        return super().num_rows() - sum(int((~self._kept[path]).sum()) for path in self.paths if path in self._kept)
+    def passes_over_rows(self, path: FilePath) -> bool:
+        return path not in self._kept
+
+    def rows_in(self, path: FilePath) -> int:
+        kept = self._kept.get(path)
+        return super().rows_in(path) if kept is None else int(kept.sum())
 
 
 class DeltaTable(TableFormat):

@@ -53,9 +53,9 @@ class IcebergReader(Reader):
             for start in range(0, chosen.num_rows, chunk_rows):
                 yield chosen.slice(start, chunk_rows)
 
-    def num_rows(self) -> int | None:
-        tasks = [self._tasks[path] for path in self.paths]
-        return None if any(task.delete_files for task in tasks) else sum(task.file.record_count for task in tasks)
+    def rows_in(self, path: FilePath) -> int | None:
+        task = self._tasks[path]
+        return None if task.delete_files else int(task.file.record_count)
 
 
 class IcebergTable(TableFormat):

@@ -21,7 +21,8 @@ import pytest
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
-from trainer.data.sources.infer import column_names, infer, profile
+from trainer.data.sources.figures import profile
+from trainer.data.sources.infer import column_names, infer
 from trainer.data.sources.readers import json_lines
 from trainer.data.sources.readers.base import COMPRESSIONS
 from trainer.data.sources.readers.registry import READERS, reader_of

@@ -46,9 +46,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+TRAIN = "from service.cli.entrypoint import main; main()"
+PREPARE = """
+from trainer.data.prepare.preparation import prepare
+from trainer.spec import load_documents
+prepare(*load_documents("job.yaml"), "data")
+"""
+
+
+def run(code: str, site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "job.yaml").write_text(SPEC)
-    code = "from service.cli.entrypoint import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, "train", "job.yaml"],
         cwd=folder, capture_output=True, text=True, timeout=300, check=False,
@@ -60,7 +67,7 @@ def train(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_its_rows_are_prepared_and_trained(site: Path, tmp_path: Path) -> None:
     table = ClickLog(num_rows=2000, num_days=1).day_table(0)
     np.savez(tmp_path / "rows.npz", **{name: table[name].to_numpy() for name in table.column_names})
-    done = train(site, tmp_path)
+    done = run(TRAIN, site, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "auc" in done.stdout + done.stderr
 
@@ -68,7 +75,7 @@ def test_its_rows_are_prepared_and_trained(site: Path, tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_file_that_it_cannot_read_is_told_with_its_remedy(site: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", user=np.zeros((2, 2)))
-    done = train(site, tmp_path)
+    done = run(PREPARE, site, tmp_path)
     assert done.returncode != 0
     assert "cannot be read as NumPy" in done.stderr
     assert "write it with numpy.savez" in done.stderr
@@ -77,7 +84,7 @@ def test_a_file_that_it_cannot_read_is_told_with_its_remedy(site: Path, tmp_path
 @pytest.mark.process
 def test_without_the_package_its_ending_is_unknown(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", user=np.zeros(2))
-    assert "has none of the endings .parquet" in train(tmp_path, tmp_path).stderr
+    assert "has none of the endings .parquet" in run(PREPARE, tmp_path, tmp_path).stderr
 
 
 @pytest.mark.process
@@ -85,6 +92,6 @@ def test_a_reader_that_cannot_be_imported_is_named_to_who_has_such_a_file(tmp_pa
     entry_points = {"evenkeel.readers": {"npz": "cut_readers:CutReader"}}
     outside_package.install(tmp_path, "cut_readers", "import no_such_module\n", entry_points)
     np.savez(tmp_path / "rows.npz", user=np.zeros(2))
-    said = train(tmp_path, tmp_path).stderr
+    said = run(PREPARE, tmp_path, tmp_path).stderr
     assert "has none of the endings .parquet" in said
     assert "'npz' of package cut_readers cannot be imported" in said

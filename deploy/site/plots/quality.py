@@ -1,0 +1,96 @@
+"""Plots of how good models are, beside peers and beside themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.site.plots.charts import bars, dots, tell_start
+from deploy.site.plots.figure import BLUE, GREY, ORANGE, RED, SKY, panels
+from deploy.site.plots.tables import Measured, Table
+
+
+def sse(table: Table) -> Any:
+    rows = [row for row in table.rows if not row.startswith("graph Laplacian by genres")]
+    figure, (axes,) = panels(1, 3.6)
+    ours = [
+        [Measured(table.numbers(row, "RMSE")[0], table.numbers(row, "sd")[0] if table.cell(row, "sd") else None)]
+        for row in rows
+    ]
+    published = [[Measured(table.numbers(row, "published")[0])] if table.cell(row, "published") else [] for row in rows]
+    dots(axes, rows, {"here": (BLUE, "o", ours), "published": (ORANGE, "D", published)})
+    axes.set(xlabel="test RMSE, lower is better")
+    axes.legend(loc="lower right")
+    tell_start(axes)
+    return figure
+
+
+def ctr_libraries(table: Table) -> Any:
+    names = ("Evenkeel, AdamAR", "TorchRec, fused rowwise Adagrad", "DeepCTR-Torch, Adam, L2 on embeddings")
+    series = {
+        name: (colour, marker, [[table.measured(row, model)] for model in ("DNN", "DCNv2", "DeepFM")])
+        for row, name, colour, marker in zip(table.rows, names, (BLUE, RED, ORANGE), "osD", strict=True)
+    }
+    figure, (axes,) = panels(1, 2.5)
+    dots(axes, ["DNN", "DCNv2", "DeepFM"], series)
+    axes.set(xlabel="test AUC on amazon_sports at each one's best validation epoch")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    tell_start(axes)
+    return figure
+
+
+def several_labels(four: Table, eight: Table) -> Any:
+    figure, places = panels(2, 2.7, share_y=True)
+    for axes, label in zip(places, ("like", "love"), strict=True):
+        rows = list(eight.rows)
+        series = {
+            name: (colour, marker, [[table.measured(row, label)] for row in rows])
+            for name, table, colour, marker in (("4 epochs", four, ORANGE, "s"), ("8 epochs", eight, BLUE, "o"))
+        }
+        dots(axes, rows, series)
+        axes.set(xlabel="test AUC", title=label)
+        tell_start(axes)
+    figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def cold_start(table: Table) -> Any:
+    figure, places = panels(2, 2.9, share_y=True)
+    sides = {
+        "recall@20 of new items": (("recall@20 seed 0", "seed 1"), "mean"),
+        "AUC of new items": (("AUC seed 0", "seed 1 (2)"), "mean (2)"),
+    }
+    for axes, (label, (seeds, mean)) in zip(places, sides.items(), strict=True):
+        series = {
+            "two seeds": (SKY, ".", [[table.measured(row, seed) for seed in seeds] for row in table.rows]),
+            "mean": (BLUE, "o", [[table.measured(row, mean)] for row in table.rows]),
+        }
+        dots(axes, list(table.rows), series)
+        axes.set(xlabel=label)
+        tell_start(axes)
+    figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def hard_negatives(table: Table) -> Any:
+    figure, (axes,) = panels(1, 3.2)
+    series: dict[str, tuple[str, list[Measured | None]]] = {
+        f"seed {seed}": (colour, [Measured(table.numbers(row, f"seed {seed}")[0]) for row in table.rows])
+        for seed, colour in ((0, BLUE), (1, SKY))
+    }
+    bars(axes, list(table.rows), series, form="{:.3f}")
+    axes.set(xlabel="recall@20, all items ranked")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def kernel_error(table: Table) -> Any:
+    figure, (axes,) = panels(1, 4.2)
+    series: dict[str, tuple[str, list[Measured | None]]] = {
+        name: (colour, [Measured(table.numbers(row, name)[0]) for row in table.rows])
+        for name, colour in (("orthogonal", BLUE), ("structured", SKY), ("Gaussian", GREY))
+    }
+    labels = [f"d {row.split(', ')[0]}, m {row.split(', ')[1].replace(' / ', ', sigma ')}" for row in table.rows]
+    bars(axes, labels, series, form="{:.4f}")
+    axes.set(xlabel="rms error of the kernel")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure

@@ -1,0 +1,1 @@
+"""Pages of docs/reference that are read from the code: fields, settings, commands, routes, metrics, Python names."""

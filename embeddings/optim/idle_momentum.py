@@ -1,0 +1,181 @@
+"""What momentum does to rows of every age, in a few nodes: tables for one step after another. Numpy only.
+
+The formulas are those of :mod:`embeddings.optim.deferred_update`. For each age the 2 n moments of its sum follow from
+those of the age before at the step before: one term goes or comes, and all decay. They are about the first term after
+the row's touch, so that they are those of the same row. Steps are taken in blocks, always the same ones together, so
+that the tables of a step do not depend on where one came from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from embeddings.optim import quadrature
+from embeddings.optim.adam import Adam
+from embeddings.optim.idle_decay import DecayByEpoch, SteadyDecay
+from embeddings.optim.momentum_terms import MomentumTerms
+
+# Steps of a block, and ages of all of them together at most.
+_STEPS, _AGES = 64, 1 << 18
+
+
+class Tables(NamedTuple):
+    """Of one step: ``movements`` [J* + 1, n, 2] and ``lookahead`` [n, 2], pairs of drift and eps term."""
+
+    movements: np.ndarray
+    lookahead: np.ndarray
+
+
+class IdleMomentum:
+    """The tables of an optimizer whose momentum moves idle rows.
+
+    Args:
+        optimizer: has beta1 above 0 and dense moments.
+        decay: what adaptive decay leaves of idle rows.
+        momentum_steps: how many terms of a sum matter.
+        horizon: J*, at least as many.
+        ahead: whether rows are stored ahead.
+        smallest: the smallest eps term.
+    """
+
+    def __init__(
+        self,
+        optimizer: Adam,
+        decay: SteadyDecay | DecayByEpoch,
+        momentum_steps: int,
+        horizon: int,
+        ahead: bool,
+        smallest: float,
+    ) -> None:
+        self.horizon, self.momentum_steps, self.ahead = horizon, momentum_steps, ahead
+        self._decay = decay
+        self._terms = MomentumTerms(optimizer, decay.strongest if ahead else 0.0, momentum_steps, smallest)
+        self._powers = optimizer.momentum_ratio ** np.arange(1.0, horizon + 1.0)
+        self._size = max(1, min(_STEPS, _AGES // (horizon + 1)))
+        # Of which block, and the moments after its last step.
+        self._after: tuple[int, np.ndarray] = (-2, np.zeros(0))
+        self._block: tuple[int, list[Tables]] = (-1, [])
+
+    def at(self, step: int) -> Tables:
+        """Return the tables after ``step`` steps."""
+        number = step // self._size
+        if self._block[0] != number:
+            if self._after[0] != number - 1:
+                first = max(0, number * self._size - self.horizon - 1) // self._size
+                self._after = (first - 1, np.zeros((2 * self._count(first), self.horizon + 1)))
+            while self._after[0] < number - 1:
+                self._through(self._after[0] + 1)
+            self._block = (number, self._tables(number, *self._through(number)))
+        return self._block[1][step % self._size]
+
+    def _count(self, number: int) -> int:
+        """Return how many nodes the sums of a block need."""
+        first = number * self._size
+        # What rows that are stored as they are have moved begins with their touch.
+        return self._terms.num_nodes(first if self.ahead else max(0, first - self.horizon))[0]
+
+    def _through(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Go through the steps of a block: return the moments of each age after each of them [steps, 2 n, J* + 1].
+
+        Beside them are those of what a row touched at the step after each is stored ahead by [steps, 2 n].
+        """
+        size, count = self._size, 2 * self._count(number)
+        steps = number * size + np.arange(size)
+        weights, _, keeps = self._terms.between(int(steps[0]), int(steps[-1]) + 1)
+        kept = keeps[:, None] * self._decay.kept(steps, self.horizon)
+        starts = self._starts(number)
+        distances = starts[:, 1:2] + self._terms.slope * np.arange(self.horizon) - starts[:, 1:]
+        # Stored ahead: this step's term goes. Stored as it is: it comes.
+        term = weights[:, None] * (-self._powers if self.ahead else self._powers)
+        found, touched = np.zeros((size, count, self.horizon + 1)), np.zeros((size + 1, count))
+        for power in range(count):
+            found[:, power, 1:] = term
+            term = term * distances
+        if self.ahead:
+            sums_after = self._sums_after(np.append(steps, steps[-1] + 1), None)
+            touched = quadrature.moments(*sums_after, count).T
+            found[:, :, 0] = touched[:-1]
+        # Later blocks need no more nodes than earlier ones.
+        sums = self._after[1][:count]
+        for k in range(size):
+            found[k, :, 1:] += kept[k] * sums[:, :-1]
+            if self.ahead:
+                found[k, :, -1] = 0.0
+            sums = found[k]
+        self._after = (number, sums.copy())
+        return found, touched[1:]
+
+    def _starts(self, number: int) -> np.ndarray:
+        """Return log a of the first term of rows of every age after each step of a block, [steps, J* + 1]."""
+        first = number * self._size
+        low = max(first - self.horizon + 1, 0)
+        points = self._terms.between(low, first + self._size + 1).points
+        # Of rows that are older than the run there is nothing.
+        points = np.pad(points, (low - (first - self.horizon + 1), 0), mode="edge")
+        return np.lib.stride_tricks.sliding_window_view(points, self.horizon + 1)[:, ::-1] + self._terms.slope
+
+    def _tables(self, number: int, sums: np.ndarray, touched: np.ndarray) -> list[Tables]:
+        """Return the tables after each step of a block, from what :meth:`_through` returns."""
+        terms, size, first = self._terms, self._size, number * self._size
+        steps, ages = np.arange(first, first + size)[:, None], np.arange(self.horizon + 1)[None, :]
+        count = self._count(number)
+        many = ages < terms.num_nodes(first)[1] if self.ahead else steps - ages < terms.few_from
+        there = ages <= steps
+        starts = self._starts(number)
+        movements = np.zeros((size, self.horizon + 1, count, 2))
+        movements[..., 1] = 1.0
+        for chosen, nodes in ((there & many, count), (there & ~many, 2)):
+            weights, points = quadrature.gauss_rule(sums.transpose(1, 0, 2)[: 2 * nodes, chosen])
+            movements[chosen, :nodes, 0] = -weights if self.ahead else weights
+            movements[chosen, :nodes, 1] = terms.eps_terms(starts[chosen][:, None], points)
+        lookahead = np.zeros((size, count, 2))
+        lookahead[..., 1] = 1.0
+        if self.ahead:
+            weights, points = quadrature.gauss_rule(touched.T)
+            lookahead[..., 0], lookahead[..., 1] = weights, terms.eps_terms(self._first_terms(steps[:, 0] + 1), points)
+        return [Tables(*each) for each in zip(movements, lookahead, strict=True)]
+
+    def without_decay(self, steps: np.ndarray, completed: int) -> np.ndarray:
+        """Return the pairs of rows touched at ``steps``, in order, had they not decayed since: [len(steps), n, 2]."""
+        # A row's bits must not depend on which others are read with it, so neither may its number of nodes.
+        blocks, block_of = np.unique(steps // self._size, return_inverse=True)
+        counts = np.array([self._terms.num_nodes(int(number) * self._size)[0] for number in blocks])[block_of]
+        pairs = np.zeros((len(steps), int(counts.max(initial=2)), 2))
+        pairs[..., 1] = 1.0
+        size = max(1, _AGES // self.momentum_steps)
+        for count in np.unique(counts):
+            for part in np.unique(steps[counts == count] // size):
+                chosen = (counts == count) & (steps // size == part)
+                mine = steps[chosen]
+                sums = quadrature.moments(*self._sums_after(mine, completed), 2 * count)
+                weights, points = quadrature.gauss_rule(sums)
+                pairs[chosen, :count, 0] = -weights if self.ahead else weights
+                pairs[chosen, :count, 1] = self._terms.eps_terms(self._first_terms(mine), points)
+        return pairs
+
+    def _first_terms(self, steps: np.ndarray) -> np.ndarray:
+        """Return log a of the first term of rows touched at ``steps``, in order, [len(steps), 1]."""
+        points = self._terms.between(int(steps[0]) + 1, int(steps[-1]) + 2).points
+        return points[steps - steps[0]][:, None] + self._terms.slope
+
+    def _sums_after(self, steps: np.ndarray, completed: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return weights and points of the sums over the steps after each of ``steps``, each [len(steps), terms].
+
+        They are those that a row touched there is stored ahead by; with ``completed`` those that it has moved by till
+        then, without decay, are taken off, or alone are left where rows are stored as they are.
+        """
+        ages = np.arange(1, self.momentum_steps + 1)
+        terms = self._terms.between(int(steps[0]) + 1, int(steps[-1]) + self.momentum_steps + 1)
+        weights, points, keeps = (
+            np.lib.stride_tricks.sliding_window_view(each, self.momentum_steps)[steps - steps[0]] for each in terms
+        )
+        points = points - points[:, :1] + self._terms.slope * (ages - 1)
+        undo = np.zeros((1, 1))
+        if self.ahead:
+            undo = 1.0 / (self._decay.future(steps, self.momentum_steps) * np.cumprod(keeps, axis=1))
+        if completed is not None:
+            done = steps[:, None] + ages <= completed
+            undo = undo - done if self.ahead else done.astype(np.float64)
+        return self._powers[: self.momentum_steps] * undo * weights, points

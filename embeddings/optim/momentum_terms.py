@@ -1,0 +1,142 @@
+"""The terms by which momentum moves an idle row, step by step, and how few nodes stand for a sum of them. Numpy only.
+
+The formulas are those of :mod:`embeddings.optim.deferred_update`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from embeddings.optim import quadrature
+from embeddings.optim.adam import Adam
+
+# The largest error of a sum at any v, with the largest m that v allows, in steps of eta.
+MAX_ERROR = 1e-6
+NUM_NODES = (2, 4, 6, 8, 12)
+# eps a of no node is larger (its root, where eps is inside): such a term moves nothing, and a product of two roots must
+# not overflow in float32.
+LARGEST = 1e15
+# Steps whose learning rates and bias corrections are computed at a time. Always the same steps together: the last bit
+# of exp may depend on an element's place.
+_BLOCK = 4096
+
+
+class Terms(NamedTuple):
+    """Of some steps t: eta_t c_t; the part of log a_j that depends on t; what the constant decay leaves of a row."""
+
+    weights: np.ndarray
+    points: np.ndarray
+    keeps: np.ndarray
+
+
+class MomentumTerms:
+    """The terms eta_t r^j c_t m / (sqrt(v) + eps a_j), log a_j = point of t + ``slope`` j (a_j^2 if eps is inside).
+
+    Args:
+        optimizer: an Adam whose momentum moves idle rows.
+        alpha: of the decay that has to be undone where rows are stored ahead; 0 is none.
+        horizon: J*, the number of terms of a sum.
+        smallest: the smallest eps term.
+    """
+
+    def __init__(self, optimizer: Adam, alpha: float, horizon: int, smallest: float) -> None:
+        self.optimizer, self.horizon, self.smallest = optimizer, horizon, smallest
+        self._power = 1.0 if optimizer.eps_inside_root else 0.5
+        self.slope = -self._power * math.log(optimizer.beta2)
+        # No two terms are farther apart; what rounding left of a sum of nearly nothing may be.
+        self._widest = self.slope * horizon - self._power * math.log1p(-optimizer.beta2)
+        self._largest = 2.0 * self._power * math.log(LARGEST) - math.log(optimizer.eps)
+        self._counts = _node_counts(optimizer.beta1, optimizer.beta2, optimizer.eps_inside_root, alpha, horizon)
+        self.few_from = self._counts[0].first if self._counts[0].nodes == NUM_NODES[0] else math.inf
+        self._blocks: dict[int, Terms] = {}
+
+    def num_nodes(self, step: int) -> tuple[int, int]:
+        """Return how many nodes sums of terms after ``step`` need, and the age of rows from which NUM_NODES[0] do."""
+        found = next(each for each in self._counts if step >= each.first)
+        return found.nodes, found.few_from_age
+
+    def between(self, first: int, end: int) -> Terms:
+        """Return what is known of each step in [first, end)."""
+        blocks = [self._block(number) for number in range(first // _BLOCK, (end - 1) // _BLOCK + 1)]
+        start = first - first // _BLOCK * _BLOCK
+        whole = blocks[0] if len(blocks) == 1 else Terms(*map(np.concatenate, zip(*blocks, strict=True)))
+        return Terms(*(each[start : start + end - first] for each in whole))
+
+    def eps_terms(self, starts: np.ndarray | float, points: np.ndarray) -> np.ndarray:
+        """Return eps a of nodes at ``points`` from where log a is ``starts``."""
+        widened = np.minimum(starts + np.clip(points, 0.0, self._widest), self._largest)
+        eps_terms: np.ndarray = np.maximum(self.optimizer.eps * np.exp(widened), self.smallest)
+        return eps_terms
+
+    def _block(self, number: int) -> Terms:
+        if number not in self._blocks:
+            # There is no step 0: it has no weight.
+            steps = np.maximum(np.arange(number * _BLOCK, (number + 1) * _BLOCK), 1)
+            weights, points = _bias_corrections(self.optimizer.beta1, self.optimizer.beta2, self._power, steps)
+            rates = self.optimizer.rates(steps)
+            weights = rates * weights
+            if number == 0:
+                weights[0] = 0.0
+            while len(self._blocks) > 2 + self.horizon // _BLOCK:
+                del self._blocks[min(self._blocks)]
+            self._blocks[number] = Terms(weights, points, 1.0 - rates * self.optimizer.constant_decay)
+        return self._blocks[number]
+
+
+def _bias_corrections(beta1: float, beta2: float, power: float, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return c_t, and the logarithm of sqrt(1 - beta2^t) (eps inside the root: of its square), of steps t."""
+    square = -np.expm1(steps * math.log(beta2))
+    return np.sqrt(square) / -np.expm1(steps * math.log(beta1)), power * np.log(square)
+
+
+class _Count(NamedTuple):
+    """Sums that begin after step ``first`` or later need ``nodes`` nodes, NUM_NODES[0] of rows of an age or older."""
+
+    first: int
+    nodes: int
+    few_from_age: int
+
+
+@cache
+def _node_counts(beta1: float, beta2: float, inside: bool, alpha: float, horizon: int) -> tuple[_Count, ...]:
+    """Return the fewest of NUM_NODES with an error below MAX_ERROR, from the last steps to the first.
+
+    The learning rate is taken as constant. m is at most ``bound`` sqrt(v), by Cauchy and Schwarz.
+    """
+    bound = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
+    ages = np.arange(1, horizon + 1, dtype=np.float64)
+    undo = 1.0 / np.cumprod(1.0 - np.minimum(1.0, alpha * (ages - 1.0)))
+    power = 1.0 if inside else 0.5
+    counts: list[_Count] = []
+    step, count = 0, NUM_NODES[-1]
+    while count > NUM_NODES[0] and beta2**step > MAX_ERROR:
+        corrections, points = _bias_corrections(beta1, beta2, power, max(step, 1) + ages)
+        points = points - power * math.log(beta2) * ages
+        weights = (beta1 / math.sqrt(beta2)) ** ages * undo * corrections
+        errors = {each: bound * _error(weights, points, each, inside) for each in NUM_NODES}
+        count = next((each for each in NUM_NODES if errors[each] <= MAX_ERROR), NUM_NODES[-1])
+        # What is left of a sum with age, and so of its error.
+        left = np.cumsum(weights[::-1])[::-1] / weights.sum() * errors[NUM_NODES[0]]
+        counts.insert(0, _Count(step, count, int((left > MAX_ERROR).sum())))
+        step = 2 * step or 1
+    return tuple(counts)
+
+
+def _error(weights: np.ndarray, points: np.ndarray, count: int, inside: bool) -> float:
+    """Return the largest error of sqrt(v) sum_j w_j / (sqrt(v) + e^{y_j}) over all v, by a rule of ``count`` nodes."""
+    sums = quadrature.moments(weights[None], (points - points[0])[None], 2 * count)
+    few_weights, few_points = quadrature.gauss_rule(sums)
+    # log v where eps is inside, else log sqrt(v); beyond these both sums are one.
+    at = np.arange(points[0] - 5.0, points[-1] + 5.0, 0.25)
+
+    def total(each: np.ndarray, y: np.ndarray) -> np.ndarray:
+        found: np.ndarray = (
+            each[:, None] * (1.0 + np.exp(np.minimum(y[:, None] - at, 500.0))) ** (-0.5 if inside else -1.0)
+        ).sum(axis=0)
+        return found
+
+    return float(np.abs(total(few_weights[0], few_points[0] + points[0]) - total(weights, points)).max())

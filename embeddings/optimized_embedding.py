@@ -1,0 +1,109 @@
+"""An embedding for any torch module whose rows a row optimizer trains, such as AdamAR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.optim import RowOptimizer
+from embeddings.sse.config import SSEConfig
+from embeddings.tables.config import InitConfig, TableConfig
+
+TABLE = "embedding"
+
+
+class OptimizedEmbedding(torch.nn.Module):
+    """An embedding in the place of ``torch.nn.Embedding``, whose rows are trained by a row optimizer of its own.
+
+    ``forward`` takes ids of any shape and gives a row for each. ``backward`` records the gradient, and :meth:`step`,
+    called beside the step of the optimizer of all other parameters, applies it: with decay and movement by
+    momentum also of rows that the batch did not have, at the cost of those that it had. Its rows are no parameters, and
+    cannot be tied to an output layer. ``state_dict`` holds rows, optimizer state and steps, so a resumed training goes
+    on bit for bit.
+
+    Args:
+        num_embeddings: Number of rows.
+        embedding_dim: Columns of a row.
+        padding_idx: 0, whose row is zeros and does not learn, or None where there is none.
+        optimizer: What :meth:`step` applies, such as ``AdamAR(learning_rate=0.001, alpha=1e-5)``.
+        init: Initial values; left out: normal ones with standard deviation 1, as of ``torch.nn.Embedding``.
+        sse: Stochastic Shared Embeddings of the ids, in training.
+        seed: Of initial values and swaps.
+
+    Raises:
+        ValueError: ``padding_idx`` is neither 0 nor None.
+
+    Example:
+        >>> import torch
+        >>> from embeddings import OptimizedEmbedding
+        >>> from embeddings.optim import AdamAR
+        >>> words = OptimizedEmbedding(1000, 8, optimizer=AdamAR(learning_rate=0.001, alpha=1e-5))
+        >>> lstm = torch.nn.LSTM(8, 16, batch_first=True)
+        >>> others = torch.optim.Adam(lstm.parameters())
+        >>> states, _ = lstm(words(torch.tensor([[17, 42, 5], [5, 17, 42]])))
+        >>> states.square().mean().backward()
+        >>> others.step(); words.step()
+        >>> words.weight.shape  # the rows as they are read now
+        torch.Size([1000, 8])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        optimizer: RowOptimizer,
+        init: InitConfig | None = None,
+        sse: SSEConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if padding_idx not in (None, 0):
+            raise ValueError(f"padding_idx {padding_idx}: padding is row 0, or None: let ids begin behind it")
+        config = TableConfig(
+            TABLE, num_embeddings, embedding_dim, (TABLE,), pooling="none", init=init or InitConfig("normal", 1.0),
+            first_live_row=0 if padding_idx is None else 1,
+        )  # fmt: skip
+        self.tables = EmbeddingTables([config], optimizer, sse={} if sse is None else {TABLE: sse}, seed=seed)
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return rows [..., embedding_dim] of the ids [...]; the first dimension counts samples."""
+        num_samples = input.shape[0] if input.dim() else 1
+        offsets = torch.arange(num_samples + 1) * (input.numel() // max(num_samples, 1))
+        rows: torch.Tensor = self.tables(input.reshape(-1), offsets)
+        return rows.view(*input.shape, self.embedding_dim)
+
+    def step(self, scale: float = 1.0) -> None:
+        """Apply what backward recorded, each gradient times ``scale`` (clipping to a norm).
+
+        Raises:
+            ValueError: A recorded gradient is not finite; rows are as they were, and what was recorded is dropped.
+        """
+        if not self.tables.gradient_is_finite():
+            self.tables.discard()
+            raise ValueError("a gradient of the embedding is not finite: lower the learning rate, or clip gradients")
+        self.tables.step(self.tables.completed_steps + 1, scale)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The rows as they are read after the steps so far: a copy [num_embeddings, embedding_dim]."""
+        return self.tables.read(TABLE)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what ``state_dict`` holds: rows and optimizer state as stored, and the steps that they are at."""
+        state = {name: part.clone() for name, part in self.tables.state(TABLE).items()}
+        steps = {"completed_steps": self.tables.completed_steps, "birth_step": self.tables.birth_step}
+        return {"weight": self.tables.weight(TABLE).clone(), "state": state, **steps}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`get_extra_state` returned."""
+        self.tables.load(TABLE, state["weight"], state["state"])
+        self.tables.birth_step = state["birth_step"]
+        self.tables.completed_steps = state["completed_steps"]
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.tables.optimizer}"

@@ -1,0 +1,33 @@
+"""Versions that were held since somebody was last served something new, and which of them a refresh may go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from embeddings.store import Collection
+
+Manifest = dict[str, Any]
+
+
+def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None = None) -> list[Manifest]:
+    """Return the manifests of the versions held since the last switch, oldest first.
+
+    A publication, a promotion or a rollback ends the row; a candidate that was never judged does not count.
+    ``manifests``: those of all versions, where they are known already.
+    """
+    manifests, history = collection.versions() if manifests is None else manifests, collection.history()
+    current, since = collection.current(), history[-1]["at"] if history else ""
+    number = next((place for place, one in enumerate(manifests) if one["version"] == current), -1)
+    return [one for one in manifests[number + 1 :] if one["state"] == "held" and one["created_at"] >= since]
+
+
+def sound_version(collection: Collection) -> Manifest | None:
+    """Return the newest version held in a row whose rows the next refresh may go on from; None without one.
+
+    Its vectors passed every check against the version that its run had started from
+    (:attr:`embeddings.refresh.holding.Holding.sound`), and its coordinates are those of what is served.
+    """
+    current = collection.current()
+    sound = [one for one in held_in_a_row(collection) if one.get("sound") and one["parent"] == current]
+    return sound[-1] if current is not None and sound else None

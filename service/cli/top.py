@@ -1,0 +1,132 @@
+"""``evenkeel top``: what runs, what waits, what is held, on a screen that follows it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from service.cli import job_rows, output
+from service.client import Client, ServiceError
+
+ACTIVE = ("running", "publishing", "cancelling", "starting", "queued")
+MAX_ENDED = 5
+ACTIVE_COLUMNS = output.headings(
+    "name", "state", "progress", examples_per_second="EXAMPLES/S", auc="AUC", since="SINCE"
+)
+ENDED_COLUMNS = output.headings("name", "state", "auc", "publication", finished_at="ENDED")
+HELD_COLUMNS = output.headings("name", current="SERVED", held="HELD", since="SINCE")
+
+
+class Picture(NamedTuple):
+    """What the service says at one time: jobs that have not ended, the last that have, held collections; as rows."""
+
+    active: list[dict[str, Any]]
+    ended: list[dict[str, Any]]
+    held: list[dict[str, Any]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the console script."""
+    app.command()(top)
+
+
+def top(
+    seconds: Annotated[float, typer.Option(min=0.2, max=3600, help="How often it asks.")] = 2.0,
+) -> None:
+    """Follow jobs and held versions on the whole screen until Ctrl-C; without a terminal, print them once."""
+    with Client() as client:
+        if not sys.stdout.isatty():
+            _print(picture(client))
+            return
+        console = output.out()
+        # The first answer comes before the screen is taken: a wrong address or key is an ordinary error.
+        first = _drawn(client, picture(client))
+        with _told_to_end() as told, Live(first, console=console, screen=True, auto_refresh=False) as screen:
+            while not told.wait(seconds):
+                try:
+                    screen.update(_drawn(client, picture(client)), refresh=True)
+                except ServiceError as error:
+                    screen.update(Text(f"{error}: asked again in {seconds:g} seconds"), refresh=True)
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """Yield what Ctrl-C sets during the block; a second one interrupts as ever.
+
+    An exception, as Ctrl-C raises by default, is lost where it meets a destructor or a callback.
+    """
+    told = threading.Event()
+
+    def tell(number: int, frame: object) -> None:
+        if told.is_set():
+            raise KeyboardInterrupt
+        told.set()
+
+    before = signal.signal(signal.SIGINT, tell)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def picture(client: Client) -> Picture:
+    """Return what the service says now."""
+    active = [job for state in ACTIVE for job in client.jobs(state=state)]
+    ended = [job for job in client.jobs(limit=MAX_ENDED + len(active)) if job["state"] not in ACTIVE][:MAX_ENDED]
+    held = [one for one in client.collections() if one["held"]["in_a_row"]]
+    return Picture([_active(job) for job in active], [job_rows.row(job) for job in ended], [_held(one) for one in held])
+
+
+def _active(job: Mapping[str, Any]) -> dict[str, Any]:
+    rate = (job.get("progress") or {}).get("examples_per_second")
+    return {
+        **job_rows.row(job),
+        "progress": job.get("reason") or job_rows.progress(job),
+        "examples_per_second": "" if rate is None else f"{rate:,.0f}",
+        "since": job.get("started_at") or job["created_at"],
+    }
+
+
+def _held(collection: Mapping[str, Any]) -> dict[str, Any]:
+    held = collection["held"]
+    return {
+        "name": collection["name"],
+        "current": collection["current"],
+        "held": f"{held['versions'][-1]} ({held['in_a_row']} in a row)",
+        "since": held["since"],
+    }
+
+
+def _parts(shown: Picture) -> list[tuple[str, list[dict[str, Any]], dict[str, str]]]:
+    return [
+        ("Running and waiting", shown.active, ACTIVE_COLUMNS),
+        ("Held", shown.held, HELD_COLUMNS),
+        ("Ended last", shown.ended, ENDED_COLUMNS),
+    ]
+
+
+def _print(shown: Picture) -> None:
+    for heading, rows, columns in _parts(shown):
+        if rows:
+            typer.echo(heading)
+            output.print_table(rows, columns, "")
+
+
+def _drawn(client: Client, shown: Picture) -> Group:
+    now = datetime.now(UTC).strftime("%H:%M:%S")
+    parts: list[Any] = [Text.from_markup(f"[bold]evenkeel[/]  {escape(client.url)}  {now} UTC  Ctrl-C ends")]
+    for heading, rows, columns in _parts(shown):
+        parts.append(Text(f"\n{heading}", style="bold"))
+        parts.append(output.table(rows, columns) if rows else Text("none", style="dim"))
+    return Group(*parts)

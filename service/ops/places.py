@@ -1,0 +1,121 @@
+"""What ``evenkeel doctor`` says of the places that the settings name: rows, database, feature store, files of runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from embeddings.store.files import StoreError
+from embeddings.store.opening import open_store
+from service.core.check import Check
+from service.core.database import Database
+from service.core.settings import Settings
+from trainer.data.errors import DataError
+from trainer.data.sources.locations import anything_at
+from trainer.storage.base import StorageError
+from trainer.storage.opening import open_storage
+
+DATABASE_SECONDS = 10.0
+
+
+def check_places() -> Iterator[Check]:
+    """Check that each place of the settings can be reached by this process; what is in them is not looked at."""
+    try:
+        settings = Settings.from_environment()
+    except ValueError as error:
+        yield Check("data", "fail", str(error), "correct the variable that is named")
+        return
+    yield from check_data_roots(settings)
+    yield from check_database(settings)
+    yield from check_store(settings)
+    yield from check_run_storage(settings)
+
+
+def check_data_roots(settings: Settings) -> Iterator[Check]:
+    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory, or a place in a bucket that has something."""
+    bad = [
+        f"{directory} is not a directory that can be read"
+        for directory in settings.data_roots
+        if not os.path.isdir(directory) or not os.access(directory, os.R_OK | os.X_OK)
+    ]
+    empty = []
+    for uri in settings.object_roots:
+        try:
+            if not anything_at(uri):
+                empty.append(uri)
+        except DataError as error:
+            bad.append(str(error))
+    if bad:
+        yield Check("data", "fail", f"data root {'; '.join(bad)}", "correct EVENKEEL_DATA_ROOTS")
+    elif empty:
+        remedy = "put the data there, or correct EVENKEEL_DATA_ROOTS"
+        yield Check("data", "warn", f"data root {', '.join(empty)}: no such bucket, or nothing is there", remedy)
+    else:
+        roots = (*map(str, settings.data_roots), *settings.object_roots)
+        yield Check("data", "ok", f"data roots {', '.join(roots)}")
+
+
+def check_database(settings: Settings) -> Iterator[Check]:
+    """Check that PostgreSQL answers, where EVENKEEL_DATABASE_URL names one."""
+    url = make_url(settings.database_url)
+    if url.get_backend_name() == "sqlite":
+        return
+    shown = url.render_as_string(hide_password=True)
+
+    async def answers() -> None:
+        database = Database(settings.database_url)
+        try:
+            async with database.read():
+                pass
+        finally:
+            await database.stop()
+
+    try:
+        asyncio.run(asyncio.wait_for(answers(), DATABASE_SECONDS))
+    except Exception as error:  # of the driver, of the network, of the server: there is no common class
+        said = str(error).splitlines()[0] if str(error) else f"no answer within {DATABASE_SECONDS:.0f} s"
+        yield Check("database", "fail", f"{shown}: {said}", "start the server, or correct EVENKEEL_DATABASE_URL")
+    else:
+        yield Check("database", "ok", f"{shown} answers")
+
+
+def check_store(settings: Settings) -> Iterator[Check]:
+    """Check that the feature store's server answers, where EVENKEEL_STORE_URL names one."""
+    try:
+        store = open_store(settings.store_url)
+        if not store.is_remote:
+            return
+        store.reach()
+    except (StoreError, ValueError) as error:
+        yield Check("store", "fail", str(error), "start the server, or correct EVENKEEL_STORE_URL")
+    else:
+        yield Check("store", "ok", f"{store.url} answers")
+
+
+def check_run_storage(settings: Settings) -> Iterator[Check]:
+    """Check that a file can be put where EVENKEEL_RUN_STORAGE says, read, and deleted."""
+    if not settings.stored_runs:
+        return
+    assert settings.run_storage is not None
+    name = f"doctor-{uuid.uuid4().hex}"
+    try:
+        storage = open_storage(settings.run_storage)
+        with tempfile.TemporaryDirectory() as folder:
+            probe = Path(folder, name)
+            probe.write_bytes(name.encode())
+            storage.put_file(name, probe)
+            whole = storage.read(name) == name.encode()
+            storage.delete([name])
+    except (StorageError, ValueError) as error:
+        yield Check("storage", "fail", f"{settings.run_storage}: {error}", "correct EVENKEEL_RUN_STORAGE, or its keys")
+        return
+    if whole:
+        yield Check("storage", "ok", f"{settings.run_storage} keeps what is put there")
+    else:
+        yield Check("storage", "fail", f"{settings.run_storage} gives back other bytes", "use another storage")

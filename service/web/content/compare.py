@@ -1,0 +1,109 @@
+"""Jobs side by side: their curves by epoch, their last figures, and where their specs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from service.core import tables
+from service.core.errors import invalid, not_found
+from service.jobs import job_records
+from service.web.charts.lines import Series, line_chart
+from service.web.content.job_rows import job_row
+from service.web.visit import Visit
+from trainer.spec.evaluation import CHARTED, is_lower_better, is_table
+from trainer.spec.problems import FieldProblem
+
+MAX_JOBS = 6
+"""As many as there are colours."""
+SPLITS = ("validation", "test", "train")
+NO_METRICS = ("epoch", "split", "examples", "users")
+ABSENT = "–"
+
+
+async def gather(visit: Visit) -> dict[str, Any]:
+    """Return the jobs that the query names as ``job``, in that order, and the metric that it asks for.
+
+    Raises:
+        Problem: 422 for more jobs than can be told apart, 404 for one that is not the visitor's tenant's.
+    """
+    ids = list(dict.fromkeys(visit.query.getlist("job")))
+    if len(ids) > MAX_JOBS:
+        raise invalid(FieldProblem("job", f"there are {len(ids)} jobs", f"compare {MAX_JOBS} at most"))
+    query = job_records.listing(visit.principal.sees, None, None, None).where(tables.job.c.id.in_(ids))
+    async with visit.state.database.read() as connection:
+        rows = (await connection.execute(query)).mappings().all()
+        found = {job["id"]: job for job in await job_records.views(connection, [dict(row) for row in rows])}
+    for job_id in ids:
+        if job_id not in found:
+            raise not_found("job", job_id)
+    jobs = [found[job_id] for job_id in ids]
+    metrics = metrics_of(jobs)
+    metric = visit.asked("metric")
+    metric = metric if metric in metrics else next(iter(metrics), None)
+    return {
+        "jobs": [job_row(job, tables.now()) for job in jobs],
+        "metrics": metrics,
+        "metric": metric,
+        "charts": [] if metric is None else curves(jobs, metric),
+        "last": last_figures(jobs, metrics),
+        "differences": differences([job["spec"] for job in jobs]),
+    }
+
+
+def metrics_of(jobs: list[dict[str, Any]]) -> list[str]:
+    """Return the names of all figures that a job has one number of for each epoch, those with a chart first."""
+    names = dict.fromkeys(name for job in jobs for one in job["metrics"] for name in one)
+    numbers = [name for name in names if name not in NO_METRICS and not is_table(name)]
+    charted = list(CHARTED)
+    return sorted(numbers, key=lambda name: charted.index(name) if name in charted else len(charted))
+
+
+def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Return a chart for each split that has the metric; a job has the same colour in all of them."""
+    charts = []
+    for split in SPLITS:
+        series = [
+            Series(
+                job["name"],
+                [(one["epoch"], one[metric]) for one in job["metrics"] if one["split"] == split and metric in one],
+            )
+            for job in jobs
+        ]
+        if any(one.points for one in series):
+            charts.append({"split": split, "svg": line_chart(series, f"{split} {metric} per epoch", metric)})
+    return charts
+
+
+def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[str, Any]]:
+    """Return, for each split and metric, every job's value of its last epoch, and which of them is best."""
+    rows = []
+    for split in SPLITS:
+        for metric in metrics:
+            values = [_last(job, split, metric) for job in jobs]
+            there = [value for value in values if value is not None]
+            if there:
+                best = (min if is_lower_better(metric) else max)(there)
+                rows.append({"split": split, "metric": metric, "values": values, "best": best})
+    return rows
+
+
+def _last(job: dict[str, Any], split: str, metric: str) -> float | None:
+    values = [one[metric] for one in job["metrics"] if one["split"] == split and one.get(metric) is not None]
+    return values[-1] if values else None
+
+
+def differences(documents: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return (path, each document's value) of every field that is not the same in all of them."""
+    flat = [dict(_leaves(document, "")) for document in documents]
+    paths = dict.fromkeys(path for one in flat for path in one)
+    rows = [(path, [one.get(path, ABSENT) for one in flat]) for path in paths]
+    return [(path, values) for path, values in rows if len(set(values)) > 1]
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _leaves(one, f"{path}.{name}" if path else name)
+    else:
+        yield path, ABSENT if value is None else str(value)

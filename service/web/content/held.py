@@ -1,0 +1,64 @@
+"""Why a version is held: one sentence, and a table of what failed by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embeddings.store import Collection
+
+MAX_NAMED = 3
+"""Checks that the sentence names; the table has all."""
+
+
+def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return why a version is held, of its manifest or its job's publication.
+
+    Returns:
+        ``summary`` (a sentence), ``failed`` (rows with metric, value, limit, bound, times, about), ``advice``, ``rows``
+        (what moved in the rows of data; None where that is not known), ``others`` (further reasons). Of a version
+        without a diagnosis they come from its gate, or its reasons.
+    """
+    diagnosis = document.get("diagnosis")
+    if diagnosis:
+        failed = list(diagnosis.get("failed") or ())
+        summary = _without_figures(diagnosis["summary"], failed)
+        return {"advice": "", "rows": None, "others": [], **diagnosis, "failed": failed, "summary": summary}
+    failed = [
+        {
+            "metric": check["metric"], "value": check["value"], "limit": check["threshold"],
+            "bound": check.get("bound"), "times": None, "about": check.get("remedy") or "",
+        }
+        for check in document.get("gate") or () if check["verdict"] == "fail"
+    ]  # fmt: skip
+    reasons = list(document.get("reasons") or ())
+    if failed:
+        named = ", ".join(one["metric"] for one in failed[:MAX_NAMED])
+        more = f" and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
+        summary = f"{len(failed)} of {len(document['gate'])} checks of the gate failed: {named}{more}."
+    else:
+        summary = reasons[0] if reasons else "No reason was given."
+    others = [] if failed else reasons[1:]
+    return {"summary": summary, "failed": failed, "others": others, "advice": "", "rows": None}
+
+
+def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:
+    """Return a diagnosis' sentence up to where it names the checks that failed: the table has them."""
+    if not failed:
+        return summary
+    cause, _, figures = summary.partition(f": {failed[0]['metric']} ")
+    return f"{cause}." if figures else summary
+
+
+def held_now(collection: Collection, held: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the newest version that is held since the last switch and why; None where none is.
+
+    Args:
+        collection: The collection.
+        held: ``held`` of its summary (service.features.summaries).
+    """
+    if not held["in_a_row"]:
+        return None
+    manifest = collection.manifest(held["versions"][-1])
+    fields = ("version", "created_at", "job", "rule_refused")
+    return {**{name: manifest.get(name) for name in fields}, **held, "why": why_held(manifest)}

@@ -1,0 +1,84 @@
+"""One job: how far it is, its curves and figures, its log, spec, lineage, and what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+from service.core import tables
+from service.core.errors import not_found
+from service.jobs import job_records
+from service.jobs.job_row import JobView
+from service.jobs.states import TERMINAL, Refused, transition
+from service.web.charts.lines import Series, line_chart
+from service.web.content.job_rows import job_row
+from service.web.content.progress_history import progress_charts
+from service.web.report import charts_of, figures_of, report
+from service.web.visit import Visit
+from trainer.runs.protocol import LOG_FILE
+from trainer.spec.stored import StoredJob
+
+LOG_BYTES = 2**16
+"""Of the end of the log, which the page begins with."""
+
+
+async def gather(visit: Visit) -> dict[str, Any]:
+    """Return the job that the address names.
+
+    Raises:
+        Problem: 404 for one that is not the visitor's tenant's.
+    """
+    job_id = visit.path["job_id"]
+    async with visit.state.database.read() as connection:
+        row = await job_records.get(connection, job_id)
+        if visit.principal.sees not in (None, row["tenant"]):
+            raise not_found("job", job_id)
+        job = await job_records.view(connection, row)
+    run_dir = visit.state.settings.run_dir(job_id)
+    document = report(JobView(**job).model_dump(mode="json"))
+    return {
+        "job": job_row(job, tables.now()),
+        "finding": document["finding"] if job["metrics"] else None,
+        "drift": document["drift"],
+        "loss": loss_chart(job),
+        "charts": charts_of(document),
+        "speed": await asyncio.to_thread(progress_charts, run_dir, job["attempt"]),
+        "log_offset": await asyncio.to_thread(_log_offset, run_dir / LOG_FILE),
+        "parent_job": parent_job(job),
+        "resources": StoredJob(job["spec"]).resources,
+        "has_ended": job["state"] in TERMINAL,
+        "can_cancel": not isinstance(transition(job["state"], "cancel"), Refused),
+        "can_retry": not isinstance(transition(job["state"], "retry"), Refused),
+        **figures_of(document),
+    }
+
+
+def parent_job(job: dict[str, Any]) -> str | None:
+    """Return the job from whose checkpoint a job began, None for one that began anew."""
+    found = re.search(r"job_[0-9a-z]{19}", str((job["lineage"] or {}).get("warm_start") or ""))
+    return StoredJob(job["spec"]).parent_job if found is None else found[0]
+
+
+def loss_chart(job: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the curves of the training loss and of the held-out log loss; None before the first epoch's end."""
+    curves = [
+        Series(split, [(one["epoch"], one[name]) for one in job["metrics"] if _has(one, split, name)])
+        for split, name in (("train", "loss"), ("validation", "logloss"), ("test", "logloss"))
+    ]
+    curves = [one for one in curves if one.points]
+    if not curves:
+        return None
+    return {"word": "loss", "curves": curves, "svg": line_chart(curves, f"loss per epoch of {job['name']}", "loss")}
+
+
+def _has(metric: dict[str, Any], split: str, name: str) -> bool:
+    return metric["split"] == split and metric.get(name) is not None
+
+
+def _log_offset(file: Path) -> int:
+    try:
+        return max(0, file.stat().st_size - LOG_BYTES)
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,71 @@
+"""Jobs in words: how far one is, its latest figures, what became of its vectors."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from service.web.content.held import why_held
+from trainer.spec.evaluation import figures_named
+from trainer.spec.stored import StoredJob
+
+
+def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
+    """Return a job's row in a list: percent done, seconds taken, last AUC per split, why held, what failed."""
+    progress, publication = job["progress"] or {}, job["publication"] or {}
+    begun, ended = job["started_at"], job["finished_at"]
+    return {
+        **job,
+        "percent": percent_prepared(job["preparation"]) if job["preparation"] else percent_done(job["state"], progress),
+        "epoch": f"{progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else "",
+        "rate": progress.get("examples_per_second"),
+        "seconds": None if begun is None else ((ended or now) - begun).total_seconds(),
+        "auc": last_auc(job["metrics"]),
+        "rmse": last_value(job["metrics"], "rmse"),
+        "published": publication.get("status") if publication.get("status") != "none" else None,
+        "version": publication.get("version"),
+        "collection": publication.get("collection"),
+        "why": why_held(publication) if publication.get("status") == "held" else None,
+        "held_in_a_row": publication.get("held_in_a_row") or 0,
+        "released": publication.get("released"),
+        "optimizer": StoredJob(job["spec"]).optimizer_kind,
+    }
+
+
+def percent_prepared(preparation: Mapping[str, Any]) -> int | None:
+    """Return the share of a stage's rows that are done, in percent; None where their number is not known."""
+    total = preparation["total_rows"]
+    return min(99, int(100 * preparation["rows"] / total)) if total else None
+
+
+def percent_done(state: str, progress: Mapping[str, Any]) -> int | None:
+    """Return the share of the epochs done, in percent; within an epoch only if the run reports its number of steps."""
+    if state in ("succeeded", "publishing"):
+        return 100
+    epochs = progress.get("epochs")
+    if not epochs:
+        return None
+    if progress.get("steps"):
+        return min(99, int(100 * (progress.get("step") or 0) / progress["steps"]))
+    return min(99, int(100 * max((progress.get("epoch") or 0) - 1, 0) / epochs))
+
+
+def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the latest epoch's AUC on the first of test, validation, train that has one."""
+    return last_value(metrics, "auc")
+
+
+def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """Return the latest epoch's value of any metric, of several labels of the first, chosen as in :func:`last_auc`."""
+    name = of_first_label(metrics, name)
+    for split in ("test", "validation", "train"):
+        measured = [one for one in metrics if one["split"] == split and one.get(name) is not None]
+        if measured:
+            return {"split": split, "value": measured[-1][name], "epoch": measured[-1]["epoch"]}
+    return None
+
+
+def of_first_label(metrics: list[dict[str, Any]], name: str) -> str:
+    """Return the name of a metric in these: its own, or of several labels that of the first which has it."""
+    return next(iter(figures_named(name, (figure for one in metrics for figure in one))), name)

@@ -1,0 +1,112 @@
+// The spec of a new job: validated while it is typed, by the dry run that the API documents, then submitted.
+"use strict";
+
+(() => {
+  const form = document.getElementById("editor");
+  const spec = document.getElementById("spec");
+  const verdict = document.getElementById("verdict");
+  const submit = form.querySelector("[type=submit]");
+  const PAUSE_MS = 900;
+  let timer = 0;
+  let latest = 0;
+
+  function paragraph(text, name) {
+    const one = document.createElement("p");
+    one.textContent = text;
+    one.className = name;
+    return one;
+  }
+
+  function problems(said) {
+    const list = document.createElement("ul");
+    list.className = "problems";
+    for (const error of said.errors?.length ? said.errors : [{ field: "", message: said.detail, remedy: "" }]) {
+      const item = document.createElement("li");
+      const field = document.createElement("code");
+      field.textContent = error.field || "spec";
+      item.append(field, ` ${error.message}`);
+      if (error.remedy) item.append(paragraph(error.remedy, "hint"));
+      list.append(item);
+    }
+    return list;
+  }
+
+  function gibibytes(bytes) {
+    return bytes < 2 ** 30 ? `${(bytes / 2 ** 20).toFixed(0)} MiB` : `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+  }
+
+  function estimated(estimate) {
+    const memory = estimate?.peak_memory_bytes;
+    return memory ? `Valid. It is predicted to take ${gibibytes(memory)} of memory at its peak, ${Math.max(1, Math.ceil(estimate.seconds_per_epoch))} s an epoch.` : "Valid.";
+  }
+
+  function parsed() {
+    try {
+      return JSON.parse(spec.value);
+    } catch (error) {
+      verdict.replaceChildren(paragraph(`Not JSON yet: ${error.message}`, "problem"));
+      return null;
+    }
+  }
+
+  function post(query, body) {
+    const headers = { "Content-Type": "application/json" };
+    return fetch(`${form.dataset.url}${query}`, { method: "POST", headers, body: JSON.stringify(body) });
+  }
+
+  async function validate() {
+    const mine = ++latest;
+    const body = parsed();
+    spec.setAttribute("aria-invalid", body === null);
+    if (body === null) return;
+    try {
+      const answer = await post("?dry_run=true", body);
+      const said = await answer.json();
+      if (mine !== latest) return;
+      spec.setAttribute("aria-invalid", !answer.ok);
+      verdict.replaceChildren(answer.ok ? paragraph(estimated(said.estimate), "good") : problems(said));
+    } catch {
+      if (mine === latest) verdict.replaceChildren(paragraph("The service does not answer.", "problem"));
+    }
+  }
+
+  function changed() {
+    clearTimeout(timer);
+    timer = setTimeout(validate, PAUSE_MS);
+  }
+
+  function change(edit) {
+    const body = parsed();
+    if (body === null) return;
+    edit(body);
+    spec.value = JSON.stringify(body, null, 2);
+    changed();
+  }
+
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    clearTimeout(timer);
+    const body = parsed();
+    if (body === null) return;
+    latest++;
+    submit.disabled = true;
+    try {
+      const answer = await post("", body);
+      const said = await answer.json();
+      if (answer.ok) location.href = form.dataset.then.replace("{id}", said.id);
+      else verdict.replaceChildren(problems(said));
+    } catch {
+      verdict.replaceChildren(paragraph("The service does not answer.", "problem"));
+    }
+    submit.disabled = false;
+  });
+  spec.addEventListener("input", changed);
+  document.querySelector("[data-path]")?.addEventListener("change", (event) => {
+    change((body) => ((body.dataset ||= {}).name = event.target.value));
+  });
+  document.querySelector(".fields").addEventListener("click", (event) => {
+    const button = event.target.closest("[data-field]");
+    if (button) change((body) => (body[button.dataset.field] ??= JSON.parse(button.dataset.default)));
+  });
+  validate();
+})();

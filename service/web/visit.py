@@ -1,0 +1,65 @@
+"""A visit to a page of the dashboard: who asks, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import QueryParams
+
+from embeddings.store import Collection, Store, UnknownCollection
+from service.core import tenants
+from service.core.pagination import PageRequest
+from service.identity.keys import Principal
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request for a page.
+
+    Attributes:
+        app: The application, whose state has settings, database and store.
+        principal: Who asks.
+        path: What stands in the address for the names in braces of the page's address.
+        query: The query of the address.
+    """
+
+    app: FastAPI
+    principal: Principal
+    path: Mapping[str, str]
+    query: QueryParams
+
+    @property
+    def state(self) -> Any:
+        """The application's state."""
+        return self.app.state
+
+    @property
+    def store(self) -> Store:
+        """The feature store of the visitor's tenant."""
+        return tenants.store_of(self.app.state.store, self.principal.tenant)
+
+    def allows(self, scope: str) -> bool:
+        """Tell whether the visitor's key has a scope."""
+        return self.principal.allows(scope)
+
+    def asked(self, name: str) -> str | None:
+        """Return a value of the query without spaces around it, None where it is empty or left out."""
+        return (self.query.get(name) or "").strip() or None
+
+    def paging(self, limit: int) -> PageRequest:
+        """Return which page of a list is asked for."""
+        return PageRequest(limit, self.asked("cursor"))
+
+    def collection(self) -> Collection:
+        """Return the collection that the address names.
+
+        Raises:
+            UnknownCollection: There is none of that name.
+        """
+        collection = self.store.collection(self.path["collection"])
+        if not collection.exists():
+            raise UnknownCollection(f"there is no collection '{collection.name}'")
+        return collection

@@ -1,0 +1,109 @@
+"""What pages say of jobs: how far they are, their figures, what differs between them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from service.web.content.compare import curves, differences, last_figures, metrics_of
+from service.web.content.job import loss_chart, parent_job
+from service.web.content.job_rows import last_auc, last_value, percent_done, percent_prepared
+from service.web.content.progress_history import READ_BYTES, progress_charts
+from service.web.content.submit import fields, first_spec, without_defaults
+from trainer.spec import JobSpec
+
+
+def test_percent_done():
+    assert percent_done("queued", {}) is None
+    assert percent_done("running", {"epoch": 1, "epochs": 4}) == 0
+    assert percent_done("running", {"epoch": 3, "epochs": 4}) == 50
+    assert percent_done("running", {"epoch": 3, "epochs": 4, "step": 30, "steps": 50}) == 60
+    assert percent_done("publishing", {"epoch": 4, "epochs": 4}) == 100
+    assert percent_prepared({"rows": 5, "total_rows": 20}) == 25
+    assert percent_prepared({"rows": 5, "total_rows": None}) is None
+
+
+def test_last_auc_prefers_test():
+    metrics = [
+        {"epoch": 1, "split": "validation", "auc": 0.7},
+        {"epoch": 1, "split": "test", "auc": 0.69},
+        {"epoch": 2, "split": "validation", "auc": 0.72},
+    ]
+    assert last_auc(metrics) == {"split": "test", "value": 0.69, "epoch": 1}
+    assert last_auc([{"epoch": 1, "split": "train", "logloss": 0.1}]) is None
+    of_labels = [{"epoch": 1, "split": "test", "rmse/visits": 2.0, "auc/click": 0.7, "auc/buy": 0.8}]
+    assert last_auc(of_labels) == {"split": "test", "value": 0.7, "epoch": 1}
+    rated = [{"epoch": 1, "split": "validation", "rmse": 0.9}, {"epoch": 2, "split": "validation", "rmse": 0.8}]
+    assert last_value(rated, "rmse") == {"split": "validation", "value": 0.8, "epoch": 2}
+
+
+def test_only_fields_that_differ_are_shown():
+    one = {"name": "a", "epochs": 2, "optimizer": {"kind": "adam", "beta1": 0.9}, "labels": {}, "publish": None}
+    two = {**one, "optimizer": {"kind": "adam_ar", "beta1": 0.9}, "labels": {"team": "ads"}}
+    assert differences([one, two]) == [("optimizer.kind", ["adam", "adam_ar"]), ("labels.team", ["–", "ads"])]
+    assert differences([one, one]) == []
+
+
+def test_figures_side_by_side():
+    def job(name: str, auc: float, loss: float) -> dict:
+        metrics = [
+            {"epoch": 1, "split": "test", "logloss": loss, "auc": auc, "frequency_buckets": [{}], "examples": 9},
+            {"epoch": 1, "split": "train", "loss": loss},
+        ]
+        return {"name": name, "metrics": metrics}
+
+    jobs = [job("one", 0.7, 0.5), job("two", 0.8, 0.6)]
+    assert metrics_of(jobs) == ["auc", "logloss", "loss"]
+    best = {(row["split"], row["metric"]): row["best"] for row in last_figures(jobs, metrics_of(jobs))}
+    assert best == {("test", "auc"): 0.8, ("test", "logloss"): 0.5, ("train", "loss"): 0.5}
+    assert [chart["split"] for chart in curves(jobs, "auc")] == ["test"]
+    assert curves(jobs, "auc")[0]["svg"].count("<polyline") == 2
+
+
+def test_losses_of_training_and_of_what_was_held_out():
+    metrics = [{"epoch": 1, "split": "train", "loss": 0.6}, {"epoch": 1, "split": "test", "auc": 0.7, "logloss": 0.5}]
+    chart = loss_chart({"name": "one", "metrics": metrics})
+    assert chart is not None
+    assert [one.name for one in chart["curves"]] == ["train", "test"]
+    assert loss_chart({"name": "one", "metrics": []}) is None
+
+
+def test_the_parent_is_the_job_whose_checkpoint_was_read():
+    spec = first_spec("clicks")
+    lineage = {"warm_start": "s3://bucket/runs/job_1m89qe9wj1925ww4djs/checkpoints/step-000000000456"}
+    assert parent_job({"lineage": lineage, "spec": spec}) == "job_1m89qe9wj1925ww4djs"
+    assert parent_job({"lineage": {"warm_start": None}, "spec": spec}) is None
+    assert parent_job({"lineage": None, "spec": {**spec, "init_from": {"job": "job_x"}}}) == "job_x"
+
+
+def test_speed_is_of_the_last_attempt_and_of_the_end_of_a_long_file(tmp_path: Path):
+    assert progress_charts(tmp_path, 1) == []
+
+    def event(attempt: int, step: int) -> str:
+        told = {"type": "progress", "attempt": attempt, "step": step, "examples_per_second": 1000.0 + step, "loss": 0.5}
+        return json.dumps(told) + "\n"
+
+    filler = json.dumps({"type": "info", "message": "x" * 1000}) + "\n"
+    events = [event(1, 1), event(2, 1), filler * (READ_BYTES // len(filler)), event(1, 5), event(2, 2), event(2, 3)]
+    (tmp_path / "events.jsonl").write_text("".join(events) + event(2, 4)[:-5])
+    speed, loss = progress_charts(tmp_path, 2)
+    assert speed["svg"].count('class="dot"') == 2  # the first was before what is read, the last is being written
+    assert speed["last"] == 1003.0
+    assert loss["last"] == 0.5
+
+
+def test_a_clone_is_the_same_job_without_its_defaults():
+    spec = JobSpec.model_validate({**first_spec("clicks"), "labels": {"team": "ads"}})
+    short = without_defaults(spec.model_dump(mode="json"))
+    assert JobSpec.model_validate(short) == spec
+    assert "seed" not in short
+    of_another_version = {"name": "old", "gone": 1}
+    assert without_defaults(of_another_version) == of_another_version
+
+
+def test_fields_come_from_the_schema():
+    by_name = {field["name"]: field for field in fields()}
+    assert set(by_name) == set(JobSpec.model_fields) - {"spec_version"}
+    assert by_name["epochs"]["default"] == 1
+    assert by_name["model"]["required"]
+    assert "two_tower" in by_name["model"]["type"]

@@ -1,0 +1,359 @@
+"""The dashboard: what its pages say for what is in the database and the store, and to whom."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from service.api.routes import dashboard
+from service.core import tables
+from service.core.settings import Settings
+from service.core.tables import now
+from service.web import pages, rendering
+from service.web.content import jobs
+from service.web.pages import Page
+from service.web.rendering import duration, figure, size, verdicts
+from service.web.visit import Visit
+from tests.service import published
+from tests.service.web.seeded import job_spec
+
+pytestmark = pytest.mark.anyio
+
+ORIGIN = {"Origin": "http://127.0.0.1:8080"}
+
+
+async def fill(app: Any, client: Any, settings: Settings) -> dict[str, str]:
+    """A dataset, jobs in several states with metrics, a schedule, versions of which one is held. Job ids by name."""
+    data = settings.data_roots[0] / "clicks.parquet"
+    pq.write_table(pa.table({"user": [1, 2], "item": [3, 4], "click": [0, 1]}), data)
+    dataset = {
+        "name": "clicks", "uri": str(data), "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+        "label": {"column": "click"},
+    }  # fmt: skip
+    assert (await client.post("/v1/datasets", json=dataset)).status_code == 201
+    ids = {}
+    for name, optimizer in (
+        ("adam", "adam"),
+        ("adam-ar", "adam_ar"),
+        ("nightly", "adam_ar"),
+        ("broken", "adam_ar"),
+        ("waiting", "sgd"),
+    ):
+        answer = await client.post("/v1/jobs", json=job_spec(name, optimizer))
+        assert answer.status_code == 202, answer.text
+        ids[name] = answer.json()["id"]
+    version, _ = published.publish(settings)
+    held = published.hold(settings)
+    curves = {"adam": [0.741, 0.733, 0.712, 0.701], "adam-ar": [0.738, 0.749, 0.751, 0.7505], "nightly": [0.744, 0.748]}
+    changes = {
+        "adam": {"state": "succeeded", "progress": {"epoch": 4, "epochs": 4}},
+        "adam-ar": {
+            "state": "succeeded", "progress": {"epoch": 4, "epochs": 4},
+            "publication": {"status": "published", "collection": "items", "version": version, "reasons": []},
+        },
+        "nightly": {
+            "state": "running", "progress": {"epoch": 3, "epochs": 4, "step": 500, "examples_per_second": 123456.0},
+        },
+        "broken": {
+            "state": "failed",
+            "error": {"code": "bad-data", "message": "column 'click' holds <NaN>", "remedy": "clean it"},
+            "publication": {
+                "status": "held", "collection": "items", "version": held, "reasons": ["mean_cosine 0.10 is below 0.85"],
+            },
+        },
+    }  # fmt: skip
+    async with app.state.database.write() as connection:
+        for name, values in changes.items():
+            times = {"started_at": now()} | ({} if values["state"] == "running" else {"finished_at": now()})
+            await connection.execute(tables.job.update().where(tables.job.c.id == ids[name]).values(**values, **times))
+        metrics = [
+            {
+                "job_id": ids[name],
+                "epoch": epoch,
+                "split": split,
+                "values": {"auc": auc - 0.001 * (split == "test"), "logloss": 0.5},
+            }
+            for name, curve in curves.items()
+            for epoch, auc in enumerate(curve, 1)
+            for split in ("validation", "test")
+        ]
+        await connection.execute(tables.job_metric.insert(), metrics)
+        begun = tables.job.c.id.in_({one["job_id"] for one in metrics})
+        await connection.execute(tables.job.update().where(begun).values(attempt=1))
+    schedule = {"name": "every-night", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "job": job_spec("nightly")}
+    assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+    paused = {"name": "stopped", "cron": "0 4 * * *", "job": job_spec("nightly"), "paused": True}
+    assert (await client.post("/v1/schedules", json=paused)).status_code == 201
+    return ids
+
+
+class Text(HTMLParser):
+    """What a page says, tags aside."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.said: list[str] = []
+        self.feed(html)
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+
+    def __str__(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.said))
+
+
+async def signed_in(stranger: Any, key: str) -> None:
+    answer = await stranger.post("/session", json={"key": key}, headers=ORIGIN)
+    assert answer.status_code == 204, answer.text
+
+
+async def test_without_a_session_there_is_the_form_and_no_data(app, client, stranger, settings: Settings):
+    ids = await fill(app, client, settings)
+    for address in ("/", "/dashboard/jobs", f"/dashboard/jobs/{ids['adam']}", "/dashboard/access"):
+        page = await stranger.get(address)
+        assert page.status_code == 200
+        assert 'id="login"' in page.text
+        assert "adam-ar" not in page.text
+    for path in ("content", "content/jobs", "parts/versions/items"):
+        assert (await stranger.get(f"/dashboard/{path}")).status_code == 401
+
+
+async def test_a_job_that_prepares_says_how_far_it_is(app, client, stranger, admin_key: str, settings: Settings):
+    ids = await fill(app, client, settings)
+    await signed_in(stranger, admin_key)
+    prepared = {"stage": "read", "rows": 4_000_000, "total_rows": 20_000_000, "rows_per_second": 210_000.0}
+    for figures, text in (
+        (prepared, "reading 4,000,000 of 20,000,000 rows · 210,000 rows/s"),
+        (prepared | {"stage": "write", "total_rows": None}, "writing 4,000,000 rows · 210,000 rows/s"),
+    ):
+        change = {"state": "starting", "preparation": figures}
+        async with app.state.database.write() as connection:
+            await connection.execute(tables.job.update().where(tables.job.c.id == ids["waiting"]).values(change))
+        for address in ("/", "/dashboard/jobs", f"/dashboard/jobs/{ids['waiting']}"):
+            page = (await stranger.get(address)).text
+            assert text in str(Text(page)), address
+            assert ("waiting: reading rows, 20 percent" in page) == (figures is prepared)
+
+
+async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, settings: Settings):
+    ids = await fill(app, client, settings)
+    await signed_in(stranger, admin_key)
+    expected = {
+        "/": (
+            "1 job runs", "1 job waits", "1 failed in a day", "1 held", "v000002", "serves v000001", "0.85",
+            "1 of 1 checks of the gate failed: mean_cosine.", "123,456 examples/s", "column 'click' holds <NaN>",
+            "every-night", "0 3 * * *", "Europe/Berlin", "disk: ok",
+        ),
+        "/dashboard/jobs": (
+            ids["adam"], "0.7495", "mean_cosine 0.10 is below 0.85", "column 'click' holds <NaN> clean it",
+            "best 0.7410 at epoch 1, last 0.7010", "best 0.7510 at epoch 3, last 0.7505", "items v000001",
+        ),
+        f"/dashboard/jobs/{ids['adam']}": (
+            "validation AUC fell by 0.0400 from epoch 1 to epoch 4: it overfits", "two_tower", "predicted memory",
+        ),
+        f"/dashboard/compare?job={ids['adam']}&job={ids['adam-ar']}": ("optimizer.kind", "adam_ar", "0.75050"),
+        "/dashboard/collections": ("items", "v000001", "1 in a row"),
+        "/dashboard/collections/items": ("mean_cosine", "1 failed of 1", "serves v000001"),
+        "/dashboard/schedules": ("every-night", "0 3 * * *", "Europe/Berlin", "stopped", "paused"),
+        "/dashboard/schedules/every-night": ("It has not fired yet", "two_tower"),
+        "/dashboard/datasets": ("clicks", "user, item"),
+        "/dashboard/datasets/clicks": ("no parent run", "broken"),
+        "/dashboard/parts/profile/clicks": ("label rate", "0.5", "distinct"),
+        "/dashboard/access": ("admin", "POST /v1/schedules", "201"),
+        "/dashboard/submit": ("two_tower", "clicks", "batch_size"),
+    }  # fmt: skip
+    for address, texts in expected.items():
+        page = await stranger.get(address)
+        assert page.status_code == 200, address
+        said = str(Text(page.text))
+        for text in texts:
+            assert text in said, (address, text)
+        assert "<NaN>" not in page.text
+        assert "style=" not in page.text
+        assert "<script>" not in page.text
+
+
+async def test_many_reasons_are_folded_and_whole(app, client, stranger, admin_key: str, settings: Settings):
+    ids = await fill(app, client, settings)
+    reasons = [f"check {number} is 0.1, below 0.85: <the vectors> moved" for number in range(12)]
+    publication = {"status": "held", "collection": "items", "version": "v000002", "reasons": reasons}
+    async with app.state.database.write() as connection:
+        mine = tables.job.c.id == ids["adam"]
+        await connection.execute(tables.job.update().where(mine).values(publication=publication))
+    await signed_in(stranger, admin_key)
+    page = (await stranger.get("/dashboard/jobs")).text
+    folded = re.search(rf'<details id="why-{ids["adam"]}">(.*?)</details>', page, re.DOTALL)
+    assert folded is not None
+    assert folded[1].count("<li>") == 11
+    assert "check 0 is 0.1" not in folded[1]
+    assert "<the vectors>" not in page
+
+
+async def test_empty_service_says_what_to_do_first(stranger, admin_key: str):
+    await signed_in(stranger, admin_key)
+    for address, text in {
+        "/": "evenkeel submit SPEC.yaml", "/dashboard/jobs": "evenkeel submit SPEC.yaml",
+        "/dashboard/schedules": "evenkeel schedules add", "/dashboard/collections": "publish",
+        "/dashboard/datasets": "evenkeel datasets infer", "/dashboard/submit": "No data set is registered",
+        "/dashboard/compare": "Choose jobs",
+    }.items():  # fmt: skip
+        assert text in str(Text((await stranger.get(address)).text)), address
+
+
+async def test_content_is_304_until_something_changes(app, client, stranger, admin_key: str, settings: Settings):
+    published.publish(settings)
+    await signed_in(stranger, admin_key)
+    first = await stranger.get("/dashboard/content")
+    etag = {"If-None-Match": first.headers["etag"]}
+    assert (await stranger.get("/dashboard/content", headers=etag)).status_code == 304
+    published.hold(settings)
+    changed = await stranger.get("/dashboard/content", headers=etag)
+    assert changed.status_code == 200
+    assert "mean_cosine" in changed.text
+
+
+async def test_the_list_is_filtered_and_goes_page_by_page(
+    app, client, stranger, admin_key: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    ids = await fill(app, client, settings)
+    labelled = await client.post("/v1/jobs", json=job_spec("labelled") | {"labels": {"team": "ads"}})
+    await signed_in(stranger, admin_key)
+
+    async def listed(query: str) -> list[str]:
+        page = (await stranger.get(f"/dashboard/jobs{query}")).text
+        return re.findall(r'<input type="checkbox" name="job" value="(\w+)"', page)
+
+    assert await listed("?state=failed") == [ids["broken"]]
+    assert await listed("?search=ADAM") == [ids["adam-ar"], ids["adam"]]
+    assert await listed(f"?search={ids['nightly']}") == [ids["nightly"]]
+    assert await listed("?search=%25") == []
+    assert await listed("?label=team%3Dads") == [labelled.json()["id"]]
+    assert await listed("?state=nonsense") == await listed("")
+    monkeypatch.setattr(jobs, "NUM_JOBS", 4)
+    newest = await listed("")
+    page = (await stranger.get("/dashboard/jobs")).text
+    (older,) = re.findall(r'<a href="([^"]+)" rel="next">Older', page)
+    assert newest + await listed(older) == [labelled.json()["id"], *reversed(ids.values())]
+    refused = await stranger.get("/dashboard/jobs?cursor=nonsense")
+    assert refused.status_code == 422
+    assert "is not one that this list gave" in str(Text(refused.text))
+
+
+async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str):
+    await signed_in(stranger, admin_key)
+    for address, text in {
+        "/dashboard/jobs/job_0": "There is no job 'job_0'.",
+        "/dashboard/compare?job=job_0": "There is no job 'job_0'.",
+        "/dashboard/submit?from=job_0": "There is no job 'job_0'.",
+        "/dashboard/collections/none": "there is no collection 'none'",
+        "/dashboard/schedules/none": "There is no schedule 'none'.",
+        "/dashboard/datasets/none": "There is no dataset 'none'.",
+    }.items():
+        page = await stranger.get(address)
+        assert page.status_code == 404, address
+        assert text in str(Text(page.text)), address
+        assert "data-source" not in page.text
+    many = await stranger.get("/dashboard/compare?" + "&".join(f"job=job_{number}" for number in range(7)))
+    assert many.status_code == 422
+    assert "compare 6 at most" in str(Text(many.text))
+
+
+async def test_another_page_is_linked_and_asked_for_its_own_content(
+    app, stranger, admin_key: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A page is its data, a template and an entry: the frame and the script know neither."""
+
+    async def gather(visit: Visit) -> dict[str, Any]:
+        return {"scope": f"of {visit.path['name']} {visit.asked('q')}"}
+
+    another = Page("/dashboard/another/{name}", "Another", "lacking.html", gather, under="/dashboard/jobs")
+    dashboard.add_routes(app, another)
+    assert 'id="login"' in (await stranger.get("/dashboard/another/one")).text
+    await signed_in(stranger, admin_key)
+    monkeypatch.setattr(pages, "PAGES", (*pages.PAGES, another))
+    page = (await stranger.get("/dashboard/another/one?q=two")).text
+    assert "<title>Another · Evenkeel</title>" in page
+    assert re.findall(r'<a href="([^"]+)" aria-current="(\w+)">', page) == [("/dashboard/jobs", "true")]
+    (source,) = re.findall(r'data-source="([^"]+)"', page)
+    assert source == "/dashboard/content/another/one?q=two"
+    assert "of one two" in (await stranger.get(source)).text
+    script = rendering.static_file("dashboard.js")[0].decode()
+    assert "fetch(content.dataset.source" in script
+    assert "/dashboard" not in script
+
+
+async def test_a_key_sees_its_scopes_alone(app, client, stranger, key_with: Any, settings: Settings):
+    ids = await fill(app, client, settings)
+    await signed_in(stranger, await key_with("features:read"))
+    home = (await stranger.get("/")).text
+    assert "lacks the scope jobs:read" in str(Text(home))
+    assert "serves v000001" in str(Text(home))
+    assert "every-night" not in home
+    assert "/dashboard/jobs" not in home
+    for address in (
+        "jobs",
+        f"jobs/{ids['adam']}",
+        "schedules",
+        "datasets/clicks",
+        "parts/profile/clicks",
+        "submit",
+        "access",
+    ):
+        page = (await stranger.get(f"/dashboard/{address}")).text
+        assert "lacks the scope" in str(Text(page)), address
+        assert "adam-ar" not in page
+    collection = (await stranger.get("/dashboard/collections/items")).text
+    assert "data-ask" not in collection
+    assert "evenkeel promote items v000002 --override-gate" in collection
+    await signed_in(stranger, await key_with("jobs:read"))
+    home = str(Text((await stranger.get("/")).text))
+    assert "lacks the scope features:read" in home
+    assert "every-night" in home
+    assert "v000001" not in home
+    assert "data-ask" not in (await stranger.get(f"/dashboard/jobs/{ids['nightly']}")).text
+
+
+async def test_signing_out_ends_the_session(stranger, admin_key: str):
+    await signed_in(stranger, admin_key)
+    cookie = dict(stranger.cookies)
+    assert (await stranger.delete("/session", headers=ORIGIN)).status_code == 204
+    stranger.cookies.update(cookie)
+    assert 'id="login"' in (await stranger.get("/")).text
+
+
+async def test_static_files(stranger):
+    page = (await stranger.get("/")).text
+    addresses = re.findall(r'(?:href|src)="(/static/[^"]+)"', page)
+    assert len(addresses) >= 3
+    for address in addresses:
+        answer = await stranger.get(address)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    for name in ("../app.py", "..%2fapp.py", "nothing.js"):
+        assert (await stranger.get(f"/static/{name}")).status_code == 404
+
+
+def test_nothing_is_asked_of_another_host():
+    for path in [*Path("service/web/templates").glob("*.html"), *Path("service/web/static").glob("*")]:
+        text = path.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert "//" not in re.sub(r"(?m)^\s*//.*$", "", text), path
+
+
+def test_words():
+    assert [duration(seconds) for seconds in (None, 0.4, 59.9, 192, 7500)] == [
+        "–",
+        "0 s",
+        "59 s",
+        "3 min 12 s",
+        "2 h 5 min",
+    ]
+    assert [figure(value) for value in (None, 0.123456, 4, "x")] == ["–", "0.1235", "4", "x"]
+    assert [size(number) for number in (None, 512, 1536, 5 * 2**40)] == ["–", "512 B", "1.5 KiB", "5.0 TiB"]
+    assert verdicts([{"verdict": "pass"}] * 3) == "3 passed"
+    assert verdicts([{"verdict": "pass"}, {"verdict": "fail"}]) == "1 failed of 2"

@@ -1,0 +1,170 @@
+"""Permutation importance: what the model uses loses, what it does not use loses nothing, whatever kind of feature."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.data.errors import DataError
+from trainer.inference.importance import importance, main, shuffled
+from trainer.inference.parquet_scoring import chunk_of
+from trainer.inference.predict import Predictor
+from trainer.launch.driver import execute
+from trainer.launch.on_host import start_ranks
+from trainer.runs.directory import read_run, write_run
+from trainer.spec import SpecError, parse_dataset, parse_job
+
+NUM_ROWS = 2000
+FEATURES = {
+    "item": {"type": "id"},
+    "noise": {"type": "id"},
+    "tags": {"type": "id_list", "weights": "shares"},
+    "price": {"type": "dense", "transform": "standardize"},
+}
+
+
+def rows_of(seed: int) -> pa.Table:
+    """Clicks by item, tags and price alone; price counts twice as much as tags."""
+    rng = np.random.default_rng(seed)
+    item, noise, price = rng.integers(0, 9, NUM_ROWS), rng.integers(0, 9, NUM_ROWS), rng.normal(size=NUM_ROWS)
+    tags = [list(rng.integers(0, 4, rng.integers(1, 4))) for _ in range(NUM_ROWS)]
+    logit = 3.0 * (item % 3 - 1) + 2.0 * price + np.array([1.0 if 0 in one else -1.0 for one in tags])
+    return pa.table(
+        {
+            "item": item, "noise": noise, "tags": tags, "price": price,
+            "shares": [[1.0] * len(one) for one in tags],
+            "click": (rng.random(NUM_ROWS) < 1 / (1 + np.exp(-logit))).astype(np.int64),
+            "seconds": np.exp(0.3 * logit),
+        }
+    )  # fmt: skip
+
+
+def trained(folder: Path, label: dict[str, Any], **changes: Any) -> Path:
+    pq.write_table(rows_of(1), folder / "rows.parquet")
+    dataset = parse_dataset({"name": "rows", "uri": str(folder / "rows.parquet"), "features": FEATURES, **label})
+    job = parse_job(
+        {
+            "name": "rows", "dataset": {"name": "rows"}, "epochs": 5, "batch_size": 64,
+            "model": {"kind": "dnn", "embedding_dim": 4, "hidden": [8], "init": {"kind": "hash", "std": 0.1}},
+            "optimizer": {"kind": "adam", "learning_rate": 0.02},
+            "dense_optimizer": {"kind": "adam", "learning_rate": 0.01},
+        }
+        | changes
+    )  # fmt: skip
+    store = str(folder / "store")
+    directory = write_run(folder / "run", run_id="rows-1", job=job.against(dataset), dataset=dataset, store_url=store)
+    assert execute(read_run(directory), start_ranks) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("rows"), {"label": {"column": "click"}})
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("later") / "rows.parquet"
+    pq.write_table(rows_of(2), path)
+    return str(path)
+
+
+def test_a_feature_loses_what_the_model_had_of_it(run: Path, later: str) -> None:
+    found = importance(run, later, repeats=3)
+    loss = {one["feature"]: one["loss"] for one in found["features"]}
+    assert found["rows"] == NUM_ROWS
+    assert found["value"] > 0.85
+    assert list(loss) == sorted(loss, key=lambda name: -loss[name])
+    assert loss["item"] > 0.1
+    assert loss["price"] > loss["tags"] > 0.02
+    assert abs(loss["noise"]) < 0.01
+    assert importance(run, later, repeats=3) == found  # by the seed
+    assert importance(run, later, repeats=3, seed=1)["features"] != found["features"]
+
+
+def test_it_is_the_score_of_rows_that_were_shuffled_themselves(run: Path, later: str) -> None:
+    """Shuffling coded rows is shuffling the columns: scores are the same, of every kind of feature."""
+    predictor, rows = Predictor(run), rows_of(2)
+    order = np.random.default_rng(0).permutation(NUM_ROWS)
+    coded = predictor.encode(chunk_of(rows))
+    for feature in FEATURES:
+        columns = ["tags", "shares"] if feature == "tags" else [feature]
+        table = rows
+        for column in columns:
+            table = table.set_column(table.column_names.index(column), column, rows[column].take(order))
+        expected = predictor.predict(table)["logit"].to_numpy()
+        assert np.array_equal(predictor.scores(shuffled(coded, feature, order, predictor))[:, 0], expected), feature
+        assert not np.array_equal(predictor.scores(coded)[:, 0], expected), feature
+
+
+def test_of_one_of_several_labels_and_of_values(tmp_path: Path, later: str) -> None:
+    labels = {"click": {"column": "click"}, "stay": {"value": "seconds", "loss": "mse"}}
+    run = trained(tmp_path, {"labels": labels}, model={"kind": "shared_bottom", "embedding_dim": 4, "hidden": [8]})
+    with pytest.raises(ValueError, match="--label is needed where rows have several: click, stay"):
+        importance(run, later)
+    with pytest.raises(ValueError, match="--label buy: no such label"):
+        importance(run, later, label="buy")
+    with pytest.raises(ValueError, match="--metric auc is not of this label: use rmse or mae"):
+        importance(run, later, label="stay", metric="auc")
+    found = importance(run, later, label="stay", repeats=2, max_rows=1000)
+    assert (found["metric"], found["rows"]) == ("rmse", 1000)
+    assert found["features"][-1]["feature"] == "noise"
+    assert importance(run, later, label="click", repeats=2, max_rows=1000)["metric"] == "auc"
+
+
+def test_rows_without_a_metric_are_refused(run: Path, tmp_path: Path) -> None:
+    one_class = rows_of(2).set_column(5, "click", pa.array(np.ones(NUM_ROWS, dtype=np.int64)))
+    pq.write_table(one_class, tmp_path / "ones.parquet")
+    with pytest.raises(DataError, match=r"has no auc .give rows of both classes, or --metric logloss"):
+        importance(run, str(tmp_path / "ones.parquet"), repeats=2)
+    assert importance(run, str(tmp_path / "ones.parquet"), repeats=2, metric="logloss")["value"] > 0
+    pq.write_table(rows_of(2).slice(0, 0), tmp_path / "none.parquet")
+    with pytest.raises(DataError, match="has no rows"):
+        importance(run, str(tmp_path / "none.parquet"))
+    with pytest.raises(ValueError, match="--repeats and --rows are at least 2, not 1 and"):
+        importance(run, str(tmp_path / "none.parquet"), repeats=1)
+
+
+def test_the_command(run: Path, later: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), later, "--rows", "500", "--repeats", "2"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith("on 500 rows; without a feature it loses")
+    assert {line.split()[0] for line in lines} == set(FEATURES)
+    assert main([str(run), later, "--rows", "500", "--repeats", "2", "--json"]) == 0
+    assert {one["feature"] for one in json.loads(capsys.readouterr().out)["features"]} == set(FEATURES)
+    assert main([str(tmp_path), later]) == 1
+    assert "is no run directory" in capsys.readouterr().err
+
+
+def test_a_model_that_ranks_has_no_score_for_a_row(tmp_path: Path, later: str) -> None:
+    rows = pa.table({"user": np.arange(200) % 10, "item": np.arange(200) % 7, "pos": np.arange(200)})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    ids = {"user": {"type": "id"}, "item": {"type": "id"}}
+    dataset = parse_dataset(
+        {
+            "name": "rows",
+            "uri": str(tmp_path / "rows.parquet"),
+            "features": ids,
+            "label": {"rule": "item >= 0"},
+            "order": "pos",
+        }
+    )
+    job = parse_job(
+        {
+            "name": "next", "dataset": {"name": "rows"}, "epochs": 1, "batch_size": 16,
+            "model": {"kind": "gru4rec", "embedding_dim": 4, "length": 5}, "optimizer": {"kind": "adam"},
+            "evaluation": {"split": {"kind": "per_user_last"}},
+        }
+    )  # fmt: skip
+    run = write_run(
+        tmp_path / "run", run_id="next-1", job=job.against(dataset), dataset=dataset, store_url=str(tmp_path / "store")
+    )
+    assert execute(read_run(run), start_ranks) == 0
+    with pytest.raises(SpecError, match="gru4rec ranks items and has no score for a row"):
+        importance(run, later)

@@ -1,0 +1,199 @@
+"""Vectors as features: fixed numbers of floats from columns of lists, and their places among the numbers of a batch.
+
+A value that is null is missing, and zeros stand for it. A list of another length, and one with null, NaN, an infinite
+value or one beyond float32, is bad: which row it is, and what to do, is said as of other bad values. Torch-free.
+
+A batch has one float32 block of numbers, [b, n]: the numeric features of the rows, their vectors as given, the same two
+of the item table, the projected vectors of the rows, those of the item table. Models read the first two or four as
+numbers, and what follows through projections (:class:`trainer.models.layers.vector_fields.VectorFields`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns import values
+from trainer.data.columns.numeric import as_floats
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import VALUE
+from trainer.data.sources.source import Chunk
+from trainer.spec import DatasetSpec, Feature
+
+VECTORS_FILE = "vectors.json"
+"""Beside prepared data, and under this name in checkpoints."""
+
+Float32s = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector of ``dim`` numbers in a column.
+
+    With ``normalize`` it is scaled to length 1. ``projected``: a model reads a projection of it, not its numbers.
+    ``required``: a missing one is bad. ``of_item``: it is a feature of the item table.
+    """
+
+    name: str
+    column: str
+    dim: int
+    normalize: bool = False
+    projected: bool = True
+    required: bool = False
+    of_item: bool = False
+
+
+def vectors_of(dataset: DatasetSpec) -> tuple[Vector, ...]:
+    """Return the vectors of the rows, then those of the item table."""
+    of_items = {} if dataset.items is None else dataset.items.features
+    return _planned(dataset.features, False) + _planned(of_items, True)
+
+
+def _planned(features: Mapping[str, Feature], of_item: bool) -> tuple[Vector, ...]:
+    return tuple(
+        Vector(
+            name, feature.column or name, feature.dim or 0, feature.transform == "normalize",
+            feature.mode == "projected", feature.missing == "error", of_item,
+        )
+        for name, feature in features.items()
+        if feature.type == "vector"
+    )  # fmt: skip
+
+
+def given_columns(vectors: Sequence[Vector], of_item: bool | None = None) -> int:
+    """Return how many numbers vectors give as they are; of those of the rows (False), the item table (True), all."""
+    return sum(one.dim for one in vectors if not one.projected and of_item in (None, one.of_item))
+
+
+def arranged(
+    of_rows: Float32s, of_items: Float32s, vectors: Sequence[Vector], blocks: Mapping[str, Float32s]
+) -> Float32s:
+    """Return the block of numbers of a batch [b, n] from its parts, each [b, ...]: ``blocks`` are vectors by name."""
+    given = [one for one in vectors if not one.projected]
+    rows = [blocks[one.name] for one in given if not one.of_item]
+    items = [blocks[one.name] for one in given if one.of_item]
+    projected = [blocks[one.name] for one in vectors if one.projected]
+    return np.concatenate([of_rows, *rows, of_items, *items, *projected], axis=1, dtype=VALUE)
+
+
+def write_vectors(vectors: Sequence[Vector], path: Path) -> None:
+    path.write_text(json.dumps([asdict(one) for one in vectors], indent=1), "utf-8")
+
+
+def open_vectors(path: Path) -> tuple[Vector, ...]:
+    """Read what :func:`write_vectors` wrote."""
+    return vectors_from(json.loads(path.read_text("utf-8")))
+
+
+def vectors_from(documents: Sequence[Mapping[str, Any]]) -> tuple[Vector, ...]:
+    return tuple(Vector(**one) for one in documents)
+
+
+def require_same(before: Sequence[Vector], now: Sequence[Vector], where: str) -> None:
+    """Check that a warm start reads the vectors that its parent's projections were trained on.
+
+    Raises:
+        DataError: they have another length, scale or use.
+    """
+    if [_use(one) for one in before] != [_use(one) for one in now]:
+        raise DataError(
+            f"the warm start's vectors are {_in_words(before)}, this data's {_in_words(now)}",
+            where=where,
+            remedy="use the same ones, or start without init_from",
+        )
+
+
+def _use(vector: Vector) -> tuple[Any, ...]:
+    return vector.name, vector.dim, vector.normalize, vector.projected, vector.of_item
+
+
+def _in_words(vectors: Sequence[Vector]) -> str:
+    def said(one: Vector) -> str:
+        length = ", normalized" if one.normalize else ""
+        return f"{one.name} ({one.dim}{length}, {'projected' if one.projected else 'as given'})"
+
+    return ", ".join(map(said, vectors)) or "none"
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+def require_lists(type_: pa.DataType, vector: Vector, where: str) -> None:
+    """Check that a column can hold these vectors.
+
+    Raises:
+        DataError: it holds something else, or lists that are all of another length.
+    """
+    if pa.types.is_null(type_):
+        return
+    if not values.is_list(type_):
+        remedy = "write lists of numbers of one length, or use another type for the feature"
+        raise DataError(f"holds {type_}, and a vector is a list of numbers", where=where, remedy=remedy)
+    if pa.types.is_fixed_size_list(type_) and type_.list_size != vector.dim:
+        raise DataError(
+            f"holds vectors of {type_.list_size} numbers, and feature '{vector.name}' has dim: {vector.dim}",
+            where=where,
+            remedy=f"set dim: {type_.list_size}, or name another column",
+        )
+
+
+def vector_problems(vector: Vector, array: pa.Array) -> tuple[Float32s, Mask, Mask]:
+    """Return (vectors [rows, dim], zeros where missing or bad; which are missing; which are bad, whatever is there)."""
+    count = len(array)
+    found = np.zeros((count, vector.dim), dtype=VALUE)
+    if pa.types.is_null(array.type):
+        return found, np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
+    if not values.is_list(array.type):
+        return found, np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
+    missing = ~array.is_valid().to_numpy(zero_copy_only=False)
+    elements, of = values.raw_lists(array, split=False)
+    numbers, wrong = as_floats(elements)
+    bad = ~missing & (np.bincount(of, minlength=count) != vector.dim)
+    bad[of[wrong | np.isnan(numbers)]] = True
+    bad &= ~missing
+    there = ~missing & ~bad
+    found[there] = numbers[there[of]].reshape(-1, vector.dim)
+    return found, missing, bad
+
+
+def read_vectors(vector: Vector, chunk: Chunk) -> Float32s:
+    """Return vectors [rows, dim] as a model reads them, zeros where missing.
+
+    Raises:
+        DataError: at the first bad one.
+    """
+    column = chunk.column(vector.column)
+    found, missing, bad = vector_problems(vector, column)
+    if vector.required:
+        bad = bad | missing
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise DataError(
+            f"feature '{vector.name}' is {_shown(column[row].as_py())}: "
+            + ("missing" if missing[row] else f"no vector of {vector.dim} finite numbers"),
+            where=chunk.where(vector.column, row),
+            remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing or dim of the feature",
+        )
+    return scaled(vector, found)
+
+
+def scaled(vector: Vector, found: Float32s) -> Float32s:
+    """Return x / |x| of each row where the feature says so; zeros stay zeros."""
+    if not vector.normalize:
+        return found
+    lengths = np.linalg.norm(found.astype(np.float64), axis=1, keepdims=True)
+    return (found / np.where(lengths > 0, lengths, 1.0)).astype(VALUE)
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, list) or len(value) <= 4:
+        return repr(value)
+    return f"[{', '.join(map(repr, value[:3]))}, ...] of {len(value)}"

@@ -1,0 +1,80 @@
+"""Rows of the files of a folder that is followed. Torch-free."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from trainer.data.errors import DataError
+from trainer.data.one_pass.following import pause
+from trainer.data.one_pass.place import Place
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.sources.followed_folder import Taken
+from trainer.data.sources.locations import FilePath, located
+from trainer.data.sources.source import Chunk, Source, file_below
+
+UNSEEN_SECONDS = 120.0
+"""For so long a host may not see a file yet that rank 0 has found."""
+_REMEDY = "bring it back as it was, with its time of change, or start a new job"
+
+
+class FolderRows:
+    """Reader of the files that were found in a folder.
+
+    Args:
+        plan: of the job, with the columns of a first file.
+        unseen_seconds: for how long a file that was found elsewhere may not be seen from here.
+    """
+
+    def __init__(self, plan: DataPlan, unseen_seconds: float):
+        self._dataset, self._columns, self._unseen_seconds = plan.dataset, plan.columns(), unseen_seconds
+
+    def of_json(self, document: Any) -> Taken:
+        return Taken.of_json(document)
+
+    def count(self, place: Place, num_rows: int, num_bad: int) -> Place:
+        """Return the place after so many more rows: the first bad one has ended the attempt."""
+        return replace(place, rows=place.rows + num_rows)
+
+    def close(self) -> None:
+        """Do nothing: no file is held open between chunks."""
+
+    def chunks(self, taken: Taken, place: Place, stopped: threading.Event) -> Iterator[Chunk]:
+        """Yield the rows of a file from ``place`` on.
+
+        Raises:
+            DataError: it cannot be read, or is not as it was when its reading began.
+        """
+        only = [file_below(taken.parts, self._seen(taken, stopped))]
+        source = Source(self._dataset.uri, None, self._dataset.filter, only=only)
+        for chunk in source.stream(self._columns, start=(0, place.row)):
+            if not taken.is_still(chunk.file.path):
+                raise DataError("has changed since its reading began", where=self._where(taken), remedy=_REMEDY)
+            yield chunk
+
+    def _seen(self, taken: Taken, stopped: threading.Event) -> FilePath:
+        """Return the path of a file that rank 0 has found, once this host sees it as it was found.
+
+        Raises:
+            DataError: it is gone, or another.
+        """
+        path: FilePath | None = None
+        give_up = time.monotonic() + self._unseen_seconds
+        while True:
+            try:
+                path = located(self._dataset.uri, taken.parts)
+            except FileNotFoundError:
+                path = None
+            if path is not None and taken.is_still(path):
+                return path
+            if time.monotonic() >= give_up:
+                break
+            pause(stopped, 0.5)
+        what = "is gone" if path is None else "has changed"
+        raise DataError(f"{what} since its reading began", where=self._where(taken), remedy=_REMEDY)
+
+    def _where(self, taken: Taken) -> str:
+        return f"{self._dataset.uri.rstrip('/')}/{taken.name}"

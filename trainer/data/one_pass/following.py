@@ -1,0 +1,184 @@
+"""Windows of the rows of what is followed: each ends with its file or segment, or when it is full. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from trainer.data.batches.keys import Key
+from trainer.data.columns.numeric import Numeric
+from trainer.data.errors import Stopped
+from trainer.data.one_pass import windows
+from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.windows import Held, RowReader, Window, window_of
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.sources.followed_folder import EndOfFolder
+from trainer.data.sources.source import Chunk
+from trainer.spec import Follow
+
+FILES = "followed.json"
+"""In checkpoints: the files, or segments of a topic, that were read."""
+_END = json.dumps(None)
+
+
+class Piece(Protocol):
+    """What is read as one: a file of a folder, a segment of a topic. A dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def number(self) -> int: ...
+
+
+class Followed(Protocol):
+    """What is read on as more appears in it, piece by piece, as rank 0 sees it."""
+
+    uri: str
+    follow: Follow
+
+    def begin(self, pieces: Iterable[Any], /) -> None: ...
+    def next(self, number: int, /) -> Piece | None: ...
+    def pieces_until(self, number: int, /) -> Sequence[Piece]: ...
+    def figures(self, number: int, /) -> dict[str, float | int]: ...
+
+
+class PieceRows(Protocol):
+    """What reads the rows of pieces, on each rank."""
+
+    def of_json(self, document: Any, /) -> Piece: ...
+    def chunks(self, piece: Any, place: Place, stopped: threading.Event, /) -> Iterator[Chunk]: ...
+    def count(self, place: Place, num_rows: int, num_bad: int, /) -> Place: ...
+    def close(self) -> None: ...
+
+
+Take = Callable[[int, threading.Event], Piece | None]
+"""Waits for the piece of a number, and returns it; None at the end of what is followed."""
+
+
+class Words(Protocol):
+    """What ranks of a process group can tell one another without waiting: torch's store."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+def finder(followed: Followed, words: Words | None) -> Take:
+    """Return what finds pieces, and tells the other ranks which they are."""
+
+    def take(number: int, stopped: threading.Event) -> Piece | None:
+        taken: Piece | None = None
+        try:
+            while (taken := followed.next(number)) is None:
+                pause(stopped, followed.follow.poll_seconds)
+        except EndOfFolder:
+            taken = None
+        if words is not None:
+            words.set(_word(followed.uri, number), _END if taken is None else json.dumps(asdict(taken)))
+        return taken
+
+    return take
+
+
+def listener(words: Words, uri: str, follow: Follow, of_json: Callable[[Any], Piece]) -> Take:
+    """Return what asks rank 0 which piece it is."""
+
+    def take(number: int, stopped: threading.Event) -> Piece | None:
+        while not words.check([_word(uri, number)]):
+            pause(stopped, min(follow.poll_seconds, 0.5))
+        document = json.loads(words.get(_word(uri, number)))
+        return None if document is None else of_json(document)
+
+    return take
+
+
+def _word(uri: str, number: int) -> str:
+    return f"evenkeel/followed/{uri}/{number}"
+
+
+def pause(stopped: threading.Event, seconds: float) -> None:
+    """Wait.
+
+    Raises:
+        Stopped: nobody wants the rows any more.
+    """
+    if stopped.wait(seconds):
+        raise Stopped
+
+
+class FollowingReader(RowReader):
+    """Reader of pieces as they appear.
+
+    Args:
+        plan: of the job, with the columns of a first file or those that are declared.
+        keys: of the batches.
+        numeric: numeric features.
+        take: finds the pieces.
+        pieces: reads their rows.
+    """
+
+    def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric], take: Take, pieces: PieceRows):
+        super().__init__(plan, keys, numeric)
+        assert plan.job.dataset.follow is not None
+        self._take, self._pieces, self._max_rows = take, pieces, plan.job.dataset.follow.max_rows
+
+    def windows(self, start: Place, stopped: threading.Event) -> Iterator[Window]:
+        place = start
+        try:
+            while self._max_rows is None or place.rows < self._max_rows:
+                taken = self._take(place.file, stopped)
+                if taken is None:
+                    return
+                place = yield from self._of_piece(taken, place, stopped)
+        finally:
+            self._pieces.close()
+
+    def _of_piece(self, taken: Piece, place: Place, stopped: threading.Event) -> Generator[Window, None, Place]:
+        """Yield the windows of one piece from ``place`` on, and return the place behind them."""
+        held, counted = Held(), place
+        for chunk, is_last in _with_last(self._pieces.chunks(taken, place, stopped)):
+            left = None if self._max_rows is None else self._max_rows - place.rows - held.number
+            ends = left is not None and len(chunk) >= left
+            chunk = _first_rows(chunk, left) if left is not None and len(chunk) > left else chunk
+            counted = self._pieces.count(counted, len(chunk), chunk.num_bad)
+            if len(chunk):
+                held.add(*self._read(chunk, place.rows + held.number))
+            end = (taken.number + 1, 0) if is_last else (taken.number, chunk.end)
+            if held.number and (held.number >= windows.WINDOW_ROWS or is_last or ends):
+                place, ready = window_of(place, held, *end, bad=(counted.bad, counted.bad_of_block))
+                held, counted = Held(), place
+                # What is handed on is not kept here while it is worked on.
+                yield ready.pop()
+            if ends:
+                return place
+        return replace(place, file=taken.number + 1, row=0, bad=counted.bad, bad_of_block=counted.bad_of_block)
+
+
+def _first_rows(chunk: Chunk, number: int) -> Chunk:
+    rows = chunk.rows[:number]
+    return replace(chunk, rows=rows, batch=chunk.batch.slice(0, number), end=int(rows[-1]) + 1)
+
+
+def _with_last(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, bool]]:
+    """Yield each chunk, and whether it is the last."""
+    before = next(chunks, None)
+    for chunk in chunks:
+        assert before is not None
+        yield before, False
+        before = chunk
+    if before is not None:
+        yield before, True
+
+
+def write_pieces(followed: Followed, number: int, path: Path) -> None:
+    """Write which pieces were read, up to ``number``, for a checkpoint."""
+    path.write_text(json.dumps([asdict(piece) for piece in followed.pieces_until(number)]), "utf-8")
+
+
+def read_pieces(path: Path, of_json: Callable[[Any], Piece]) -> list[Piece]:
+    """Read what :func:`write_pieces` wrote."""
+    return [of_json(document) for document in json.loads(path.read_text("utf-8"))]

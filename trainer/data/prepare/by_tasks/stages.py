@@ -1,0 +1,234 @@
+"""The stages of a preparation, each a function that makes the result of one task. Torch-free.
+
+==========  ============================  =================================================================
+stage       for each                      result
+==========  ============================  =================================================================
+read        span of rows                  columns in codes of the span's own distinct ids, and these
+split       span of rows                  its examples by split, in these codes, and how often ids occur
+table       table                         its rows, and for each span the row of each of its ids
+number      numeric feature               its statistics
+rows        span of rows                  its examples as ranks read them
+==========  ============================  =================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.batches.prepared_columns import FORMAT_VERSION
+from trainer.data.columns.dynamic_ids import UNKNOWN_ROW, IdMap
+from trainer.data.columns.numeric import numeric_of
+from trainer.data.columns.vocabulary import Codes
+from trainer.data.prepare import encode
+from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, VALUE, Appender, map_array, write_array
+from trainer.data.prepare.bad_rows import BadRows
+from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, open_ids, write_encoded, write_ids
+from trainer.data.prepare.by_tasks.tasks import Desk, Task, write_state
+from trainer.data.prepare.coding import TableIds
+from trainer.data.prepare.drift import sample_stride
+from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
+from trainer.data.prepare.kept_parts import KeptParts
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.prepare.spans import Span
+from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
+from trainer.data.prepare.writing import (
+    SplitWriter,
+    append_examples,
+    code_files,
+    finish_table,
+    fit_numbers,
+    occurrences,
+    raw_file,
+    write_numbers,
+)
+from trainer.storage.shared_directory import link_or_copy
+
+BAD_ROWS = "bad-rows"
+TABLE, COUNTS, PARENT, ROWS_OF_CODES, IDS = "table.arrow", "counts.bin", "parent.bin", "rows-of-codes.bin", "ids.arrow"
+
+
+def read(desk: Desk, task: Task, out: Path) -> None:
+    """Read a span; ``task.arguments``: its (file, row) start and stop."""
+    plan = desk.plan
+    start, stop = task.arguments
+    parts = KeptParts(desk.directory / "parts", str(FORMAT_VERSION))
+    bad_rows = None if plan.dataset.max_bad_rows is None else BadRows(plan, desk.directory / BAD_ROWS, parts.folder)
+    span = Span(tuple(start), tuple(stop))
+    encoded, counted = encode.encode_span(plan, parts, desk.workers, bad_rows, span)
+    orders = write_encoded(plan, encoded, out)
+    for number, path in enumerate([] if bad_rows is None else bad_rows.files()):
+        link_or_copy(path, out / f"{BAD_ROWS}-{number}")
+    names_validation = encoded.sides is not None and bool((encoded.sides == VALIDATION).any())
+    write_state(out, counted | {"orders": orders, "names_validation": names_validation})
+
+
+def split(desk: Desk, task: Task, out: Path) -> None:
+    """Make the examples of a span.
+
+    ``task.arguments``: the number of its first row, that of all rows, the limits of a split by time, and whether a
+    column names rows that validate.
+    """
+    plan = desk.plan
+    asked = task.arguments
+    name = f"read-{task.number:05d}"
+    folder, state = desk.fetch(name), desk.state(name)
+    encoded = open_encoded(plan, folder, state["num_rows"], state["orders"])
+    limits = None if asked["time_limits"] is None else TimeLimits(*asked["time_limits"])
+    first_row: int = asked["first_row"]
+    writers = {side: SplitWriter(out / side, plan) for side in SPLIT_NAMES}
+    pieces: dict[int, int] = {}
+    for examples in ExampleRows(plan, encoded, AllRows(first_row, limits, asked["names_validation"])).chunks():
+        append_examples(plan, writers, examples, encoded, desk.workers)
+        # A sum of labels is one over pieces of all rows.
+        begin = (first_row + int(examples.rows[0])) // CHUNK_ROWS
+        trains = (examples.rows[examples.sides == TRAIN] + first_row) // CHUNK_ROWS
+        for piece, count in enumerate(np.bincount(trains - begin).tolist(), begin):
+            pieces[piece] = pieces.get(piece, 0) + count
+    for writer in writers.values():
+        writer.close()
+    for number, domain in enumerate(plan.kinds):
+        counts = occurrences(plan, domain, out / "train", len(encoded.codes[domain].ids))
+        write_array(out / f"counts-{number}.bin", counts, OFFSET)
+    for number, numbers in enumerate(encoded.numeric):
+        write_array(out / f"sample-{number}.bin", _sample(numbers, first_row, asked["num_rows"]), np.float64)
+    for number, vector in enumerate(plan.row_vectors):
+        vectors = _sample(encoded.vectors[vector.name], first_row, asked["num_rows"])
+        write_array(out / f"vector-sample-{number}.bin", vectors.reshape(-1), VALUE)
+    write_state(
+        out,
+        {
+            "num_examples": {side: writer.num_examples for side, writer in writers.items()},
+            "labels": {side: [one.state() for one in writer.label_figures] for side, writer in writers.items()},
+            "weight": writers["train"].weight,
+            "pieces": sorted(pieces.items()),
+        },
+    )
+
+
+def table(desk: Desk, task: Task, out: Path) -> None:
+    """Give the ids of a table their rows.
+
+    ``task.arguments``: the numbers of the spans, and the warm start's ids (None without one).
+    """
+    number = task.number
+    plan, spans, base = desk.plan, task.arguments["spans"], task.arguments["base"]
+    domain = list(plan.kinds)[number]
+    parts = KeptParts(desk.directory / "parts", str(FORMAT_VERSION))
+    known = TableIds(plan.kinds[domain], "table", parts)
+    places: list[tuple[int, int, int]] = []
+    for span in spans:
+        ids = open_ids(ids_file(desk.fetch(f"read-{span:05d}", [ids_file(Path(), number).name]), number))
+        places.append((*known.append(ids), len(ids)))
+        if known.num_bytes > encode.IDS_BYTES:
+            known.spill()
+    ids = known.finish(encode.IDS_BYTES // 16)
+    known.places.flush()
+    counts = np.zeros(len(ids) + 1, dtype=np.int64)
+    file = f"counts-{number}.bin"
+    for span, (run, start, count) in zip(spans, places, strict=True):
+        of_span = known.codes(run, start, start + count)
+        occurred = map_array(desk.fetch(f"split-{span:05d}", [file]) / file, OFFSET)
+        counts[of_span.astype(np.int64) + 1] += occurred[1:]
+        counts[0] += occurred[0]
+    grown, row_counts = finish_table(plan, domain, Codes(ids), counts, _as_map(base))
+    for span, (run, start, count) in zip(spans, places, strict=True):
+        of_span = known.codes(run, start, start + count)
+        write_array(out / f"rows-{span:05d}.bin", np.append(grown.row_of_code[of_span], grown.row_of_code[-1]), CODE)
+        if _names_users(plan, domain):
+            write_array(out / f"codes-{span:05d}.bin", np.append(of_span, CODE.type(-1)), CODE)
+    write_ids(out / IDS, ids)
+    grown.ids.write(out / TABLE)
+    write_array(out / ROWS_OF_CODES, grown.row_of_code, CODE)
+    write_array(out / COUNTS, row_counts, OFFSET)
+    write_array(out / PARENT, grown.parent_rows, OFFSET)
+    parts.close()
+
+
+def number(desk: Desk, task: Task, out: Path) -> None:
+    """Find the statistics of a numeric feature over the training rows; ``task.arguments``: the numbers of the spans."""
+    feature = desk.plan.all_numeric[task.number]
+    whole = Appender(desk.directory / "whole", np.float64)
+    name = raw_file(Path("train"), feature).as_posix()
+    for span in task.arguments:
+        whole.append(map_array(desk.fetch(f"split-{span:05d}", [name]) / name, np.float64))
+    whole.close()
+    write_state(out, fit_numbers(desk.plan, feature, whole.path).as_json())
+
+
+def rows(desk: Desk, task: Task, out: Path) -> None:
+    """Write the examples of a span as ranks read them; ``task.arguments``: the numeric features, with statistics."""
+    plan, span = desk.plan, f"{task.number:05d}"
+    source = desk.fetch(f"split-{span}")
+    rows_of = {domain: _of_table(desk, f"rows-{span}.bin", index) for index, domain in enumerate(plan.kinds)}
+    unknown: dict[str, dict[str, int]] = {}
+    numeric = [numeric_of(one) for one in task.arguments]
+    for side in SPLIT_NAMES:
+        files = {path.name: feature for feature, path in code_files(plan, source / side).items()}
+        (out / side).mkdir()
+        for path in (source / side).iterdir():
+            if path.name not in files and path.name != USER_CODES:
+                link_or_copy(path, out / side / path.name)
+        for name, feature in files.items():
+            table_of = next(one.table for one in plan.trained if one.name == feature)
+            unknown.setdefault(feature, {})[side] = _rewrite(source / side / name, out / side / name, rows_of[table_of])
+        if plan.keeps_users:
+            user = plan.direct("user")
+            assert user is not None
+            codes = _of_table(desk, f"codes-{span}.bin", list(plan.kinds).index(user.domain))
+            _rewrite(source / side / USER_CODES, out / side / USER_CODES, codes)
+    if numeric:
+        write_numbers(numeric, out, desk.workers)
+    write_state(out, {"unknown": unknown})
+
+
+def _sample(values: npt.NDArray[Any], first_row: int, num_rows: int) -> npt.NDArray[Any]:
+    """Return what a span has of the sample of all rows by which runs are compared."""
+    stride = sample_stride(num_rows, math.prod(values.shape[1:]))
+    return values[-first_row % stride :: stride]
+
+
+def _of_table(desk: Desk, file: str, table: int) -> Any:
+    return map_array(desk.fetch(f"table-{table:05d}", [file]) / file, CODE)
+
+
+def _rewrite(source: Path, target: Path, of_code: Any) -> int:
+    """Write what each code stands for, the last for none; return how many are the unknown id's row."""
+    codes = map_array(source, CODE)
+    written, unknown = Appender(target, CODE), 0
+    for start in range(0, len(codes), CHUNK_ROWS):
+        found = of_code[codes[start : start + CHUNK_ROWS]]
+        unknown += int(np.count_nonzero(found == UNKNOWN_ROW))
+        written.append(found)
+    written.close()
+    return unknown
+
+
+def _names_users(plan: DataPlan, domain: str) -> bool:
+    user = plan.direct("user")
+    return plan.keeps_users and user is not None and user.domain == domain
+
+
+def as_arguments(base: IdMap | None) -> Any:
+    """Return a warm start's ids as a task takes them: plain arrays."""
+    if base is None:
+        return None
+    return [base.ids, np.asarray(base.last_seen), base.run, base.retired, np.asarray(base.retired_in)]
+
+
+def _as_map(arguments: Any) -> IdMap | None:
+    return None if arguments is None else IdMap(*arguments)
+
+
+STAGES: dict[str, Callable[[Desk, Task, Path], None]] = {
+    "read": read,
+    "split": split,
+    "table": table,
+    "number": number,
+    "rows": rows,
+}

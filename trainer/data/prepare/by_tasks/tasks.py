@@ -1,0 +1,174 @@
+"""What a task of a preparation is, what it works with on its host, and what runs tasks. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from trainer.data.errors import DataError
+from trainer.data.prepare.fingerprint import files_of
+from trainer.data.prepare.plan import DataPlan, make_plan
+from trainer.data.prepare.workers import Workers
+from trainer.spec import parse_dataset, parse_job
+from trainer.storage.base import NotWholeError
+from trainer.storage.cache import cache_of_host
+from trainer.storage.folders import Folders
+from trainer.storage.opening import open_storage
+from trainer.storage.trees import put_tree
+
+STATE = "state.json"
+PARTS = "parts"
+"""Where the results of tasks lie in a run's storage."""
+
+
+class Setting(NamedTuple):
+    """What all tasks of a preparation have in common."""
+
+    dataset: str
+    """The specs, as JSON."""
+    job: str
+    files: str
+    """What identifies the files of the rows, as JSON: another host must find the same."""
+    storage: str
+    prefix: str
+    """Of the results in the storage."""
+    threads: int
+    """Of each task."""
+    half: int | None = None
+    """Of the (user, item) pairs, the one whose rows train."""
+
+    def folders(self) -> Folders:
+        return Folders(open_storage(self.storage), self.prefix)
+
+
+class Task(NamedTuple):
+    """A piece of work: its result is a folder of its name in the storage."""
+
+    stage: str
+    number: int
+    arguments: Any = None
+    """Small ones are JSON's types; a warm start's ids are Arrow's."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}-{self.number:05d}"
+
+
+class TaskRunner(Protocol):
+    """Runs tasks on hosts."""
+
+    def run(self, tasks: Sequence[Task], done: Callable[[Task], None]) -> None:
+        """Perform tasks, in any order, and call ``done`` after each.
+
+        Raises:
+            DataError: of the first of the tasks, in their order, that raised one.
+            Exception: another error of a task, or there is no host any more.
+        """
+
+
+class Hosts(Protocol):
+    """Where tasks may run, and the storage that those hosts share."""
+
+    storage: str
+    threads: int
+    """Of each task."""
+
+    def runner(self, setting: Setting, log: Callable[[str], Any]) -> AbstractContextManager[TaskRunner | None]:
+        """Return what runs tasks; it yields None where one host would do all of them."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a task works with on its host."""
+
+    plan: DataPlan
+    folders: Folders
+    directory: Path
+    """Its own, which is removed afterwards."""
+    workers: Workers
+
+    def fetch(self, name: str, only: Sequence[str] | None = None) -> Path:
+        """Return a directory of this host with the result of a task, or with some files of it, to be read alone.
+
+        Raises:
+            NotWholeError: it is damaged; it is removed, so that another attempt makes it again.
+            StorageError: the storage is away.
+        """
+        to = self.directory / name
+        cache = cache_of_host()
+        try:
+            folder = self.folders.read(name)
+            for path in folder.files if only is None else only:
+                (to / path).parent.mkdir(parents=True, exist_ok=True)
+                if not (to / path).exists():
+                    self.folders.fetch(folder, path, to / path, cache)
+        except NotWholeError:
+            self.folders.remove(name)
+            raise
+        return to
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Return what a task has counted."""
+        state: dict[str, Any] = json.loads((self.fetch(name, [STATE]) / STATE).read_text("utf-8"))
+        return state
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    (folder / STATE).write_text(json.dumps(state), "utf-8")
+
+
+def perform(setting: Setting, task: Task, directory: Path) -> None:
+    """Perform a task on this host, and put its result into the storage.
+
+    Args:
+        setting: of the preparation.
+        task: the task.
+        directory: where it may write meanwhile.
+
+    Raises:
+        DataError: rows cannot be trained on, or this host sees others.
+        StorageError: the storage is away, or what another task has put is damaged.
+    """
+    from trainer.data.prepare.by_tasks.stages import STAGES
+
+    plan, folders = planned(setting), setting.folders()
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix=f"{task.name}-") as own,
+        Workers(setting.threads) as workers,
+    ):
+        out = Path(own) / "out"
+        out.mkdir()
+        STAGES[task.stage](Desk(plan, folders, Path(own), workers), task, out)
+        put_tree(folders, task.name, out, None if _is_seen(folders) else cache_of_host())
+
+
+def planned(setting: Setting) -> DataPlan:
+    """Return the plan, made once in a process.
+
+    Raises:
+        DataError: this host sees other files than the one that has begun.
+    """
+    return replace(_planned(setting.dataset, setting.job, setting.files), half=setting.half)
+
+
+@functools.lru_cache(maxsize=1)
+def _planned(dataset: str, job: str, files: str) -> DataPlan:
+    plan = make_plan(parse_dataset(json.loads(dataset)), parse_job(json.loads(job)))
+    if json.dumps(files_of(plan)) != files:
+        raise DataError(
+            "this host sees other files than the host that has begun, by name, size or time of change",
+            where=plan.source.uri,
+            remedy="let all hosts mount the same directory, or put the rows into object storage",
+        )
+    return plan
+
+
+def _is_seen(folders: Folders) -> bool:
+    """Return whether hosts read files of the storage where they lie, so that no cache need keep them."""
+    return folders.storage.path(folders.prefix) is not None

@@ -1,0 +1,176 @@
+"""Figures of a described dataset: what its rows, labels and features hold. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.columns import values
+from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
+from trainer.data.columns.ngrams import ngram_lists, require_text
+from trainer.data.columns.numeric import as_floats
+from trainer.data.columns.vectors import Vector, vector_problems, vectors_of
+from trainer.data.columns.vocabulary import DistinctIds
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Chunk, Source
+from trainer.spec import DatasetSpec, Feature, Label
+from trainer.spec.label_tasks import label_tasks
+from trainer.spec.losses import LOSSES
+
+
+def profile(spec: DatasetSpec) -> dict[str, Any]:
+    """Return figures of a dataset; reads every row, in a stream.
+
+    They are the number of rows, the label rate or the range of its values, the range of the order, and nulls and
+    distinct ids per feature column. ``label_problem`` says what would keep a job from training, where a label is not
+    one.
+    """
+    source = Source(spec.uri, row_filter=spec.filter)
+    columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
+    numeric = {name: Range() for name in columns_of if spec.features[name].type == "dense"}
+    vectors = {one.name: VectorFigures(one) for one in vectors_of(spec) if not one.of_item}
+    direct = {name: column for name, column in columns_of.items() if spec.features[name].has_ids}
+    labels = _Labels(spec)
+    columns = list(dict.fromkeys([*columns_of.values(), *labels.columns, *filter(None, (spec.ordering,))]))
+    source.require(columns)
+    types = {name: source.column_type(column) for name, column in direct.items()}
+    distinct = {
+        name: DistinctIds(_kind(spec.features[name], type_, f"{spec.uri}, column '{direct[name]}'"))
+        for name, type_ in types.items()
+    }
+    nulls = dict.fromkeys(direct, 0)
+    num_rows = 0
+    extremes: list[Any] = []
+    for chunk in source.stream(columns):
+        num_rows += len(chunk)
+        for name, column in direct.items():
+            array = chunk.column(column)
+            nulls[name] += array.null_count
+            ngrams = spec.features[name].effective_ngrams
+            if ngrams is not None:
+                array = ngram_lists(array, ngrams, chunk.where(column))[0]
+            elif spec.features[name].is_list:
+                array = values.as_lists(array)[0]
+            distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
+        for name, range_ in numeric.items():
+            range_.add(chunk.column(columns_of[name]))
+        for name, figures in vectors.items():
+            figures.add(chunk.column(columns_of[name]))
+        labels.add(chunk)
+        if spec.ordering is not None:
+            bounds = pc.min_max(chunk.column(spec.ordering)).as_py()
+            extremes += [value for value in bounds.values() if value is not None]
+    shown = {
+        name: {"column": direct[name], "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
+        for name in direct
+    }
+    ranges: dict[str, Range | VectorFigures] = {**numeric, **vectors}
+    shown |= {name: {"column": columns_of[name], **figures.as_json()} for name, figures in ranges.items()}
+    result: dict[str, Any] = {"name": spec.name, "rows": num_rows, "files": len(source.files), "features": shown}
+    result["bytes"] = sum(file.path.stat().st_size for file in source.files)
+    result |= labels.as_json()
+    if spec.ordering is not None:
+        low, high = (min(extremes), max(extremes)) if extremes else (None, None)
+        result["order"] = {"column": spec.ordering, "min": _plain(low), "max": _plain(high)}
+    return result
+
+
+def _kind(feature: Feature, type_: pa.DataType, where: str) -> values.Kind:
+    if feature.effective_ngrams is None:
+        return values.id_kind(values.element_type(type_), where)
+    require_text(type_, where)
+    return "int"
+
+
+class _Labels:
+    """What a profile says of a dataset's label, or of each of its labels."""
+
+    def __init__(self, spec: DatasetSpec):
+        self._spec, self._problem = spec, ""
+        self.columns = tuple(dict.fromkeys(spec.label_columns.values()))
+        one = {} if spec.label is None or spec.negatives is not None else {"": spec.label}
+        self._labels: dict[str, Label] = {**one, **spec.labels}
+        least = {task.name: LOSSES[task.loss].least_label for task in label_tasks(spec)}
+        self._least = {name: value for name, value in least.items() if value is not None}
+        self._values = {name: Range() for name in self._labels}
+        self._positives, self._rows = dict.fromkeys(self._labels, 0), dict.fromkeys(self._labels, 0)
+
+    def add(self, chunk: Chunk) -> None:
+        if self._problem or not self._labels:
+            return
+        try:
+            if self._spec.label is not None:
+                found = labels_of(chunk, self._spec.label)[:, None].astype(np.float64)
+            else:
+                found = several_labels_of(chunk, self._spec.labels, self._least).astype(np.float64)
+            if self._spec.weight is not None:
+                row_weights_of(chunk, self._spec.weight)
+        except DataError as error:
+            self._problem = str(error)
+            return
+        for name, column in zip(self._labels, found.T, strict=True):
+            there = column[~np.isnan(column)]
+            self._rows[name] += len(there)
+            self._positives[name] += int((there == 1).sum())
+            self._values[name].add(pa.array(there))
+
+    def as_json(self) -> dict[str, Any]:
+        if self._problem:
+            return {"label_problem": self._problem}
+        figures = {name: self._figures(name, label) for name, label in self._labels.items()}
+        if self._spec.label is not None:
+            return figures.get("", {})
+        return {"labels": {name: {"rows": self._rows[name], **one} for name, one in figures.items()}}
+
+    def _figures(self, name: str, label: Label) -> dict[str, Any]:
+        if label.value is not None:
+            return {"label_values": self._values[name].as_json()}
+        return {"label_rate": self._positives[name] / self._rows[name] if self._rows[name] else None}
+
+
+class VectorFigures:
+    """How many vectors are missing, how many are none of their dim, and the mean length of the others."""
+
+    def __init__(self, vector: Vector) -> None:
+        self._vector = vector
+        self.nulls, self.bad, self._there, self._lengths = 0, 0, 0, 0.0
+
+    def add(self, array: pa.Array) -> None:
+        found, missing, bad = vector_problems(self._vector, array)
+        self.nulls += int(missing.sum())
+        self.bad += int(bad.sum())
+        self._there += int((~missing & ~bad).sum())
+        self._lengths += float(np.linalg.norm(found, axis=1).sum())
+
+    def as_json(self) -> dict[str, Any]:
+        mean = self._lengths / self._there if self._there else None
+        return {"nulls": self.nulls, "bad": self.bad, "dim": self._vector.dim, "mean_length": mean}
+
+
+class Range:
+    """The smallest and the largest value of a numeric column, how many are missing and how many are no numbers."""
+
+    def __init__(self) -> None:
+        self.nulls, self.bad, self.low, self.high = 0, 0, np.inf, -np.inf
+
+    def add(self, array: pa.Array) -> None:
+        numbers, bad = as_floats(array)
+        present = numbers[~bad & ~np.isnan(numbers)]
+        self.bad += int(bad.sum())
+        self.nulls += int((np.isnan(numbers) & ~bad).sum())
+        if len(present):
+            self.low, self.high = min(self.low, float(present.min())), max(self.high, float(present.max()))
+
+    def as_json(self) -> dict[str, Any]:
+        known = self.low <= self.high
+        return {
+            "nulls": self.nulls, "bad": self.bad, "min": self.low if known else None,
+            "max": self.high if known else None,
+        }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if hasattr(value, "isoformat") else value

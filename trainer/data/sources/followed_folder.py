@@ -1,0 +1,297 @@
+"""A folder that is read on as files appear in it: which is next, which are late, which have changed. Torch-free.
+
+Files are read in the order of their names (of the parts of their paths below the folder). One that appears behind the
+file that is being read and sorts before it is late: it would have to be read first. A file that cannot be opened is
+still being written, and waited for. Names that begin with ``.`` or ``_``, and those that no reader takes, are passed
+over.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from trainer.data.errors import DataError
+from trainer.data.sources.locations import FilePath, listed
+from trainer.data.sources.readers.registry import holds_rows, reader_of
+from trainer.data.sources.source import Source
+from trainer.data.sources.tables.registry import snapshot_of
+from trainer.spec import Follow
+
+COLUMNS_FILE = "columns.parquet"
+"""Beside what a run keeps of its data: no row, and the columns of the first file that was there."""
+UNREADABLE_SECONDS = 60.0
+"""For so long nobody is told of a file that is there and cannot be opened: it is being written."""
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A file that is read, and what it was when its reading began.
+
+    Attributes:
+        number: how many files were read before it.
+        name: its path below the folder.
+        size: in bytes.
+        changed_ns: when it was last changed.
+    """
+
+    number: int
+    name: str
+    size: int
+    changed_ns: int
+
+    @staticmethod
+    def of_json(document: Mapping[str, Any]) -> Taken:
+        """Return the file that ``dataclasses.asdict`` gave."""
+        return Taken(**document)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.name.split("/"))
+
+    def is_still(self, path: FilePath) -> bool:
+        """Return whether the file at ``path`` is as it was when its reading began; not, if it is gone."""
+        stat = _stat(path)
+        return stat is not None and (stat.st_size, stat.st_mtime_ns) == (self.size, self.changed_ns)
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far behind the folder a reader is.
+
+    Attributes:
+        files: that are there and not begun.
+        seconds: since the oldest of them was last changed; 0 without any.
+        late: files so far that came too late to be read.
+    """
+
+    files: int
+    seconds: float
+    late: int
+
+
+class FollowedFolder:
+    """The files of a folder as one reader reads them, one after the other. For use by several threads.
+
+    Args:
+        uri: of the folder.
+        follow: how it is followed.
+        note: takes what its owner should know, in words.
+    """
+
+    def __init__(self, uri: str, follow: Follow, note: Callable[[str], None] = lambda message: None):
+        self.uri, self.follow, self._note = uri, follow, note
+        self._lock = threading.RLock()
+        self._taken: dict[int, Taken] = {}
+        self._number_of: dict[tuple[str, ...], int] = {}
+        self._last: tuple[str, ...] | None = None
+        self._there: dict[tuple[str, ...], FilePath] = {}
+        self._listed_at = -float("inf")
+        self._is_marked = False
+        self._told: set[tuple[str, ...]] = set()
+        self._num_late = 0
+        self._unreadable: tuple[tuple[str, ...], float, str] | None = None
+
+    # --- what is read ------------------------------------------------------------------------------------------------
+
+    def begin(self, files: Iterable[Taken]) -> None:
+        """Go on after files that were read, of which the last may be read in part."""
+        with self._lock:
+            for file in sorted(files, key=lambda one: one.number):
+                self._keep(file)
+
+    def pieces_until(self, number: int) -> list[Taken]:
+        """Return the files that were read, up to ``number``; those before the last two only while they are there.
+
+        What was read before and is gone is forgotten: nobody goes on from there any more.
+        """
+        with self._lock:
+            for one, old in list(self._taken.items()):
+                if one < number - 1 and old.parts not in self._number_of:
+                    del self._taken[one]
+            known = [file for file in self._taken.values() if file.number <= number]
+            return sorted(known, key=lambda one: one.number)
+
+    def next(self, number: int) -> Taken | None:
+        """Return the file of this number, None while none can be read.
+
+        Raises:
+            EndOfFolder: there will be no more.
+            DataError: a late file is refused, or the folder cannot be listed.
+        """
+        with self._lock:
+            if number in self._taken:
+                return self._taken[number]
+            was_marked = self._is_marked
+            self._list()
+            if self._is_marked and not was_marked:
+                # What came before the marker was there before this look at the folder, not before the last one.
+                was_marked = True
+                self._list()
+            waiting = self._waiting()
+            if not waiting:
+                if was_marked:
+                    raise EndOfFolder
+                return None
+            parts = waiting[0]
+            if not self._is_whole(parts, was_marked) or not (was_marked or self._has_settled(parts)):
+                return None
+            stat = self._there[parts].stat()
+            taken = Taken(number, "/".join(parts), stat.st_size, stat.st_mtime_ns)
+            self._keep(taken)
+            return taken
+
+    def figures(self, number: int) -> dict[str, float | int]:
+        """Return :meth:`lag` for events."""
+        lag = self.lag(number)
+        return {
+            "files": number, "files_behind": lag.files, "seconds_behind": round(lag.seconds, 1), "late_files": lag.late,
+        }  # fmt: skip
+
+    def lag(self, number: int) -> Lag:
+        """Return how far behind a reader is that is at the file of this number."""
+        with self._lock:
+            if time.monotonic() - self._listed_at > self.follow.poll_seconds:
+                self._list()
+            ahead = [file.parts for file in self._taken.values() if file.number > number]
+            behind = [*self._waiting(), *(parts for parts in ahead if parts in self._there)]
+            changed = [stat.st_mtime_ns for parts in behind if (stat := _stat(self._there[parts])) is not None]
+            seconds = max(0.0, time.time() - min(changed) / 1e9) if changed else 0.0
+            return Lag(len(behind), seconds, self._num_late)
+
+    def _keep(self, file: Taken) -> None:
+        self._taken[file.number], self._number_of[file.parts], self._last = file, file.number, file.parts
+
+    def _waiting(self) -> list[tuple[str, ...]]:
+        return sorted(parts for parts in self._there if self._last is None or parts > self._last)
+
+    # --- what is there -----------------------------------------------------------------------------------------------
+
+    def _list(self) -> None:
+        """Look at the folder, and tell of files that are late, gone or changed."""
+        single, listing = listed(self.uri)
+        if single:
+            remedy = "name its folder in the dataset's uri, or leave dataset.follow out"
+            raise DataError("is a file, and files are followed in a folder", where=self.uri, remedy=remedy)
+        if (table := snapshot_of(self.uri, dict(listing))) is not None:
+            raise DataError(
+                f"is a table with versions ({table.version}), whose files have no order of their own",
+                where=self.uri,
+                remedy="follow a folder of files, or leave follow out",
+            )
+        self._there = {parts: path for parts, path in listing if holds_rows(parts)}
+        self._is_marked = self.follow.until is not None and any(parts == (self.follow.until,) for parts, _ in listing)
+        self._listed_at = time.monotonic()
+        self._tell_late()
+        self._tell_changed()
+
+    def _tell_late(self) -> None:
+        if self._last is None:
+            return
+        late = [p for p in self._there if p <= self._last and p not in self._number_of and p not in self._told]
+        if not late:
+            return
+        last = "/".join(self._last)
+        if self.follow.late == "refuse":
+            raise DataError(
+                f"appeared after {last} was begun, which sorts behind it",
+                where=_words(late),
+                remedy="give it a name that sorts behind those that are there, or set dataset.follow.late to report",
+            )
+        self._told.update(late)
+        self._num_late += len(late)
+        self._note(f"not read, because it appeared after {last} was begun and sorts before it: {_words(late)}")
+
+    def _tell_changed(self) -> None:
+        gone = [parts for parts in self._number_of if parts not in self._there]
+        changed = []
+        for parts, number in self._number_of.items():
+            is_known = parts in self._there and parts not in self._told
+            if is_known and not self._taken[number].is_still(self._there[parts]):
+                changed.append(parts)
+        if gone:
+            self._note(f"gone after it was read, or while it is: {_words(gone)}")
+            for parts in gone:
+                del self._number_of[parts]
+        if changed:
+            self._told.update(changed)
+            self._note(f"changed after its reading began, and is not read again: {_words(changed)}")
+
+    def _is_whole(self, parts: tuple[str, ...], is_marked: bool) -> bool:
+        """Return whether a file can be opened.
+
+        Raises:
+            DataError: it cannot, and the marker says that nobody writes it any more.
+        """
+        path = self._there[parts]
+        try:
+            size = path.stat().st_size
+            problem = "" if size else "it is empty"
+            if size:
+                reader = reader_of(path.name)
+                assert reader is not None
+                reader([path]).schema(path)
+        except FileNotFoundError:
+            return False
+        except DataError as error:
+            problem = str(error)
+            if is_marked:
+                raise
+        if not problem:
+            self._unreadable = None
+            return True
+        if is_marked:
+            raise DataError("is empty (0 bytes)", where=str(path), remedy="write it again, or remove it")
+        self._tell_unreadable(parts, problem)
+        return False
+
+    def _tell_unreadable(self, parts: tuple[str, ...], problem: str) -> None:
+        """Tell once of a file that could not be opened for a while: those behind it wait."""
+        if self._unreadable is None or self._unreadable[0] != parts:
+            self._unreadable = (parts, time.monotonic(), problem)
+        elif time.monotonic() - self._unreadable[1] > UNREADABLE_SECONDS and parts not in self._told:
+            self._told.add(parts)
+            self._note(
+                f"{'/'.join(parts)} cannot be opened, and files behind it wait: {problem}; write it to its end, or "
+                "remove it"
+            )
+
+    def _has_settled(self, parts: tuple[str, ...]) -> bool:
+        return time.time() - self._there[parts].stat().st_mtime_ns / 1e9 >= self.follow.settle_seconds
+
+
+class EndOfFolder(Exception):
+    """The marker is there, and every file is read."""
+
+
+def first_file(uri: str, follow: Follow) -> tuple[str, ...] | None:
+    """Return the first file of a folder that can be opened, by the parts of its path; None while there is none."""
+    try:
+        taken = FollowedFolder(uri, follow).next(0)
+    except EndOfFolder:
+        raise DataError("holds the marker of its end and no file", where=uri, remedy="put the data there") from None
+    return None if taken is None else taken.parts
+
+
+def _stat(path: FilePath) -> Any:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _words(names: Sequence[tuple[str, ...]]) -> str:
+    shown = ", ".join(sorted("/".join(parts) for parts in names)[:_NAMED])
+    return shown + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def write_columns(source: Source, path: Path) -> None:
+    """Write the columns of the first file, to stand for it once it is gone."""
+    pq.write_table(source.schema().empty_table(), path)

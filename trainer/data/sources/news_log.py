@@ -1,0 +1,289 @@
+"""A click log like a news site's: most items live for a day or two, half have one click, interests move. Torch-free.
+
+``evenkeel generate OUT --churn`` writes ``OUT/date=YYYY-MM-DD/part-00000.parquet``, a row for each click, with
+
+===========  ===========================================================================================
+user, item   int64 ids; Zipf-distributed popularity; new items every day
+timestamp    int64, seconds since 1970-01-01, ascending within the day
+click        int8, always 1: what was shown and not clicked is not in the log
+topic        int64, the topic that the click was drawn for
+===========  ===========================================================================================
+
+and the truth beside it, in ``OUT/_truth``, which readers of the log pass over:
+
+===========================================  ===========================================================
+items.parquet                                item, first_day, last_day (from 0), weight (popularity),
+                                             topic (its largest), vector (float64 [topics], sums to 1)
+users/date=YYYY-MM-DD/part-00000.parquet     user, vector (float64 [topics]): the interests of the day
+===========================================  ===========================================================
+
+The model is one of topics: P(item | user, day) = sum_t P(t | user, day) P(item | t, day), with P(item | t, day)
+proportional to weight_i vector_it over the items alive on the day, so ``vector`` is all that clicks can tell of an item
+beside its popularity. An item is alive from its first day on and each day's survival has probability 1 - 1 /
+``lifetime_days``; as many are born each day as die. P(. | user, day) is the softmax of a user's leaning and the day's
+news, both stationary autoregressions over days. Everything is a function of (seed, day, row).
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embeddings.durable_files import appearing
+from trainer.data.columns.hashing import Int64s, derive_key, random_words, unit_interval
+
+Floats = npt.NDArray[np.float64]
+
+CHUNK_ROWS = 1 << 20
+FIRST_DAY = datetime.date(2026, 1, 1)
+USER_BASE, ITEM_BASE = 1_000_000, 5_000_000
+TRUTH = "_truth"
+_WORLD, _ROWS, _LEANINGS, _NEWS = 41, 42, 43, 44
+
+
+@dataclass(frozen=True)
+class NewsLog:
+    """The model behind the log. ``num_rows`` and ``num_days`` fix how many users and items there are.
+
+    Attributes:
+        num_rows: clicks in all.
+        num_days: days, of as many clicks each.
+        seed: of everything that is drawn.
+        rows_per_user: clicks for each user, over all days.
+        rows_per_birth: clicks of a day for each item that is born on it; many an item is never clicked.
+        num_topics: coordinates of the true vectors.
+        lifetime_days: mean number of days that an item lives, at least 1.
+        item_exponent: weight = rank^-item_exponent among the items of one birthday.
+        user_exponent: the same of how often users click.
+        main_share: the part of an item's vector that lies on its main topic, the rest on a second one.
+        interest_spread: standard deviation of a user's leaning for a topic, in log-odds.
+        interest_memory: correlation of a leaning with the day before.
+        news_spread: standard deviation of what a day's news adds for everybody.
+        news_memory: correlation of that with the day before.
+    """
+
+    num_rows: int = 200_000
+    num_days: int = 14
+    seed: int = 0
+    rows_per_user: float = 250.0
+    rows_per_birth: float = 3.0
+    num_topics: int = 12
+    lifetime_days: float = 2.0
+    item_exponent: float = 1.0
+    user_exponent: float = 0.4
+    main_share: float = 0.8
+    interest_spread: float = 3.0
+    interest_memory: float = 0.95
+    news_spread: float = 0.7
+    news_memory: float = 0.7
+
+    def __post_init__(self) -> None:
+        if self.num_days < 1 or self.num_rows < self.num_days:
+            raise ValueError(f"{self.num_rows} rows do not fill {self.num_days} days: give at least one row per day")
+        if self.lifetime_days < 1:
+            raise ValueError(f"lifetime_days is {self.lifetime_days}: an item lives for a day at least")
+
+    @property
+    def num_users(self) -> int:
+        return max(8, int(self.num_rows / self.rows_per_user))
+
+    @property
+    def births(self) -> int:
+        """Items that are born on each day."""
+        return max(2 * self.num_topics, int(self.num_rows / self.num_days / self.rows_per_birth))
+
+    @property
+    def num_items(self) -> int:
+        """Items of all days, those that were there before the first one among them."""
+        return len(self.first_days)
+
+    def day_table(self, day: int) -> pa.Table:
+        """Return the clicks of day ``day`` (from 0)."""
+        count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
+        topics_of_users = np.cumsum(self.interests(day), axis=1)
+        items_of_topics = self._items_of_topics(day)
+        parts = [
+            self._rows(day, start, min(start + CHUNK_ROWS, count), count, topics_of_users, items_of_topics)
+            for start in range(0, count, CHUNK_ROWS)
+        ]
+        return pa.concat_tables(parts)
+
+    def _rows(
+        self,
+        day: int,
+        start: int,
+        stop: int,
+        count: int,
+        topics_of_users: Floats,
+        items_of_topics: tuple[Int64s, Floats],
+    ) -> pa.Table:
+        index = np.arange(start, stop)
+
+        def uniform(stream: int) -> Floats:
+            return unit_interval(random_words(derive_key(self.seed, _ROWS, day, stream), index))
+
+        users = np.searchsorted(self._user_cdf, uniform(0), side="right")
+        topics = np.minimum((topics_of_users[users] <= uniform(1)[:, None]).sum(axis=1), self.num_topics - 1)
+        alive, cdf = items_of_topics
+        within = uniform(2)
+        items = np.empty(len(index), dtype=np.int64)
+        for topic in range(self.num_topics):
+            chosen = topics == topic
+            position = np.searchsorted(cdf[topic], within[chosen] * cdf[topic, -1], side="right")
+            items[chosen] = alive[np.minimum(position, len(alive) - 1)]
+        midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
+        return pa.table(
+            {
+                "user": users + USER_BASE,
+                "item": items + ITEM_BASE,
+                "timestamp": midnight * 86_400 + index * 86_400 // count,
+                "click": np.ones(len(index), dtype=np.int8),
+                "topic": topics,
+            }
+        )
+
+    def _items_of_topics(self, day: int) -> tuple[Int64s, Floats]:
+        """Return the items alive on a day, and for each topic the running sum of what draws them."""
+        alive = np.flatnonzero((self.first_days <= day) & (day <= self.last_days))
+        return alive, np.cumsum(self.item_vectors[alive].T * self.item_weights[alive], axis=1)
+
+    # --- the truth
+
+    def interests(self, day: int) -> Floats:
+        """Return P(topic | user) on a day, [users, topics]."""
+        leaning = self._autoregression(_LEANINGS, day, self.num_users, self.interest_memory)
+        news = self._autoregression(_NEWS, day, 1, self.news_memory)
+        odds = np.exp(self.interest_spread * leaning + self.news_spread * news)
+        shares: Floats = odds / odds.sum(axis=1, keepdims=True)
+        return shares
+
+    def topic_shares(self, day: int) -> Floats:
+        """Return the expected share of each topic in the clicks of a day, [topics]."""
+        shares: Floats = np.diff(self._user_cdf, prepend=0.0) @ self.interests(day)
+        return shares
+
+    def _autoregression(self, stream: int, day: int, count: int, memory: float) -> Floats:
+        """Return x_day [count, topics] of x_d = memory x_{d-1} + sqrt(1 - memory^2) e_d, each x standard normal."""
+        values = self._normal((stream, 0), count * self.num_topics)
+        for later in range(1, day + 1):
+            fresh = self._normal((stream, later), count * self.num_topics)
+            values = memory * values + np.sqrt(1.0 - memory**2) * fresh
+        return values.reshape(count, self.num_topics)
+
+    @cached_property
+    def item_vectors(self) -> Floats:
+        """Return the items' shares of topics [items, topics], of which two are not zero."""
+        main = (self._uniform((_WORLD, 0), self.num_items) * self.num_topics).astype(np.int64)
+        step = 1 + (self._uniform((_WORLD, 1), self.num_items) * (self.num_topics - 1)).astype(np.int64)
+        vectors = np.zeros((self.num_items, self.num_topics))
+        rows = np.arange(self.num_items)
+        vectors[rows, main] = self.main_share
+        vectors[rows, (main + step) % self.num_topics] = 1.0 - self.main_share
+        return vectors
+
+    @cached_property
+    def first_days(self) -> Int64s:
+        """Return the day each item is born on; those of day 0 are older ones too, as on every other day."""
+        survival = 1.0 - 1.0 / self.lifetime_days
+        before = round(self.births * survival / (1.0 - survival))
+        born: Int64s = np.concatenate(
+            [np.zeros(before, dtype=np.int64), np.repeat(np.arange(self.num_days), self.births)]
+        )
+        return born
+
+    @cached_property
+    def last_days(self) -> Int64s:
+        """Return the last day each item is alive on."""
+        survival = 1.0 - 1.0 / self.lifetime_days
+        if survival == 0.0:
+            return self.first_days
+        draw = self._uniform((_WORLD, 2), self.num_items)
+        # P(lives on for n days more) = survival^n, whatever its age.
+        lived: Int64s = self.first_days + np.floor(np.log1p(-draw) / np.log(survival)).astype(np.int64)
+        return lived
+
+    @cached_property
+    def item_weights(self) -> Floats:
+        """Return popularities: rank^-exponent, in a random order among the items of one birthday."""
+        order = self._uniform((_WORLD, 3), self.num_items)
+        before = self.num_items - self.births * self.num_days
+        weights = np.empty(self.num_items)
+        bounds = [0, *range(before, self.num_items + 1, self.births)]
+        for start, stop in itertools.pairwise(bounds):
+            ranks = np.empty(stop - start)
+            ranks[np.argsort(order[start:stop], kind="stable")] = np.arange(1, stop - start + 1)
+            weights[start:stop] = ranks**-self.item_exponent
+        return weights
+
+    @cached_property
+    def _user_cdf(self) -> Floats:
+        cdf = np.cumsum(np.arange(1, self.num_users + 1, dtype=np.float64) ** -self.user_exponent)
+        shares: Floats = cdf / cdf[-1]
+        return shares
+
+    def _uniform(self, stream: tuple[int, ...], count: int) -> Floats:
+        return unit_interval(random_words(derive_key(self.seed, *stream), np.arange(count)))
+
+    def _normal(self, stream: tuple[int, ...], count: int) -> Floats:
+        """Return standard normal numbers by the method of Box and Muller."""
+        radius = np.sqrt(-2.0 * np.log1p(-self._uniform((*stream, 0), count)))
+        normal: Floats = radius * np.cos(2.0 * np.pi * self._uniform((*stream, 1), count))
+        return normal
+
+    def truth_of_items(self) -> pa.Table:
+        """Return item, first_day, last_day, weight, topic and vector of every item."""
+        return pa.table(
+            {
+                "item": np.arange(self.num_items) + ITEM_BASE,
+                "first_day": self.first_days,
+                "last_day": self.last_days,
+                "weight": self.item_weights,
+                "topic": self.item_vectors.argmax(axis=1),
+                "vector": _lists(self.item_vectors),
+            }
+        )
+
+    def truth_of_users(self, day: int) -> pa.Table:
+        """Return user and vector, the interests of a day."""
+        return pa.table({"user": np.arange(self.num_users) + USER_BASE, "vector": _lists(self.interests(day))})
+
+
+def _lists(matrix: Floats) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), matrix.shape[1])
+
+
+def generate_news(log: NewsLog, directory: Path | str) -> list[Path]:
+    """Write the days and the truth under ``directory``, each whole or not at all; what is already there is replaced.
+
+    Returns:
+        The files of the days.
+    """
+    directory = Path(directory)
+    truth = directory / TRUTH
+    truth.mkdir(parents=True, exist_ok=True)
+    with appearing(truth / "items.parquet", durable=False) as work:
+        pq.write_table(log.truth_of_items(), work, compression="zstd")
+    written = []
+    for day in range(log.num_days):
+        date = f"date={FIRST_DAY + datetime.timedelta(days=day)}"
+        _write_part(log.truth_of_users(day), truth / "users" / date)
+        written.append(_write_part(log.day_table(day), directory / date))
+    return written
+
+
+def _write_part(table: pa.Table, folder: Path) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(folder, durable=False) as work:
+        work.mkdir(parents=True)
+        pq.write_table(table, work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder / "part-00000.parquet"

@@ -1,0 +1,199 @@
+"""A topic that is read on as messages come: which segment is next, and how far behind a reader is. Torch-free.
+
+A segment is what is there when it is asked for, up to :data:`SEGMENT_MESSAGES`, the same number of each partition that
+has messages. It is written down before it is read: from then on nothing depends on when messages came.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from trainer.data.errors import DataError
+from trainer.data.sources.topics.kafka import Ends, KafkaTopic, gone
+from trainer.data.sources.topics.segments import Journal, Range, Segment, next_offsets
+from trainer.spec import Follow
+from trainer.spec.messages import Messages
+
+SEGMENT_MESSAGES = 1 << 18
+"""A segment has no more, as a window of rows has not."""
+
+
+class FollowedTopic:
+    """The segments of a topic as one reader reads them, one after the other. For use by several threads.
+
+    Args:
+        uri: of the topic.
+        messages: what is in it.
+        follow: how it is followed.
+        journal: the file of segments that were decided on; None: they are forgotten with the process.
+        note: takes what its owner should know, in words.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        messages: Messages,
+        follow: Follow,
+        journal: Path | None = None,
+        note: Callable[[str], None] = lambda message: None,
+    ):
+        self.uri, self.follow, self._note = uri, follow, note
+        self._kafka = KafkaTopic(uri, messages, follow, note)
+        self._journal = Journal(journal)
+        self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._taken: dict[int, Segment] = {}
+        self._last: Segment | None = None
+        self._ends: dict[int, Ends] = {}
+        self._seen: deque[tuple[float, int]] = deque()
+        """When there were how many messages in all that had not been there before."""
+        self._asked_at = -float("inf")
+
+    def begin(self, segments: Iterable[Segment]) -> None:
+        """Go on after segments of a checkpoint, the last of which may be read in part."""
+        with self._lock:
+            for segment in sorted(segments, key=lambda one: one.number):
+                self._keep(segment)
+
+    def pieces_until(self, number: int) -> list[Segment]:
+        """Return segment ``number`` and the one before it, and those behind it that were decided on."""
+        with self._lock:
+            self._taken = {one: segment for one, segment in self._taken.items() if one >= number - 1}
+            self._journal.forget_before(number)
+            return list(self._taken.values())
+
+    def next(self, number: int) -> Segment | None:
+        """Return the segment of this number, None while there is no message for it, or no answer.
+
+        Raises:
+            DataError: messages are gone that were not read, or the brokers refuse this run or stay away.
+        """
+        with self._lock:
+            if self._last is None or number not in self._taken:
+                self._replay()
+            if number in self._taken:
+                return self._taken[number]
+        with self._asking:
+            ends = self._ask()
+            if ends is None:
+                return None
+            if self._last is None and not self._begin_at(ends):
+                return None
+        with self._lock:
+            assert self._last is not None
+            assert number == self._last.number + 1, "segments are read one after the other"
+            self._check(self._last, ends)
+            ranges = _ranges(self._last, ends)
+            if not ranges:
+                return None
+            firsts = {partition: one.first for partition, one in ends.items()}
+            segment = Segment(number, ranges, next_offsets(self._last, ranges, firsts))
+            self._journal.append(segment)
+            self._keep(segment)
+            return segment
+
+    def figures(self, number: int) -> dict[str, float | int]:
+        """Return, for events, how much there is that a reader has not begun which is at the segment of this number."""
+        # The reader asks all the time, but for when it is ahead of the training.
+        if time.monotonic() - self._asked_at > self.follow.poll_seconds and self._asking.acquire(blocking=False):
+            try:
+                self._ask()
+            finally:
+                self._asking.release()
+        with self._lock:
+            begun = self._taken.get(number) or self._taken.get(number - 1)
+            if begun is None:
+                return {"messages_behind": 0, "seconds_behind": 0.0}
+            offsets, now = dict(begun.offsets), time.monotonic()
+            behind = sum(max(0, one.end - offsets.get(partition, one.first)) for partition, one in self._ends.items())
+            read = sum(offsets.values())
+            while self._seen and self._seen[0][1] <= read:
+                self._seen.popleft()
+            seconds = now - self._seen[0][0] if behind and self._seen else 0.0
+        return {"messages_behind": behind, "seconds_behind": round(seconds, 1)}
+
+    def _keep(self, segment: Segment) -> None:
+        self._taken[segment.number] = self._last = segment
+
+    def _replay(self) -> None:
+        """Take up what an earlier attempt had decided on."""
+        known = self._journal.read()
+        if self._last is None and -1 in known:
+            self._keep(known[-1])
+        while self._last is not None:
+            segment = known.get(self._last.number + 1)
+            if segment is None or not segment.goes_on_from(self._last):
+                return
+            self._keep(segment)
+
+    def _begin_at(self, ends: Mapping[int, Ends]) -> bool:
+        """Decide where to begin; return whether that is known."""
+        start, time_ = self.follow.start, self.follow.start_milliseconds
+        offsets: Mapping[int, int] | None
+        if time_ is not None:
+            offsets = self._kafka.offsets_at(time_, ends)
+        else:
+            offsets = {partition: one.first if start == "earliest" else one.end for partition, one in ends.items()}
+        if offsets is None:
+            return False
+        first = Segment(-1, (), tuple(sorted(offsets.items())))
+        with self._lock:
+            self._journal.append(first)
+            self._keep(first)
+        self._note(f"{self.uri}: reading begins at the offsets {dict(first.offsets)}")
+        return True
+
+    def _ask(self) -> dict[int, Ends] | None:
+        ends = self._kafka.ends()
+        self._asked_at = time.monotonic()
+        if ends is not None:
+            with self._lock:
+                total = sum(one.end for one in ends.values())
+                if not self._seen or total > self._seen[-1][1]:
+                    self._seen.append((self._asked_at, total))
+                if self._last is not None:
+                    self._tell_added(self._last, ends)
+                self._ends = ends
+        return ends
+
+    def _tell_added(self, last: Segment, ends: Mapping[int, Ends]) -> None:
+        added = sorted(ends.keys() - dict(last.offsets).keys() - self._ends.keys())
+        if added:
+            named = ", ".join(map(str, added))
+            self._note(f"{self.uri}: partitions {named} were added, and are read from their beginning")
+
+    def _check(self, last: Segment, ends: Mapping[int, Ends]) -> None:
+        """Check that what comes next is there.
+
+        Raises:
+            DataError: it is gone.
+        """
+        for partition, offset in last.offsets:
+            there = ends.get(partition)
+            if there is None:
+                raise _another(self.uri, partition, f"it is not there any more, and offset {offset} comes next")
+            if there.first > offset:
+                raise gone(self.uri, partition, offset, f"the first one that is there is {there.first}")
+            if there.end < offset:
+                raise _another(self.uri, partition, f"it ends at offset {there.end}, and {offset} comes next")
+
+
+def _ranges(last: Segment, ends: Mapping[int, Ends]) -> tuple[Range, ...]:
+    offsets = dict(last.offsets)
+    waiting = {partition: offsets.get(partition, one.first) for partition, one in ends.items()}
+    waiting = {partition: first for partition, first in waiting.items() if first < ends[partition].end}
+    share = max(1, SEGMENT_MESSAGES // max(1, len(waiting)))
+    return tuple(
+        Range(partition, first, min(ends[partition].end, first + share)) for partition, first in sorted(waiting.items())
+    )
+
+
+def _another(uri: str, partition: int, what: str) -> DataError:
+    return DataError(
+        f"the topic is not the one that was read: {what}",
+        where=f"{uri}, partition {partition}",
+        remedy="bring it back, or start a new job: a topic that was made anew has other messages at the same offsets",
+    )

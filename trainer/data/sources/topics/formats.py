@@ -1,0 +1,145 @@
+"""Formats of messages, and the registry of them: bytes of many messages to a batch of rows. Torch-free."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.json
+
+from trainer.data.sources.readers.json_lines import MAX_DEPTH, depth_of
+from trainer.spec.messages import Messages
+
+_TYPES: dict[str, pa.DataType] = {
+    "int64": pa.int64(), "float64": pa.float64(), "string": pa.string(), "bool": pa.bool_(),
+    "timestamp": pa.timestamp("us"), "list<int64>": pa.list_(pa.int64()), "list<float64>": pa.list_(pa.float64()),
+    "list<string>": pa.list_(pa.string()),
+}  # fmt: skip
+
+
+def schema_of(messages: Messages) -> pa.Schema:
+    """Return the columns that are read, with their types."""
+    return pa.schema([(name, _TYPES[type_]) for name, type_ in messages.columns.items()])
+
+
+class UnreadableError(ValueError):
+    """A message is not what the dataset says of it."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The rows of some messages.
+
+    Attributes:
+        batch: in the order of the messages.
+        num_rows: [messages], of each.
+        problems: why a message cannot be read, by its position; it has no rows.
+    """
+
+    batch: pa.RecordBatch
+    num_rows: npt.NDArray[np.int64]
+    problems: dict[int, str]
+
+
+class MessageFormat(ABC):
+    """What messages of a topic are written in.
+
+    Args:
+        schema: the columns that are read.
+    """
+
+    def __init__(self, schema: pa.Schema):
+        self.schema = schema
+
+    @abstractmethod
+    def read(self, values: Sequence[bytes]) -> tuple[pa.Table, list[int]]:
+        """Return the rows of messages that are all readable, and how many each has.
+
+        Raises:
+            UnreadableError, pa.ArrowException, OSError: one of them is not.
+        """
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Return the rows of messages. One without a value, a tombstone, has none."""
+        num_rows = np.zeros(len(values), dtype=np.int64)
+        problems: dict[int, str] = {}
+        tables = [self.schema.empty_table()]
+        there = [(number, value) for number, value in enumerate(values) if value is not None]
+        work = [there] if there else []
+        while work:
+            part = work.pop()
+            try:
+                table, counts = self.read([value for _, value in part])
+                table.validate(full=True)
+            except (UnreadableError, pa.ArrowException, OSError) as error:
+                if len(part) > 1:
+                    # All are read at once where none is bad; the bad ones are found by halves.
+                    work += [part[len(part) // 2 :], part[: len(part) // 2]]
+                else:
+                    problems[part[0][0]] = (str(error).splitlines() or [type(error).__name__])[0]
+                continue
+            num_rows[[number for number, _ in part]] = counts
+            tables.append(table)
+        table = pa.concat_tables(tables).combine_chunks()
+        batches = table.to_batches()
+        batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
+        return Decoded(batch, num_rows, problems)
+
+
+class JsonLines(MessageFormat):
+    """One JSON object in each line of a message."""
+
+    name: ClassVar[str] = "json_lines"
+
+    def read(self, values: Sequence[bytes]) -> tuple[pa.Table, list[int]]:
+        lines_of = [[line for line in map(bytes.strip, value.split(b"\n")) if line] for value in values]
+        lines = [line for lines in lines_of for line in lines]
+        if not all(lines_of):
+            raise UnreadableError("it is empty")
+        # With these no object can go over the end of its line: two lines have no comma between them.
+        if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+            raise UnreadableError("a line is not one JSON object")
+        block = b"\n".join(lines)
+        # Arrow follows any depth with its stack, until the process dies.
+        if depth_of(block) > MAX_DEPTH:
+            raise UnreadableError(f"lists or objects lie more than {MAX_DEPTH} deep in one another")
+        table = pa.json.read_json(
+            pa.BufferReader(block),
+            pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pa.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"),
+        )
+        if table.num_rows != len(lines):
+            raise UnreadableError("a line is not one JSON object")
+        return table.select(self.schema.names), list(map(len, lines_of))
+
+
+class ArrowStream(MessageFormat):
+    """A stream of Arrow's IPC format in each message."""
+
+    name: ClassVar[str] = "arrow"
+
+    def read(self, values: Sequence[bytes]) -> tuple[pa.Table, list[int]]:
+        tables = []
+        for value in values:
+            with pa.ipc.open_stream(pa.py_buffer(value)) as stream:
+                table = stream.read_all()
+            # Bytes from elsewhere: offsets of a column may lead out of it.
+            table.validate(full=True)
+            lacking = [name for name in self.schema.names if table.schema.names.count(name) != 1]
+            if lacking:
+                raise UnreadableError(f"no column '{lacking[0]}', or several of that name")
+            tables.append(table.select(self.schema.names).cast(self.schema))
+        return pa.concat_tables(tables), [table.num_rows for table in tables]
+
+
+FORMATS: dict[str, type[MessageFormat]] = {one.name: one for one in (JsonLines, ArrowStream)}
+
+
+def format_of(messages: Messages) -> MessageFormat:
+    """Return what reads the messages of a topic."""
+    return FORMATS[messages.format](schema_of(messages))

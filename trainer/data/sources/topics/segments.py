@@ -1,0 +1,110 @@
+"""Segments of a topic: the messages that are read together, by the offsets of each partition. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from embeddings.durable_files import appearing, fsync_path
+
+
+class Range(NamedTuple):
+    """Messages of one partition, from ``first`` up to, but without, ``end``."""
+
+    partition: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Messages that are read together: partition by partition, each in the order of its offsets.
+
+    Attributes:
+        number: how many segments were read before it; -1: the beginning of them all, without messages.
+        ranges: what it reads, by partition.
+        offsets: the offset to go on from in each partition known so far, in their order.
+    """
+
+    number: int
+    ranges: tuple[Range, ...]
+    offsets: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of_json(document: Mapping[str, Any]) -> Segment:
+        """Return the segment that ``dataclasses.asdict`` gave."""
+        ranges = tuple(Range(*one) for one in document["ranges"])
+        return Segment(document["number"], ranges, tuple((one, offset) for one, offset in document["offsets"]))
+
+    def goes_on_from(self, before: Segment) -> bool:
+        """Return whether it begins where ``before`` ends."""
+        there = dict(before.offsets)
+        return self.number == before.number + 1 and all(
+            there.get(one.partition, one.first) == one.first for one in self.ranges
+        )
+
+
+class Journal:
+    """The segments that were decided on, on disk before any of them is read.
+
+    An attempt that is killed has trained on batches that no checkpoint has: the next one reads the same segments again,
+    so it takes the same steps. What a crash has torn off is not there.
+
+    Args:
+        path: of the file; None: of nothing.
+    """
+
+    KEPT = 1000
+    """So many segments before the newest checkpoint's stay, for older checkpoints."""
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self._num_lines = 0
+
+    def read(self) -> dict[int, Segment]:
+        """Return the segments by number, of several of a number the last; a torn line at the end is cut off."""
+        if self._path is None or not self._path.exists():
+            return {}
+        text = self._path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if len(whole) < len(text):
+            os.truncate(self._path, len(whole))
+        lines = whole.splitlines()
+        self._num_lines = len(lines)
+        return {one.number: one for one in (Segment.of_json(json.loads(line)) for line in lines)}
+
+    def append(self, segment: Segment) -> None:
+        """Write a segment, durably."""
+        if self._path is None:
+            return
+        is_new = not self._path.exists()
+        with self._path.open("ab") as file:
+            file.write(_line(segment))
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            fsync_path(self._path.parent)
+        self._num_lines += 1
+
+    def forget_before(self, number: int) -> None:
+        """Drop segments long before ``number``, now and then."""
+        if self._path is None or self._num_lines < 10 * self.KEPT:
+            return
+        kept = [one for one in self.read().values() if one.number >= number - self.KEPT]
+        with appearing(self._path) as path:
+            path.write_bytes(b"".join(map(_line, kept)))
+        self._num_lines = len(kept)
+
+
+def _line(segment: Segment) -> bytes:
+    return json.dumps(asdict(segment), separators=(",", ":")).encode() + b"\n"
+
+
+def next_offsets(before: Segment, ranges: Iterable[Range], first: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return where each partition goes on after these ranges; ``first``: where those begin that are new."""
+    offsets = {**first, **dict(before.offsets)} | {one.partition: one.end for one in ranges}
+    return tuple(sorted(offsets.items()))

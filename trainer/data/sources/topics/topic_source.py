@@ -1,0 +1,161 @@
+"""A topic as a source of rows: its columns, and the rows of a segment in chunks. Torch-free."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.errors import DataError
+from trainer.data.sources.locations import FilePath
+from trainer.data.sources.readers.base import Reader
+from trainer.data.sources.row_mask import RowFilter
+from trainer.data.sources.source import Chunk, Source, SourceFile
+from trainer.data.sources.topics.formats import format_of, schema_of
+from trainer.data.sources.topics.kafka import KafkaTopic, Message
+from trainer.data.sources.topics.segments import Segment
+from trainer.spec import DatasetSpec, Follow
+
+
+class DeclaredColumns(Reader):
+    """The columns that a dataset says messages have."""
+
+    name = "messages"
+    suffixes = ()
+    remedy = "correct messages.columns"
+
+    def __init__(self, uri: str, schema: pa.Schema):
+        super().__init__(())
+        self._uri, self._columns = uri, schema
+
+    def read_schema(self, path: FilePath) -> pa.Schema:
+        """Return the declared columns."""
+        return self._columns
+
+    def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield nothing: rows are read by segments."""
+        yield from ()
+
+    def num_rows(self) -> int:
+        """Return 0: how many there will be is not known."""
+        return 0
+
+    def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
+        """Return the declared type of a column.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        if column not in self._columns.names:
+            raise DataError(
+                f"no column '{column}' (there are {', '.join(sorted(self._columns.names))})",
+                where=f"{self._uri}, messages.columns",
+                remedy="name it there with its type, or another in the dataset spec",
+            )
+        return self._columns.field(column).type
+
+
+class TopicSource(Source):
+    """The columns of a topic, in the place of files. It yields no rows by itself.
+
+    Args:
+        dataset: whose uri is a topic.
+    """
+
+    def __init__(self, dataset: DatasetSpec):
+        assert dataset.messages is not None
+        self.uri, self.window, self.is_file, self.files = dataset.uri, None, False, ()
+        self.filter = None if dataset.filter is None else RowFilter(dataset.filter)
+        self._version, self._hive = "", {}
+        self._schema = schema_of(dataset.messages)
+        self.reader = DeclaredColumns(dataset.uri, self._schema)
+
+    def schema(self) -> pa.Schema:
+        """Return the declared columns."""
+        return self._schema
+
+    def column_names(self) -> list[str]:
+        """Return the names of the declared columns."""
+        return list(self._schema.names)
+
+
+@dataclass(frozen=True)
+class MessageChunk(Chunk):
+    """Rows of some messages of one partition; ``rows`` are their numbers in the segment.
+
+    Attributes:
+        partition: of the messages.
+        offsets: [messages], of each.
+        first_rows: [messages], the number of the first row of each.
+        problems: why a message could not be read, by its offset.
+    """
+
+    partition: int = 0
+    offsets: npt.NDArray[np.int64] | None = None
+    first_rows: npt.NDArray[np.int64] | None = None
+    problems: tuple[tuple[int, str], ...] = ()
+
+    def where(self, column: str, position: int | None = None) -> str:
+        """Return 'topic, partition, column c, offset', for errors."""
+        at = "" if position is None else f", offset {self.offset_of(position)}"
+        return f"{self.file.path.name}, partition {self.partition}{at}, column '{column}'"
+
+    def offset_of(self, position: int) -> int:
+        """Return the offset of the message that has the row at this position of the chunk."""
+        assert self.offsets is not None
+        assert self.first_rows is not None
+        return int(self.offsets[np.searchsorted(self.first_rows, self.rows[position], side="right") - 1])
+
+
+class SegmentRows:
+    """Reader of the rows of segments. To be closed.
+
+    Args:
+        dataset: whose uri is a topic.
+        follow: how it is followed.
+        note: takes what its owner should know, in words.
+    """
+
+    def __init__(self, dataset: DatasetSpec, follow: Follow, note: Callable[[str], None]):
+        assert dataset.messages is not None
+        self._kafka = KafkaTopic(dataset.uri, dataset.messages, follow, note)
+        self._format = format_of(dataset.messages)
+        self._filter = None if dataset.filter is None else RowFilter(dataset.filter)
+        # What names the topic in messages, as a file does.
+        self._file = SourceFile(Path(self._kafka.topic))
+
+    def close(self) -> None:
+        self._kafka.close()
+
+    def chunks(self, segment: Segment, columns: Sequence[str], stopped: threading.Event) -> Iterator[MessageChunk]:
+        """Yield the rows of a segment: partition by partition, each in the order of its offsets."""
+        found: dict[int, list[tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.int64], dict[int, str]]]] = {}
+        for partition, messages in self._kafka.read(segment.ranges, stopped):
+            found.setdefault(partition, []).append(self._decoded(messages))
+        row = 0
+        for partition in sorted(found):
+            blocks = found.pop(partition)
+            for offsets, batch, num_rows, problems in blocks:
+                starts = row + np.append(0, np.cumsum(num_rows))
+                rows, row = np.arange(row, starts[-1]), int(starts[-1])
+                if self._filter is not None:
+                    passing = self._filter.passing(batch, f"{self._kafka.uri}, partition {partition}")
+                    rows, batch = rows[passing], batch.take(pa.array(passing))
+                told = tuple((int(offsets[position]), why) for position, why in sorted(problems.items()))
+                # Messages without rows would hide the one whose rows begin at the same number.
+                has_rows = num_rows > 0
+                yield MessageChunk(
+                    self._file, rows, batch.select(list(dict.fromkeys(columns))), row, len(told),
+                    partition, offsets[has_rows], starts[:-1][has_rows], told,
+                )  # fmt: skip
+
+    def _decoded(
+        self, messages: Sequence[Message]
+    ) -> tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.int64], dict[int, str]]:
+        decoded = self._format.decode([value for _, value in messages])
+        return np.array([offset for offset, _ in messages], np.int64), decoded.batch, decoded.num_rows, decoded.problems

@@ -1,0 +1,95 @@
+"""Calibration of a job's outputs: fitted on validation rows, and what it does to the figures of held-out rows.
+
+The figures of validation rows are of two halves, each by what was fitted on the other one: rows that a curve was fitted
+to say nothing of it. Those of test rows are by what was fitted on all validation rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.metrics.calibration import ece
+from trainer.metrics.classification import NAN, logloss, sigmoid
+from trainer.output_calibration.base import Calibrator
+from trainer.output_calibration.registry import as_json, fit
+from trainer.output_calibration.uncalibrated import Uncalibrated
+from trainer.spec.evaluation import CALIBRATED
+
+SPLITS = ("validation", "test")
+_LEAST = 2.0**-53
+"""A probability is taken to be no nearer to 0 and 1, so that its logloss is finite."""
+
+
+class Sample(NamedTuple):
+    """Held-out rows of one label: logits, labels (0 or 1) and weights (None: 1 each), each [n]."""
+
+    logits: npt.NDArray[np.floating]
+    labels: npt.NDArray[np.floating]
+    weights: npt.NDArray[np.floating] | None = None
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Sample:
+        return Sample(*(None if part is None else part[mask] for part in self))  # type: ignore[arg-type]
+
+    def fit(self, kind: str) -> Calibrator:
+        return fit(kind, *self)
+
+
+class OutputCalibration:
+    """The calibrators of a model as it was when its validation rows were last evaluated, by label, on rank 0.
+
+    Args:
+        kind: ``output_calibration`` of the job.
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self.fitted: dict[str, Calibrator] = {}
+
+    def is_of(self, split: str) -> bool:
+        """Return whether calibration is fitted or measured on a split."""
+        return self.kind != "none" and split in SPLITS
+
+    def measured(self, split: str, label: str, rows: Sample) -> dict[str, float]:
+        """Return logloss and ECE of rows before and after calibration, having fitted it if they are validation rows.
+
+        Each row counts once, as in other metrics, though its weight counts in the fit.
+        """
+        if split == "validation":
+            self.fitted[label] = rows.fit(self.kind)
+            after = _of_other_half(self.kind, rows)
+        else:
+            after = self.fitted[label].probabilities(rows.logits) if label in self.fitted else None
+        figures = {"logloss": logloss(rows.logits, rows.labels), "ece": ece(sigmoid(rows.logits), rows.labels)}
+        calibrated = (NAN, NAN) if after is None else (logloss(_logits(after), rows.labels), ece(after, rows.labels))
+        return figures | {f"{name}{CALIBRATED}": value for name, value in zip(figures, calibrated, strict=True)}
+
+    def as_json(self) -> dict[str, Any] | None:
+        """Return the calibrators as JSON by label; None where there are none."""
+        return {label: as_json(one) for label, one in self.fitted.items()} or None
+
+    def problems(self) -> Iterator[str]:
+        """Yield why outputs are not calibrated, though the job asks for it."""
+        for label, one in self.fitted.items():
+            if isinstance(one, Uncalibrated):
+                yield f"probabilities{f' of {label}' if label else ''} are not calibrated: {one.reason}"
+
+
+def _of_other_half(kind: str, rows: Sample) -> npt.NDArray[np.float64] | None:
+    """Return each row's probability by a calibrator of every second row, not itself; None if such rows allow none."""
+    is_even = np.arange(len(rows.logits)) % 2 == 0
+    after = np.empty(len(rows.logits))
+    for half in (is_even, ~is_even):
+        calibrator = rows.where(~half).fit(kind)
+        if isinstance(calibrator, Uncalibrated):
+            return None
+        after[half] = calibrator.probabilities(rows.logits[half])
+    return after
+
+
+def _logits(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    inside = np.clip(probabilities, _LEAST, 1.0 - _LEAST)
+    return np.log(inside) - np.log1p(-inside)

@@ -1,0 +1,236 @@
+"""``evenkeel importance``: how much worse a job's model scores rows whose features are shuffled, one at a time.
+
+``python -m trainer.inference.importance RUN_DIR ROWS.parquet [--metric auc] [--rows 100000] [--repeats 5]``.
+
+Permutation importance (Breiman, Random Forests, 2001; for any model: Fisher, Rudin and Dominici 2019): the values of
+one feature are dealt to other rows at random, and what the metric loses is what the model had of it. It says what the
+model uses, not what a model without the feature could not learn from others: of two features that say the same, each
+alone looks unimportant. Rows that the model was not trained on say what generalizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.checkpoint.select import LAST
+from trainer.data.columns.jagged import Jagged
+from trainer.data.columns.labels import labels_of, several_labels_of
+from trainer.data.columns.row_encoder import EncodedRows
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Chunk, Source
+from trainer.inference import command_line
+from trainer.inference.parquet_scoring import chunk_of
+from trainer.inference.predict import Predictor, run_of
+from trainer.inference.scorer import Float32s
+from trainer.metrics.classification import auc, logloss
+from trainer.metrics.regression import mae, rmse
+from trainer.spec import DatasetSpec, SpecError
+from trainer.spec.losses import LOSSES, loss_of
+from trainer.spec.problems import FieldProblem
+
+MAX_ROWS = 100_000
+REPEATS = 5
+METRICS = {"auc": auc, "logloss": logloss, "rmse": rmse, "mae": mae}
+"""What can be lost, of scores and labels."""
+RISES = {"auc"}
+"""Of these higher is better."""
+OF_VALUES = {"rmse", "mae"}
+
+
+def importance(
+    run_dir: Path | str,
+    rows: str,
+    *,
+    checkpoint: str = LAST,
+    label: str | None = None,
+    metric: str | None = None,
+    max_rows: int = MAX_ROWS,
+    repeats: int = REPEATS,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return what the metric loses when each feature's values are dealt to other rows.
+
+    Args:
+        run_dir: The run's directory.
+        rows: A file or a directory of rows with features and label, such as those of a later day.
+        checkpoint: ``last``, ``best`` or a step.
+        label: Which of several labels.
+        metric: ``auc``, ``logloss``, ``rmse`` or ``mae``; left out: auc of classes, rmse of values.
+        max_rows: How many rows are read, the first ones.
+        repeats: How many times each feature is shuffled.
+        seed: Of the shuffles.
+
+    Returns:
+        What the command prints as JSON: ``features`` are ordered by what the metric loses in the mean (``loss``), with
+        the sample standard deviation over the shuffles (``sd``).
+
+    Raises:
+        SpecError: The directory is no run, or its model has no score for a row.
+        ValueError: A label, metric or number that has no meaning here.
+        DataError: The rows lack a column, or have only one class.
+    """
+    if repeats < 2 or max_rows < 2:
+        raise ValueError(f"--repeats and --rows are at least 2, not {repeats} and {max_rows}")
+    model = run_of(run_dir).job.model
+    if model.reads_sequences:
+        kind = model.kind
+        raise SpecError(str(run_dir), [FieldProblem("model.kind", f"{kind} ranks items and has no score for a row")])
+    predictor = Predictor(run_dir, checkpoint)
+    number, name = _metric_of(predictor, label, metric)
+    coded, labels = _read(predictor, rows, number, max_rows)
+    measure = partial(_measured, name, labels)
+    whole = measure(predictor.scores(coded)[:, number])
+    if np.isnan(whole):
+        raise DataError(f"has no {name}", where=rows, remedy="give rows of both classes, or --metric logloss")
+    drawn = np.random.default_rng(seed)
+    orders = [drawn.permutation(coded.num_rows) for _ in range(repeats)]
+    losses = {
+        feature: [
+            (whole - value if name in RISES else value - whole)
+            for order in orders
+            for value in [measure(predictor.scores(shuffled(coded, feature, order, predictor))[:, number])]
+        ]
+        for feature in _features(coded, predictor)
+    }
+    told = [
+        {"feature": feature, "loss": statistics.mean(values), "sd": statistics.stdev(values)}
+        for feature, values in losses.items()
+    ]
+    return {
+        "job": predictor.run.run_id,
+        "step": predictor.checkpoint.step,
+        "metric": name,
+        "value": whole,
+        "rows": coded.num_rows,
+        "repeats": repeats,
+        "features": sorted(told, key=lambda one: -one["loss"]),
+        "notes": predictor.notes,
+    }
+
+
+def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> tuple[int, str]:
+    """Return (number of the label, name of the metric)."""
+    dataset: DatasetSpec = predictor.run.dataset
+    names = list(dataset.labels)
+    if label is not None and label not in names:
+        raise ValueError(f"--label {label}: no such label (there are {', '.join(names) or 'none: leave it out'})")
+    if names and label is None:
+        raise ValueError(f"--label is needed where rows have several: {', '.join(names)}")
+    number = names.index(label) if label is not None else 0
+    of_value = _label(dataset, number).value is not None
+    name = metric or ("rmse" if of_value else "auc")
+    loss = LOSSES[dataset.labels[names[number]].effective_loss if names else loss_of(predictor.job)]
+    if (name in OF_VALUES) != of_value or (name == "logloss" and not loss.is_logit):
+        fitting = "rmse or mae" if of_value else ("auc or logloss" if loss.is_logit else "auc")
+        raise ValueError(f"--metric {name} is not of this label: use {fitting}")
+    return number, name
+
+
+def _label(dataset: DatasetSpec, number: int) -> Any:
+    return list(dataset.labels.values())[number] if dataset.labels else dataset.label
+
+
+def _read(predictor: Predictor, rows: str, number: int, max_rows: int) -> tuple[EncodedRows, npt.NDArray[Any]]:
+    """Return the first rows as the model reads them, and their labels; without those whose label is absent."""
+    dataset, source = predictor.run.dataset, Source(rows)
+    label = _label(dataset, number)
+    if label is None or label.negatives is not None:
+        raise DataError(
+            "its labels are drawn, not read",
+            where=f"dataset '{dataset.name}'",
+            remedy="give a job whose rows have labels",
+        )
+    columns = [*predictor.columns(source.column_names(), source.uri), label.source_column, getattr(label, "mask", None)]
+    read = list(dict.fromkeys(column for column in columns if column is not None))
+    source.require(read)
+    batches, found = [], 0
+    for chunk in source.stream(read):
+        batches.append(pa.RecordBatch.from_arrays([chunk.column(name) for name in read], names=read))
+        found += len(chunk)
+        if found >= max_rows:
+            break
+    chunk = chunk_of(pa.Table.from_batches(batches).slice(0, max_rows) if batches else pa.table({}), source.uri)
+    if not len(chunk):
+        raise DataError("has no rows", where=source.uri, remedy="give rows with features and label")
+    labels = _labels(chunk, dataset, number)
+    there = ~np.isnan(labels.astype(np.float64))
+    kept = Chunk(chunk.file, chunk.rows[there], chunk.batch.filter(pa.array(there)))
+    return predictor.encode(kept), labels[there]
+
+
+def _labels(chunk: Chunk, dataset: DatasetSpec, number: int) -> npt.NDArray[Any]:
+    if dataset.labels:
+        name = list(dataset.labels)[number]
+        return several_labels_of(chunk, {name: dataset.labels[name]}, {})[:, 0]
+    assert dataset.label is not None
+    return labels_of(chunk, dataset.label)
+
+
+def _features(coded: EncodedRows, predictor: Predictor) -> Iterator[str]:
+    yield from coded.rows
+    yield from (numeric.name for numeric in predictor.numeric)
+
+
+def shuffled(coded: EncodedRows, feature: str, order: npt.NDArray[np.int64], predictor: Predictor) -> EncodedRows:
+    """Return the rows with the values of one feature taken from the rows of ``order``, int64 [b]."""
+    if feature in coded.rows:
+        values = coded.rows[feature]
+        taken = values.take(order) if isinstance(values, Jagged) else values[order]
+        if feature not in coded.weights:
+            return coded.replaced(**{feature: taken})
+        assert isinstance(values, Jagged)
+        weights = Jagged(coded.weights[feature], values.offsets).take(order).values
+        return replace(coded.replaced(**{feature: taken}), weights={**coded.weights, feature: weights})
+    assert coded.dense is not None
+    column = [numeric.name for numeric in predictor.numeric].index(feature)
+    dense = coded.dense.copy()
+    dense[:, column] = dense[order, column]
+    return replace(coded, dense=dense)
+
+
+def _measured(name: str, labels: npt.NDArray[Any], scores: Float32s) -> float:
+    return float(METRICS[name](scores, labels))
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="evenkeel importance", description=__doc__)
+    parser.add_argument("run_dir", type=Path, help="the run directory of a job")
+    parser.add_argument("rows", help="a file or a directory of any dataset format, with features and label")
+    parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
+    parser.add_argument("--label", help="which of several labels")
+    parser.add_argument("--metric", choices=METRICS, help="default: auc of classes, rmse of values")
+    parser.add_argument("--rows", dest="max_rows", type=int, default=MAX_ROWS, help=f"how many (default: {MAX_ROWS})")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"shuffles of each feature (default: {REPEATS})")
+    parser.add_argument("--seed", type=int, default=0, help="of the shuffles (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    options = vars(parser.parse_args(arguments))
+    as_json = options.pop("json")
+    return command_line.report(lambda: importance(options.pop("run_dir"), **options), in_words, as_json=as_json)
+
+
+def in_words(report: dict[str, Any]) -> str:
+    width = max(len(one["feature"]) for one in report["features"])
+    lines = [
+        *report["notes"],
+        f"{report['metric']} {report['value']:.4f} on {report['rows']:,} rows; without a feature it loses",
+    ]
+    lines += [f"{one['feature']:<{width}}  {one['loss']:+.4f}  (sd {one['sd']:.4f})" for one in report["features"]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command_line.leave(main(sys.argv[1:]))

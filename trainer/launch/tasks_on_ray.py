@@ -1,0 +1,217 @@
+"""Tasks of a preparation on the nodes of a Ray cluster: as many at once as the job has workers, each with their CPUs.
+
+A task runs on a node that sees the rows and the storage; where a node is lost, its tasks alone go to others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from trainer.data.errors import DataError
+from trainer.data.prepare.by_tasks.tasks import Setting, Task, perform, planned
+from trainer.data.prepare.workers import num_threads
+from trainer.launch.on_ray import connected, room_for, worker_resources
+from trainer.runs.directory import Run
+from trainer.runs.failures import ResourceError
+from trainer.runs.working_directory import working_directory
+from trainer.storage.base import StorageError
+
+COST = 1.7
+"""Processor time of tasks for that of one process, which writes no column twice (docs/reports/data_pipeline.md)."""
+LOSSES = 3
+"""So often may a task's process die on nodes that stay: then it is the task."""
+PROBE_SECONDS = 60.0
+"""So long may a node take for the first, small task: other work may keep its processors for days."""
+NODE_SECONDS = 5.0
+_MARK = "begun"
+
+
+class HostsOfCluster:
+    """The nodes of a run's cluster, and the storage that it shares with them."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self.storage = run.storage or run.directory.as_uri()
+        self.threads = max(1, int(run.job.resources.cpus_per_worker))
+
+    @contextlib.contextmanager
+    def runner(self, setting: Setting, log: Callable[[str], Any]) -> Iterator[RayRunner | None]:
+        """Yield what runs tasks on the nodes; None where the threads of this host do as much (:data:`COST`).
+
+        Raises:
+            ResourceError: the cluster is not reached.
+            StorageError: the storage is away.
+        """
+        number = self._run.job.resources.num_workers
+        if self._pays(number):
+            with connected(self._run):
+                slots = self._slots(setting, log)
+                number = len(slots)
+                if self._pays(number):
+                    log(f"prepares by {number} tasks at once on {len(set(slots))} nodes of the cluster")
+                    yield RayRunner(self._run, setting, slots, log)
+                    return
+        log(f"prepares on this host, whose threads do as much as {number} tasks at once")
+        yield None
+
+    def _pays(self, number: int) -> bool:
+        """Return whether so many tasks at once are faster than the threads of this host."""
+        return number * self.threads > COST * num_threads(self._run.job)
+
+    def _slots(self, setting: Setting, log: Callable[[str], Any]) -> list[str]:
+        """Return the node of each task that runs at once, at most as many as the job has workers."""
+        import ray
+
+        folders = setting.folders()
+        folders.storage.put_if_absent(f"{folders.prefix}/{_MARK}", _MARK.encode())
+        needed = worker_resources(self._run.job)
+        room = {
+            node["NodeID"]: room_for([node["Resources"]], {"CPU": needed["CPU"]})
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        room = {node: number for node, number in room.items() if number}
+        probes = {_on(node, _probe, needed["CPU"]).remote(setting): node for node in room}
+        answered, _ = ray.wait(list(probes), num_returns=len(probes), timeout=PROBE_SECONDS) if probes else ([], [])
+        for probe, node in probes.items():
+            problem: str | None = f"its processors were busy for {PROBE_SECONDS:g} seconds"
+            if probe in answered:
+                try:
+                    problem = ray.get(probe)
+                except ray.exceptions.RayError as error:
+                    problem = str(error).strip().splitlines()[-1]
+            if problem is not None:
+                log(f"node {node[:8]} prepares nothing: {problem}")
+                ray.cancel(probe, force=True)
+                del room[node]
+        # One of each node, then a second of each: the first tasks spread over all.
+        turns = [(turn, node) for node, number in room.items() for turn in range(number)]
+        return [node for _, node in sorted(turns)][: self._run.job.resources.num_workers]
+
+
+class RayRunner:
+    """Runs tasks on nodes, one in each slot.
+
+    Args:
+        run: the run.
+        setting: of the tasks.
+        slots: the node of each.
+        log: takes messages.
+    """
+
+    def __init__(self, run: Run, setting: Setting, slots: Sequence[str], log: Callable[[str], Any]):
+        import ray
+
+        self._run_id, self._setting = run.run_id, ray.put(setting)
+        self._cpus = worker_resources(run.job)["CPU"]
+        self._free = deque(slots)
+        self._log = log
+        self._lost = Counter[int]()
+
+    def run(self, tasks: Sequence[Task], done: Callable[[Task], None]) -> None:
+        """Perform tasks (:class:`trainer.data.prepare.by_tasks.tasks.TaskRunner`).
+
+        Raises:
+            ResourceError: no node is left, or a task's process dies again and again.
+        """
+        import ray
+
+        waiting, running = deque(range(len(tasks))), dict[Any, tuple[int, str]]()
+        failed: dict[int, DataError] = {}
+        self._lost.clear()
+        try:
+            while waiting or running:
+                while waiting and self._free:
+                    place, node = waiting.popleft(), self._free.popleft()
+                    task = _on(node, _perform, self._cpus).remote(self._setting, tasks[place], self._run_id)
+                    running[task] = place, node
+                if not running:
+                    raise ResourceError("no node of the cluster is left to prepare on: add nodes, then retry")
+                (ready,), _ = ray.wait(list(running), num_returns=1)
+                place, node = running.pop(ready)
+                try:
+                    error = ray.get(ready)
+                except ray.exceptions.RayTaskError:
+                    raise
+                except ray.exceptions.RayError as loss:
+                    self._note_loss(tasks[place], place, node, loss)
+                    waiting = deque(sorted([*waiting, place]))
+                    continue
+                self._free.append(node)
+                if isinstance(error, DataError):
+                    failed[place] = error
+                elif error is not None:
+                    raise error
+                else:
+                    done(tasks[place])
+                if failed:
+                    # Rows before may have an error too, which is the first.
+                    first = min(failed)
+                    waiting = deque(place for place in waiting if place < first)
+                    if not waiting and all(place > first for place, _ in running.values()):
+                        raise failed[first]
+        finally:
+            for task in running:
+                ray.cancel(task, force=True)
+
+    def _note_loss(self, task: Task, place: int, node: str, loss: Exception) -> None:
+        """Give up the slots of a node that is gone.
+
+        Raises:
+            ResourceError: the node is there, and the task's process has died too often.
+        """
+        # Ray tells the loss of a process a moment before it knows that of the node.
+        deadline = time.monotonic() + NODE_SECONDS
+        while _is_alive(node) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        if _is_alive(node):
+            self._free.append(node)
+            self._lost[place] += 1
+            if self._lost[place] == LOSSES:
+                reason = str(loss).strip().splitlines()[0]
+                raise ResourceError(f"the process of {task.name} died {LOSSES} times: {reason}") from loss
+        else:
+            self._free = deque(one for one in self._free if one != node)
+            self._log(f"node {node[:8]} is lost: {task.name} goes to another")
+
+
+def _is_alive(node: str) -> bool:
+    import ray
+
+    return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+
+
+def _on(node: str, function: Callable[..., Any], cpus: float) -> Any:
+    """Return a function as a Ray task of a node, which is tried once."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    return ray.remote(function).options(num_cpus=cpus, max_retries=0, scheduling_strategy=here)
+
+
+def _probe(setting: Setting) -> str | None:
+    """Return why this node cannot take tasks, None if it can."""
+    folders = setting.folders()
+    try:
+        planned(setting)
+        folders.storage.read(f"{folders.prefix}/{_MARK}")
+    except (DataError, StorageError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _perform(setting: Setting, task: Task, run_id: str) -> Exception | None:
+    """Perform a task on this node; return the error of it that its driver is to raise."""
+    import pyarrow as pa
+
+    pa.set_cpu_count(setting.threads)
+    try:
+        perform(setting, task, working_directory(run_id, "tasks"))
+    except (DataError, StorageError, OSError) as error:
+        return error
+    return None

@@ -1,0 +1,70 @@
+"""HSTU: gated attention without a softmax over a user's last items.
+
+Zhai et al., Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers for Generative Recommendations,
+ICML 2024.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, silu
+
+from trainer.models.base import ModelInputs
+from trainer.models.causal_sequence import CausalSequenceModel, Drop
+from trainer.models.layers.seeded_init import seeded
+from trainer.spec.models.sequences import HSTUSpec
+
+
+class HSTU(CausalSequenceModel):
+    """score(i | s_1 .. s_t) = <M_i, F_t>, F = LayerNorm(layer(.. layer(sqrt(d) M_s + P) ..)), M the item table.
+
+    A layer (section 3, equations 1 to 3), N a LayerNorm without weights, is x + Dropout(W2 (N(A V) o U) + b2) with
+    U, V, Q, K = silu(W1 N(x) + b1) and A_ts = silu(<Q_t, K_s> + r_{t-s}) / ``length`` for s <= t, else 0, in each head.
+    r is the relative attention bias of positions, a number for each distance; the paper's bias of times is not here.
+    Positions P and the last LayerNorm are as in sasrec, and so are the losses.
+
+    Parameters: |I| d + n d + blocks (4 (d^2 + d) + d^2 + d + n) + 2 d, n = ``length``.
+    """
+
+    def __init__(self, embeddings: nn.Module, spec: HSTUSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        with seeded(inputs.seed, "hstu"):
+            self.positions = nn.Parameter((0.02 * torch.randn(spec.length, self.dim)).to(inputs.dtype))
+            layers = (GatedAttention(self.dim, spec.heads, spec.length) for _ in range(spec.blocks))
+            self.layers = nn.ModuleList(layers).to(inputs.dtype)
+        self.last = nn.LayerNorm(self.dim, dtype=inputs.dtype)
+
+    def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
+        x = drop(items * self.dim**0.5 + self.positions[positions], 0)
+        for number, layer in enumerate(self.layers):
+            x = x + drop(layer(x), number + 1)
+        return x
+
+    def finished(self, states: Tensor) -> Tensor:
+        normed: Tensor = self.last(states)
+        return normed
+
+
+class GatedAttention(nn.Module):
+    """What a layer adds to its input [b, l, dim]; l is ``length`` at most."""
+
+    def __init__(self, dim: int, heads: int, length: int):
+        super().__init__()
+        self.dim, self.heads, self.length = dim, heads, length
+        self.first = nn.Linear(dim, 4 * dim)
+        self.second = nn.Linear(dim, dim)
+        self.distance_bias = nn.Parameter(0.02 * torch.randn(length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, length = x.shape[:2]
+        gate, *parts = silu(self.first(layer_norm(x, (self.dim,)))).split(self.dim, dim=2)
+        value, query, key = (
+            part.view(size, length, self.heads, self.dim // self.heads).transpose(1, 2) for part in parts
+        )
+        places = torch.arange(length, device=x.device)
+        distances = places[:, None] - places  # [l, l]; below 0 for what comes later
+        scores = silu(query @ key.transpose(2, 3) + self.distance_bias[distances.clamp(min=0)])
+        attended = scores.masked_fill(distances < 0, 0.0) @ value / self.length  # [b, heads, l, dim / heads]
+        mixed: Tensor = self.second(layer_norm(attended.transpose(1, 2).reshape(x.shape), (self.dim,)) * gate)
+        return mixed

@@ -1,0 +1,149 @@
+"""Versions of a job that goes on training: made by the driver, beside the ranks, from their newest checkpoint.
+
+A version is one of a training step (embeddings.refresh.publish), which a job publishes once, and never after a later
+one. So an attempt that begins anew after a kill, wherever that was, brings what was written to its end and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from embeddings.refresh.publish import last_step
+from embeddings.store import open_store
+from trainer.checkpoint.format import Checkpoint, CheckpointError, checkpoints_in
+from trainer.checkpoint.record import Position, TrainingRecord
+from trainer.checkpoint.stored import show
+from trainer.publishing.publish import publish_checkpoint
+from trainer.runs.directory import Run
+from trainer.runs.failures import LeaseLostError
+from trainer.runs.uplink import fence
+
+POLL_SECONDS = 0.5
+PINNED = ".publishing.tmp"
+"""Of a run's directory: the checkpoint that is being published, which retention would take away from under it."""
+
+Emit = Callable[..., None]
+
+
+@contextlib.contextmanager
+def publishing(run: Run, emit: Emit) -> Iterator[None]:
+    """Publish while the block runs, where the job asks for it; at its end the publication under way is brought to its.
+
+    A publication that fails ends nothing: it is told as an event, and tried again when the next is due. ``emit`` writes
+    events, from another thread.
+    """
+    if run.job.publish is None or not run.job.publish.is_repeated:
+        yield
+        return
+    publisher = _Publisher(run, emit)
+    ended = threading.Event()
+    thread = threading.Thread(target=publisher.work, args=(ended,), name="evenkeel-publications", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+class _Publisher:
+    """What was published of a run, and when."""
+
+    def __init__(self, run: Run, emit: Emit):
+        assert run.job.publish is not None
+        self._run, self._emit, self._spec = run, emit, run.job.publish
+        self._step: int | None = None
+        self._known: tuple[Path, Position] | None = None
+        self._rows = 0
+        self._at = time.monotonic()
+
+    def work(self, ended: threading.Event) -> None:
+        while not ended.wait(POLL_SECONDS):
+            try:
+                self.publish_if_due()
+            except LeaseLostError:
+                return
+            except Exception as error:
+                traceback.print_exc()
+                self._at = time.monotonic()
+                self._emit("info", message=f"a version could not be published ({type(error).__name__}: {error}): "
+                           "training goes on, and the next that is due is tried")  # fmt: skip
+
+    def publish_if_due(self) -> None:
+        """Publish the newest checkpoint, if it is time and there is one of a later step than the last version's."""
+        if self._step is None:
+            self._go_on()
+        if self._spec.every_seconds is not None and time.monotonic() - self._at < self._spec.every_seconds:
+            return
+        newest = self._newest()
+        if newest is None:
+            return
+        path, position = newest
+        if position.step <= (self._step or 0):
+            return
+        if self._spec.every_rows is not None and position.loss_count - self._rows < self._spec.every_rows:
+            return
+        with self._pinned(path) as checkpoint:
+            if checkpoint is None:
+                return
+            self._emit("publication", **publish_checkpoint(self._run, checkpoint))
+        self._step, self._rows, self._at = position.step, position.loss_count, time.monotonic()
+
+    def _go_on(self) -> None:
+        """Find out what earlier attempts have published, and bring it to its end."""
+        run = self._run
+        fence(run)
+        self._step = last_step(open_store(run.store_url), self._spec.collection, run.run_id, fence=lambda: fence(run))
+        # Batches are whole until the last: so many rows were published.
+        self._rows = max(0, self._step) * run.job.batch_size
+
+    def _newest(self) -> tuple[Path, Position] | None:
+        """Return the newest checkpoint, and where its training was."""
+        run = self._run
+        show(run.folders(run.checkpoints), run.checkpoints)
+        found = checkpoints_in(run.checkpoints)
+        if not found:
+            return None
+        if self._known is None or self._known[0] != found[0]:
+            self._known = found[0], TrainingRecord.of(Checkpoint(found[0])).position
+        return self._known
+
+    @contextlib.contextmanager
+    def _pinned(self, path: Path) -> Iterator[Checkpoint | None]:
+        """Hold a checkpoint while the block runs, whatever becomes of it in its folder; None where it is gone.
+
+        Every byte of it is as written.
+        """
+        folder = self._run.directory / PINNED
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            held: Checkpoint | None = None
+            try:
+                Checkpoint(path).verify()
+                shutil.copytree(path, folder / path.name, copy_function=_link)
+                held = Checkpoint(folder / path.name)
+            except (CheckpointError, OSError):
+                if path.exists():
+                    raise
+            yield held
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> Any:
+    # Files of a checkpoint are never written to again. A copy where the file system has no links.
+    try:
+        os.link(source, target)
+    except OSError:
+        if not Path(source).exists():
+            raise
+        shutil.copy2(source, target)
+    return target

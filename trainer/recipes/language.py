@@ -1,0 +1,88 @@
+"""``language``: the papers' language models in small, an LSTM with dropout's methods on the Brown corpus."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.recipes.pages import published
+from trainer.recipes.text.quick_texts import write_quick_texts
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, TextTrial
+
+SAMPLED: dict[str, Any] = {"masks": 0, "explicit": "output_hessian", "label_samples": 1}
+DROPOUT: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "DROPOUT_1": {},
+    "DROPOUT_4": {"masks": 4},
+    "R_approx": SAMPLED,
+    "R_approx + xi_approx": SAMPLED | {"noise": "approximate"},
+    "R~": {"masks": 0, "explicit": "loss_jacobian"},
+    "DROPOUT_4 + xi_approx": {"masks": 4, "noise": "approximate"},
+    "DROPOUT_4 + noise": {"masks": 4, "noise": "exact"},
+    "DROPOUT_8": {"masks": 8},
+    "DROPOUT_8 + xi_approx": {"masks": 8, "noise": "approximate"},
+}
+"""By row ``dropout_method``; None: no dropout at all."""
+ADAPTIVE: dict[str, dict[str, Any] | None] = {"none": None, "R_approx + xi_approx": SAMPLED | {"noise": "approximate"}}
+"""Rows of the adaptive softmax (below claim C.1)."""
+CLUSTERS = [200, 500]
+QUICK: dict[str, Any] = {
+    "num_training": 4, "num_held_out": 1, "num_words": 40, "dim": 8, "length": 10, "batch_size": 4, "epochs": 2,
+}  # fmt: skip
+
+
+def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
+    """Return LSTMs on the Brown corpus; ``quick``: on a small text of its own."""
+    small = QUICK if quick else {}
+    files = ("brown.parquet",)
+    methods: list[tuple[str, str, dict[str, Any]]] = [
+        ("full", row, {"method": method}) for row, method in DROPOUT.items()
+    ]
+    clusters = [10, 20] if quick else CLUSTERS
+    methods += [("adaptive", row, {"method": method, "adaptive": clusters}) for row, method in ADAPTIVE.items()]
+    trials = tuple(
+        TextTrial("lstm", column, row, "word_lstm", data, files, settings | small, seed)
+        for seed in range(seeds)
+        for column, row, settings in methods
+    )
+    table = Table(
+        "lstm",
+        f"{'own text, small' if quick else 'Brown corpus, 12 documents, 1000 words'}, LSTM of 2 layers, dropout .4: "
+        "perplexity after the epoch that is best on validation",
+        (
+            Column("validation", "full", "perplexity", "validation"),
+            Column("test", "full", "perplexity"),
+            Column("training", "full", "perplexity", "train"),
+            Column("adaptive softmax, validation", "adaptive", "perplexity", "validation"),
+        ),
+        "best",
+        "perplexity",
+        lower=True,
+        published={} if quick else published.DROPOUT_LSTM,
+        published_is="" if quick else "an LSTM with 30 times the text and ten times the words, Penn Treebank",
+        comparable=False,
+        digits=2,
+    )
+    claims = tuple(
+        Claim(text, "lstm", "full", (left, "best"), (right, "best"), 0.0)
+        for left, right, text in (
+            ("DROPOUT_1", "none", "dropout ends below no dropout"),
+            ("DROPOUT_1", "DROPOUT_4", "one mask ends below the mean of four"),
+            ("R_approx + xi_approx", "DROPOUT_1", "both approximate terms end below dropout"),
+        )
+    )
+    prepare = partial(write_quick_texts, data) if quick else None
+    # Of the small text nothing is claimed.
+    return Recipe("language", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), () if quick else claims, prepare)
+
+
+_TITLE = "Language models in small: dropout taken apart"
+_SOURCE = "Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout (2020), tables 1 and 3"
+_PROTOCOL = """\
+Documents of the Brown corpus, lower case, of all categories: 12 train, 5 validate, 5 test, drawn once; 1000 words of
+the training documents are known. Embedding and two LSTM layers of 64, no tied weights, windows of 35 words, batches of
+10, Adam with rate .01, gradients clipped to norm 1, 8 epochs. Dropout .4 on the embedding and the output of each
+layer, another mask for each position; R_approx with one label drawn for each word. No DropConnect, no l2, nothing
+tuned. A third of the held-out words are unknown and count as one word. The paper trains three layers of 1150 on 0.9
+million words with 10,000 known for 150 epochs by SGD."""

@@ -1,0 +1,67 @@
+"""What ``evenkeel train`` starts from where ``init_from`` names a collection or a job: the directory of that run.
+
+Of the runs below ``EVENKEEL_HOME/runs``, which those of a service on this host are too. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from embeddings.refresh.held_versions import sound_version
+from embeddings.store import StoreError, open_store
+from trainer.runs.directory import CHECKPOINTS, RUN_FILE
+from trainer.spec import InitFrom
+
+
+class Start(NamedTuple):
+    """Checkpoints that a run starts from, and the version that they are of if it was held."""
+
+    checkpoints: Path
+    start_version: str | None = None
+
+
+def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
+    """Return what a run starts from.
+
+    Args:
+        init_from: of the job.
+        store_url: the feature store that has the collection.
+        runs: the folder of run directories.
+
+    Raises:
+        ValueError: there is no such version, or its run is not here.
+    """
+    if init_from.job is not None:
+        return Start(_checkpoints(init_from.job, runs, f"init_from.job '{init_from.job}'"))
+    assert init_from.collection is not None
+    collection = open_store(store_url).collection(init_from.collection)
+    version = init_from.version or "current"
+    try:
+        held = sound_version(collection) if init_from.held == "go_on" and collection.exists() else None
+        manifest = held or collection.manifest(version)
+    except StoreError as error:
+        raise ValueError(
+            f"init_from.collection: {error}; or leave init_from out for the first training, or give --init RUN_DIR"
+        ) from None
+    named = f"version {manifest['version']} of '{collection.name}'"
+    return Start(_checkpoints(str(manifest.get("job")), runs, named), None if held is None else str(held["version"]))
+
+
+def _checkpoints(run_id: str, runs: Path, named: str) -> Path:
+    """Return the checkpoints of the run of that id."""
+    # Most are in a folder of their own name, or of it without the random end (trainer.launch.in_process).
+    likely = [runs / run_id, runs / run_id.rpartition("-")[0]]
+    for directory in [*likely, *(file.parent for file in sorted(runs.glob(f"*/{RUN_FILE}")))]:
+        if _run_id(directory) == run_id and (directory / CHECKPOINTS).is_dir():
+            return (directory / CHECKPOINTS).resolve()
+    raise ValueError(f"init_from: {named} is of run {run_id}, which is not below {runs}: give --init RUN_DIR")
+
+
+def _run_id(directory: Path) -> str | None:
+    try:
+        document = json.loads((directory / RUN_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document.get("run_id") if isinstance(document, dict) else None

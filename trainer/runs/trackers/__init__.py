@@ -1,0 +1,1 @@
+"""Hands the curves of a run on to trackers, from its events, in a process of its own (docs/adr/0071). Torch-free."""

@@ -1,0 +1,161 @@
+"""``python -m trainer.runs.trackers.follow RUN_DIR``: follows the events of a run and hands its curves on.
+
+It ends when it reads a line from its parent, or when that is gone. Each tracker has a thread, which reads the events by
+itself: what a tracker that is away misses stays in the run's file and is handed on when it is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.runs.directory import Run, read_run
+from trainer.runs.events import TERMINAL_STATES, read_events
+from trainer.runs.trackers.base import Tracker, TrackerUnusableError
+from trainer.runs.trackers.curves import points_of, tags_of
+from trainer.runs.trackers.process import LAST_WORDS_SECONDS
+from trainer.runs.trackers.registry import TRACKERS
+
+LOCK_FILE = "trackers.lock"
+POLL_SECONDS = 1.0
+FIRST_WAIT_SECONDS = 1.0
+LONGEST_WAIT_SECONDS = 60.0
+POINTS_AT_ONCE = 500
+
+
+class Follower:
+    """Hands on, to one tracker, what the events say beyond what it has.
+
+    Args:
+        run: The attempt.
+        spec: The entry of the job's ``tracking``.
+        last_words_seconds: How long it tries on after the end.
+    """
+
+    def __init__(self, run: Run, spec: Any, last_words_seconds: float = LAST_WORDS_SECONDS):
+        self.run, self.spec, self.last_words_seconds = run, spec, last_words_seconds
+        self._tracker: Tracker | None = None
+
+    def follow(self, ended: threading.Event) -> None:
+        """Hand on until the run has ended and all is handed on, or the tracker is given up."""
+        wait, is_told, deadline = FIRST_WAIT_SECONDS, False, float("inf")
+        while True:
+            is_last = ended.is_set()
+            if is_last:
+                deadline = min(deadline, time.monotonic() + self.last_words_seconds)
+            try:
+                self._hand_on()
+                if is_last:
+                    self._end()
+                    return
+                wait, is_told = FIRST_WAIT_SECONDS, False
+                ended.wait(POLL_SECONDS)
+            except TrackerUnusableError as error:
+                self._say(f"no {self.spec.kind}: {error}")
+                return
+            except Exception as error:  # whatever it is, it is not the run's
+                if not is_told:
+                    self._say(f"{self.spec.kind} is away, tried again later: {type(error).__name__}: {error}")
+                is_told = True
+                # It may have taken what it did not answer: the next try asks it what it has.
+                self.close()
+                if is_last and time.monotonic() + wait > deadline:
+                    self._say(f"{self.spec.kind} is given up: it lacks the last points of this attempt")
+                    return
+                if is_last:
+                    time.sleep(wait)
+                else:
+                    ended.wait(wait)
+                wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    def _open(self) -> Tracker:
+        if self._tracker is None:
+            self._tracker = TRACKERS[self.spec.kind](self.run, self.spec)
+            self._last = self._tracker.last_steps()
+            self._offset, self._state, self._tags = 0, None, {}
+        return self._tracker
+
+    def _hand_on(self) -> None:
+        tracker = self._open()
+        points = []
+        for event in read_events(self.run.directory, self._offset):
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # an event of another version
+                for point in points_of(event.fields):
+                    # An attempt that goes on from a checkpoint trains some steps again.
+                    if point.step > self._last.get(point.name, -1):
+                        self._last[point.name] = point.step
+                        points.append(point)
+                self._tags |= tags_of(event.fields)
+                if event.fields["type"] == "state" and event.fields["attempt"] == self.run.attempt:
+                    self._state = event.fields["state"]
+            self._offset = event.end
+            if len(points) >= POINTS_AT_ONCE:
+                tracker.log(points)
+                points = []
+        if points:
+            tracker.log(points)
+
+    def _end(self) -> None:
+        assert self._tracker is not None
+        self._tracker.end(self._state if self._state in TERMINAL_STATES else None, self._tags)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the tracker; the next turn opens it anew."""
+        with contextlib.suppress(Exception):
+            if self._tracker is not None:
+                self._tracker.close()
+        self._tracker = None
+
+    def _say(self, line: str) -> None:
+        print(f"tracking: {line}", file=sys.stderr, flush=True)
+
+    _last: dict[str, int]
+    _offset: int
+    _state: str | None
+    _tags: dict[str, str]
+
+
+def main(directory: Path) -> None:
+    """Follow the run until its driver says that it has ended, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is the driver's
+    run, parent, ended = read_run(directory), os.getppid(), threading.Event()
+    threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
+    with _alone(directory):
+        followers = [threading.Thread(target=Follower(run, spec).follow, args=(ended,)) for spec in run.job.tracking]
+        for follower in followers:
+            follower.daemon = True
+            follower.start()
+        while not ended.wait(POLL_SECONDS) and any(one.is_alive() for one in followers):
+            if os.getppid() != parent:
+                ended.set()
+        for follower in followers:
+            follower.join(LAST_WORDS_SECONDS)
+
+
+def _await_end(ended: threading.Event) -> None:
+    sys.stdin.readline()
+    ended.set()
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Wait until the attempt before has said its last words: two that follow one run would write points twice."""
+    with open(directory / LOCK_FILE, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stderr.flush()
+    # Libraries of trackers wait for their servers as they leave.
+    os._exit(0)

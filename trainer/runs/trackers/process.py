@@ -1,0 +1,46 @@
+"""The process that hands a run's curves on: its start and its end, as the driver sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.runs.directory import Run
+
+LAST_WORDS_SECONDS = 10.0
+"""How long a run that has ended waits for its trackers."""
+_START_SECONDS = 20.0
+"""What the process may take beyond that, to start and to leave, before it is killed."""
+
+
+@contextlib.contextmanager
+def tracked(run: Run) -> Iterator[None]:
+    """Hand the curves of the run on while the block runs; whatever goes wrong costs lines of the log and nothing else.
+
+    A process does it, so that neither the libraries of trackers nor a server that hangs touch the run.
+    """
+    if not run.job.tracking:
+        yield
+        return
+    root = str(Path(__file__).resolve().parents[3])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+    command = [sys.executable, "-m", "trainer.runs.trackers.follow", str(run.directory)]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    except OSError as error:
+        print(f"no tracking: its process cannot be started: {error}", file=sys.stderr, flush=True)
+        yield
+        return
+    try:
+        yield
+    finally:
+        try:
+            process.communicate(b"end\n", timeout=LAST_WORDS_SECONDS + _START_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            print("no tracking: its process did not end and was killed", file=sys.stderr, flush=True)

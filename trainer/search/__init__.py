@@ -1,0 +1,1 @@
+"""Hyperparameter search: trials of a job with other values of its fields, run at once by Ray Tune on this host."""

@@ -1,0 +1,177 @@
+"""What a search tries: the space of a job's fields, the metric, how many trials. Without torch and Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from trainer.launch.in_process import set_field
+from trainer.spec import DatasetSpec, JobSpec, parse_job, yaml_documents
+from trainer.spec.base import Spec
+from trainer.spec.checks.regularizers import has_validation
+from trainer.spec.evaluation import is_table
+from trainer.spec.label_tasks import label_tasks, of_label, watched_metric
+from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError, raise_if_invalid
+from trainer.spec.reading import problems_of
+
+NOT_SEARCHED = {
+    "spec_version": "it says how the job is read",
+    "name": "it changes nothing",
+    "labels": "they change nothing",
+    "dataset": "trials compare on the same rows",
+    "evaluation": "trials compare on the same rows by the same metrics",
+    "init_from": "it says which rows a job goes on from",
+    "publish": "trials publish nothing",
+    "tracking": "it changes nothing",
+    "checkpoint": "it changes nothing",
+    "retries": "it changes nothing",
+    "resources": "they change nothing but the time",
+    "epochs": "the scheduler compares trials epoch by epoch",
+}
+"""Fields of a job that are no hyperparameters, and why."""
+
+Ends = Annotated[tuple[float, float], Field(min_length=2, max_length=2)]
+
+
+class Distribution(Spec):
+    """Where the values of one field are drawn from: one of ``choice``, ``uniform`` and ``loguniform``."""
+
+    choice: tuple[Any, ...] | None = Field(default=None, min_length=1)
+    uniform: Ends | None = None
+    loguniform: Ends | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Distribution:
+        if len(self.model_fields_set) != 1 or not self.examples:
+            raise ValueError("give one of choice: [A, B], uniform: [LOW, HIGH] and loguniform: [LOW, HIGH]")
+        ends = self.uniform or self.loguniform
+        if ends is not None and not ends[0] < ends[1]:
+            raise ValueError(f"{ends[0]:g} is not below {ends[1]:g}: give the lower end first")
+        if self.loguniform is not None and self.loguniform[0] <= 0.0:
+            raise ValueError("loguniform is of numbers above 0: raise the lower end, or use uniform")
+        return self
+
+    @property
+    def examples(self) -> tuple[Any, ...]:
+        """Values that a job is checked with: every choice, or both ends."""
+        return self.choice or self.uniform or self.loguniform or ()
+
+
+class SearchSpec(Spec):
+    """A search over fields of a job.
+
+    ``metric``: of the validation rows; left out, the first that the job measures. ``parallelism``: trials at once.
+    ``scheduler``: ``asha`` ends a trial after ``grace_epochs``, then after ``reduction_factor`` times as many, and so
+    on, where it is not among the best share 1 / ``reduction_factor`` of those that came so far (Li et al., A System for
+    Massively Parallel Hyperparameter Tuning, MLSys 2020); ``none`` trains every trial to its end.
+    """
+
+    space: dict[str, Distribution] = Field(min_length=1)
+    metric: str | None = None
+    num_trials: int = Field(default=16, ge=1, le=10_000)
+    parallelism: int = Field(default=1, ge=1, le=256)
+    scheduler: Literal["asha", "none"] = "asha"
+    grace_epochs: int = Field(default=1, ge=1, le=1000)
+    reduction_factor: int = Field(default=3, ge=2, le=64)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
+def parse_search(document: Any, where: str = "search") -> SearchSpec:
+    """Return the search that a mapping of its fields describes.
+
+    Raises:
+        SpecError: A field is unknown, missing, or outside its bounds.
+    """
+    try:
+        return SearchSpec.model_validate(document)
+    except ValidationError as error:
+        raise SpecError(where, problems_of(error.errors(include_url=False))) from None
+
+
+def load_search(path: Path) -> SearchSpec:
+    """Return the search that a YAML file holds.
+
+    Raises:
+        SpecError: The file cannot be read, is not YAML, or holds no search.
+    """
+    try:
+        documents = [one for one in yaml_documents.load_all(path.read_text("utf-8")) if one is not None]
+    except OSError as error:
+        raise SpecError(str(path), [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(str(path), [FieldProblem("", f"is not YAML: {error}")]) from None
+    if len(documents) != 1:
+        raise SpecError(str(path), [FieldProblem("", f"holds {len(documents)} documents: a search is one mapping")])
+    return parse_search(documents[0], str(path))
+
+
+def with_values(job: JobSpec, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job with other values at their paths, not checked."""
+    document: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
+    for path, value in values.items():
+        set_field(document, path, value)
+    return document
+
+
+def metric_of(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> str:
+    """Return the figure of validation rows that trials are compared by."""
+    return search.metric or watched_metric(job, dataset)
+
+
+def check_search(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> None:
+    """Check a search against the job that it changes: every choice, and both ends of every range, one at a time.
+
+    Raises:
+        InvalidFieldsError: A field is none of the job, or no hyperparameter, or a value does not fit it.
+    """
+    raise_if_invalid(_problems(search, job, dataset))
+
+
+def _problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    if not has_validation(job) or job.dataset.one_pass:
+        yield FieldProblem(
+            "metric", "trials compare on validation rows after each epoch, and the job has none", "set "
+            "evaluation.split.validation, without dataset.one_pass",
+        )  # fmt: skip
+    if job.init_from is not None:
+        yield FieldProblem("init_from", "trials begin from initial values", "leave it out of the job")
+    yield from _metric_problems(search, job, dataset)
+    for path, distribution in search.space.items():
+        reason = NOT_SEARCHED.get(path.partition(".")[0])
+        if reason is not None:
+            yield FieldProblem(f"space.{path}", f"it is no hyperparameter: {reason}", "leave it out of the space")
+            continue
+        for value in distribution.examples:
+            yield from (
+                FieldProblem(f"space.{path}", f"with {value}: {problem.field}: {problem.message}", problem.remedy)
+                for problem in _problems_with(job, dataset, path, value)
+            )
+
+
+def _metric_problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield why trials cannot be compared by the metric that a search names."""
+    if search.metric is None:
+        return
+    names = list(job.evaluation.metrics)
+    if tasks := label_tasks(dataset):
+        names = [of_label(one, task.name) for task in tasks for one in task.measured(job.evaluation.metrics)]
+    there = [name for name in names if not is_table(name)]
+    if search.metric not in there:
+        yield FieldProblem(
+            "metric", f"the job does not measure {search.metric}", f"use one of {', '.join(there)}, or name it in "
+            "evaluation.metrics",
+        )  # fmt: skip
+
+
+def _problems_with(job: JobSpec, dataset: DatasetSpec, path: str, value: Any) -> tuple[FieldProblem, ...]:
+    try:
+        parse_job(with_values(job, {path: value})).against(dataset)
+    except InvalidFieldsError as error:
+        return error.problems
+    except ValueError as error:
+        return (FieldProblem(path, str(error)),)
+    return ()

@@ -1,0 +1,60 @@
+"""Messages: what the messages of a topic are, where the rows of a dataset come from one. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from trainer.spec.base import Column, Spec
+
+ColumnType = Annotated[
+    str,
+    StringConstraints(pattern=r"^(int64|float64|string|bool|timestamp|list<(int64|float64|string)>)$"),
+]
+"""Of the values of a column: ``timestamp`` is ISO 8601 in JSON."""
+Variable = Annotated[str, StringConstraints(pattern=r"^EVENKEEL_KAFKA_[A-Z0-9_]{1,200}$")]
+"""An environment variable of the run. Others are out of reach: a spec could have them sent to brokers of its choice."""
+_TOPIC = re.compile(r"^kafka://([\w.-]+:\d{1,5}(?:,[\w.-]+:\d{1,5})*)/([\w.-]{1,249})$", re.ASCII)
+
+
+class Security(Spec):
+    """How brokers are spoken to. Secrets are named by environment variables, and never written here.
+
+    ``username`` and ``password`` are of SASL; ``ca``, ``certificate`` and ``key`` (with ``key_password``) are texts in
+    PEM: whom to trust (default: the system's), and who the run is.
+    """
+
+    protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: Variable | None = None
+    password: Variable | None = None
+    ca: Variable | None = None
+    certificate: Variable | None = None
+    key: Variable | None = None
+    key_password: Variable | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables by field."""
+        names = ("username", "password", "ca", "certificate", "key", "key_password")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class Messages(Spec):
+    """The rows in the messages of a topic, ``uri: kafka://HOST:PORT,HOST:PORT/TOPIC``.
+
+    ``format``: ``json_lines``, one JSON object in each line of a message, or ``arrow``, a stream of Arrow's IPC format.
+    ``columns``: what is read of them, with its type. A key that an object lacks is null.
+    """
+
+    format: Literal["json_lines", "arrow"] = "json_lines"
+    columns: dict[Column, ColumnType] = Field(min_length=1, max_length=1000)
+    security: Security = Security()
+
+
+def brokers_and_topic(uri: str) -> tuple[str, str] | None:
+    """Return the two parts of a topic's uri; None where it is not written as one."""
+    match = _TOPIC.match(uri)
+    return None if match is None else (match[1], match[2])

@@ -1,0 +1,42 @@
+"""How a text becomes a list of ids: the n-grams of a feature of type text. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from trainer.spec.base import Spec
+
+Length = Annotated[int, Field(ge=1, le=16)]
+_USUAL_WORDS, _USUAL_CHARACTERS = 8.0, 48.0
+"""Of a title, with the marks at both ends of each word."""
+
+
+class NGrams(Spec):
+    """The n-grams of a text, each hashed into one of ``buckets`` ids (trainer.data.columns.ngrams).
+
+    ``words``: shortest and longest run of words that is one; None: none. ``characters``: the same of characters inside
+    a word. ``lowercase``: upper and lower case are alike. ``max_length``: so many characters of a text are read.
+    """
+
+    words: tuple[Length, Length] | None = (1, 1)
+    characters: tuple[Length, Length] | None = None
+    buckets: int = Field(default=65536, ge=1, le=2**31 - 3)
+    lowercase: bool = True
+    max_length: int = Field(default=512, ge=1, le=65536)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> NGrams:
+        if self.words is None and self.characters is None:
+            raise ValueError("neither words nor characters: give the shortest and the longest of one, such as [1, 2]")
+        for name, bounds in (("words", self.words), ("characters", self.characters)):
+            if bounds is not None and bounds[0] > bounds[1]:
+                raise ValueError(f"{name}: {list(bounds)} has the longest first: write {[bounds[1], bounds[0]]}")
+        return self
+
+    @property
+    def usual_number(self) -> float:
+        """How many a title has: what a batch is estimated by before a text is read."""
+        parts = ((self.words, _USUAL_WORDS), (self.characters, _USUAL_CHARACTERS))
+        return sum((bounds[1] - bounds[0] + 1) * count for bounds, count in parts if bounds is not None)
