@@ -17,7 +17,6 @@ from fastapi import FastAPI
 from service.app import create_app
 from service.core import tables
 from service.core.settings import Settings
-from service.jobs.executors.local import LocalRuns
 from service.schedules import scheduler
 from trainer.data.sources.click_log import ClickLog, generate
 from trainer.runs import run_process
@@ -54,7 +53,7 @@ async def told(client: httpx.AsyncClient, job: dict[str, Any]) -> str:
 async def three_days(tmp_path: Path) -> None:
     generate(ClickLog(num_rows=44_000, num_days=11), tmp_path / "clicklog")
     settings = Settings(home=tmp_path / "home", data_roots=(tmp_path,), role="all", schedule_seconds=3600)
-    app = create_app(settings, LocalRuns())
+    app = create_app(settings)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))
         stack.callback(lambda: [run_process.terminate(run, 0) for run in settings.runs.glob("job_*")])
