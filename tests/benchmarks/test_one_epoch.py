@@ -174,14 +174,13 @@ def test_an_unknown_method_is_named(capsys):
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_adam_falls_and_adam_ar_does_not_on_epinions(real_data, tmp_path):
-    """The committed spec on the real rows, one seed; the whole benchmark has three and the other methods."""
+def test_adam_falls_and_decay_by_epoch_does_not_on_epinions(real_data, tmp_path):
+    """The committed spec on the real rows, one seed; the whole benchmark has three and the other methods. What is asked
+    is some eight sample deviations away: rounding differs from processor to processor, and four epochs enlarge it."""
     dataset, job = read_spec(Path(__file__).resolve().parents[2] / "examples" / "epinions.yaml")
     dataset = dataset.model_copy(update={"uri": str(real_data / "epinions.parquet")})
-    assert job.optimizer.alpha == 3.0e-5
     data = Replayed(prepare(dataset, job, tmp_path / "data"))
-    adam, adam_ar = run(job, data, "adam"), run(job, data, "adam_ar", 3.0e-5)
-    judged = conditions("epinions", {"adam": np.array(adam.test), "adam_ar": np.array(adam_ar.test)})
-    assert len(judged) == 3
+    adam, by_epoch = run(job, data, "adam"), run(job, data, "by_epoch")
+    judged = conditions("epinions", {"adam": np.array(adam.test), "by_epoch": np.array(by_epoch.test)})
+    assert [condition.name[:3] for condition in judged] == ["i. ", "vi."]
     assert all(condition.holds for condition in judged), [str(condition) for condition in judged]
-    assert adam.test[0] > adam_ar.test[0]  # the price, told beside the gain
