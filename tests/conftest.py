@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import pool, ray_cluster
+from tests import pool, ray_cluster, scheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -119,9 +119,7 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.scheduling import Groups  # needs pytest-xdist, which a single test does not
-
-    return Groups(config, log)
+    return scheduling.groups(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -149,17 +147,19 @@ def ranks() -> Iterator[Any]:
     pool.close_all()
 
 
-@pytest.fixture(scope="module", name="ray_cluster")
-def _ray_cluster() -> Iterator[ray_cluster.Cluster]:
-    """A head that trains nothing and a node with two CPUs, for a module's tests that leave it as it is. Not for all of
-    the session: its processes are at work while nothing runs on it."""
-    cluster = ray_cluster.Cluster()
-    try:
-        cluster.start_head()
-        cluster.start_node(num_cpus=2)
-        yield cluster
-    finally:
-        cluster.stop()
+@pytest.fixture(name="ray_cluster")
+def _ray_cluster() -> ray_cluster.Cluster:
+    """The cluster that all tests share which leave it as it is."""
+    return ray_cluster.shared()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if scheduling.group_of(str(item.path.relative_to(ROOT))) != "ray":
+        ray_cluster.end_shared()
+
+
+def pytest_sessionfinish() -> None:
+    ray_cluster.end_shared()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -165,3 +165,26 @@ class Cluster:
         for starter in self._starters:
             starter.wait(300)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_shared: list[Cluster] = []
+
+
+def shared() -> Cluster:
+    """A head that trains nothing and a node with two CPUs, for all tests that leave it as it is."""
+    if not _shared:
+        cluster = Cluster()
+        try:
+            cluster.start_head()
+            cluster.start_node(num_cpus=2)
+        except BaseException:
+            cluster.stop()
+            raise
+        _shared.append(cluster)
+    return _shared[0]
+
+
+def end_shared() -> None:
+    """Its processes are at work while nothing runs on it: it is to end before tests that do not need it."""
+    while _shared:
+        _shared.pop().stop()

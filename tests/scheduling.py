@@ -10,17 +10,11 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
-from xdist.scheduler import LoadScopeScheduling
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Groups(LoadScopeScheduling):
-    """Files in the order in which they were collected, those of a group as one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid.partition("::")[0])
 
 
 @functools.cache
@@ -32,3 +26,14 @@ def group_of(file: str) -> str:
         return "ray"
     named = re.search(r'mark\.xdist_group\("(\w+)"\)', text)
     return named[1] if named else file
+
+
+def groups(config: pytest.Config, log: Any) -> Any:
+    """Return a scheduler of files in the order in which they were collected, those of a group as one."""
+    from xdist.scheduler import LoadScopeScheduling  # a single test does without
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.partition("::")[0])
+
+    return Groups(config, log)

@@ -37,8 +37,8 @@ LIMIT_SECONDS = 900 * len(VICTIMS)
 """The waits between attempts double, from 10 seconds on."""
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(LIMIT_SECONDS)]
 SILENCE_SECONDS = 15
-EPOCHS = int(os.environ.get("EVENKEEL_TEST_EPOCHS", 30 + 35 * len(VICTIMS)))
-"""Some seven seconds of training for each, alone on two cores: it must outlast its victims."""
+EPOCHS = int(os.environ.get("EVENKEEL_TEST_EPOCHS", 20 + 12 * len(VICTIMS)))
+"""Some three seconds of training for each, alone on two cores: it must outlast its victims."""
 POLL_SECONDS = 0.5
 """Asking the service costs both of them a core's tenth."""
 JOB = {
@@ -155,7 +155,7 @@ def test_one_that_wakes_beside_its_successor_takes_nothing_from_it(tmp_path: Pat
     ends it once it wakes but its own look at the lease."""
     publish = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
     # Long enough for the first to wake beside the second, which has just written its first checkpoint.
-    job, dataset = parse_job(JOB | {"publish": publish, "epochs": 100}), parse_dataset(dataset_in(tmp_path))
+    job, dataset = parse_job(JOB | {"publish": publish, "epochs": 50}), parse_dataset(dataset_in(tmp_path))
     store = str(tmp_path / "store")
 
     def start(attempt: int) -> Path:

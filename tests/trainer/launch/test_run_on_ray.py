@@ -4,29 +4,22 @@ with the same bits as ranks without Ray."""
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from tests.free_ports import free_port
+from tests.ray_cluster import Cluster
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.runs import run_process
 from trainer.runs.lineage import spec_sha256
-from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE, PROCESS_FILE, RUN_DIR_VARIABLE
+from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,33 +27,11 @@ TWO = {"num_workers": 2, "cpus_per_worker": 1}
 SPLIT = {"item": "row_wise", "user": "table_wise"}
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[dict[str, str]]:
-    """A real ``ray start --head`` with token, 2 CPUs, an empty home and its own folder; ended by pid."""
-    folder = Path(tempfile.mkdtemp(prefix="ek-head-", dir="/tmp"))
-    (folder / "home").mkdir()
-    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    marker = {RUN_DIR_VARIABLE: str(folder)}
-    environment = {**os.environ, **secret, **marker, "HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
-    port = free_port()
-    command = [
-        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}", "--num-cpus=2",
-        "--include-dashboard=false", f"--temp-dir={folder}/ray", "--object-store-memory=100000000",
-        "--node-ip-address=127.0.0.1",
-    ]  # fmt: skip
-    with open(folder / "head.log", "wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    run_process.write_process_file(folder, process.pid)
-    deadline = time.monotonic() + 300
-    while "Ray runtime started" not in (folder / "head.log").read_text():
-        assert process.poll() is None, (folder / "head.log").read_text()
-        assert time.monotonic() < deadline, (folder / "head.log").read_text()
-        time.sleep(0.1)
-    yield {"address": f"127.0.0.1:{port}", **secret}
-    run_process.terminate(folder, grace_seconds=5)
-    process.wait(300)
-    assert run_process.processes(folder) == []
-    shutil.rmtree(folder, ignore_errors=True)
+@pytest.fixture
+def head(ray_cluster: Cluster) -> dict[str, str]:
+    """The address and the token of a cluster with two CPUs."""
+    secret = {name: value for name, value in ray_cluster.environment.items() if name.startswith("RAY_AUTH")}
+    return {"address": f"127.0.0.1:{ray_cluster.port}", **secret}
 
 
 def start_joined(run, head: dict[str, str], **changes: str) -> None:
@@ -126,10 +97,11 @@ def wait_for_no_process(directory: Path) -> None:
         time.sleep(0.1)
 
 
-def test_a_run_in_a_joined_cluster_is_cancelled_and_goes_on(make_run, small, head):
+def test_a_run_with_fewer_workers_than_it_asks_for_is_cancelled_and_goes_on(make_run, small, head):
+    """ray.init takes SIGTERM for itself and would exit in the middle of a step: the handler has to be ours again."""
     settings = {
         "epochs": 1000,
-        "resources": TWO,
+        "resources": {"num_workers": 5, "min_workers": 2},
         "ray_address": head["address"],
         "checkpoint": {"every_steps": 100_000},
     }
@@ -137,11 +109,23 @@ def test_a_run_in_a_joined_cluster_is_cancelled_and_goes_on(make_run, small, hea
     start_joined(run, head)
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
+    # The cluster has room for two: the run goes on with as many.
+    (told,) = small.events(run.directory, "workers")
+    assert told["number"] == 2
+    assert "has room for 2 workers of 1 CPUs" in told["because"]
+    (opening,) = [event for event in small.events(run.directory, "info") if "alpha" in event]
+    assert all(len(counts) == 2 for counts in opening["rows_per_rank"].values())
+    assert small.events(run.directory, "lineage")[0]["spec_sha256"] == spec_sha256(run.submitted)
     assert run_process.terminate(run.directory, grace_seconds=200) is True
     ended = json.loads((run.directory / EXIT_FILE).read_text())
     assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled")
     position = latest_valid(run.checkpoints).extra["position"]
     assert position["step"] > 0
+    wait_for_no_process(run.directory)
+    log = (run.directory / LOG_FILE).read_text()
+    assert "epoch 1 test" in log
+    assert "2 of 5 workers: the cluster at" in log
+    assert "PlacementGroupCleaner" not in log
 
     # The cluster is still there, and takes the next attempt.
     run = make_run(**settings | {"epochs": position["step"] // 25 + 2}, attempt=2)
@@ -168,28 +152,3 @@ def test_a_cluster_that_does_not_know_us_lets_nobody_in(make_run, small, head):
     assert ended["error"]["code"] == "no_resources"
     assert "the cluster does not take our token: set RAY_AUTH_TOKEN" in ended["error"]["message"]
     assert small.events(run.directory, "metric") == []
-
-
-def test_sigterm_is_ours_while_ray_runs_a_run_with_fewer_workers_than_it_asks_for(make_run, small, head):
-    """ray.init takes SIGTERM for itself and would exit in the middle of a step: the handler has to be ours again."""
-    elastic = {"num_workers": 5, "min_workers": 2}
-    run = make_run(epochs=1000, checkpoint={"every_steps": 100_000}, ray_address=head["address"], resources=elastic)
-    start_joined(run, head)
-    (run.directory / "events.jsonl").touch()
-    wait_for(lambda: bool(small.events(run.directory, "metric")), run.directory)
-    # The cluster has room for two: the run goes on with as many.
-    (told,) = small.events(run.directory, "workers")
-    assert told["number"] == 2
-    assert "has room for 2 workers of 1 CPUs" in told["because"]
-    (opening,) = [event for event in small.events(run.directory, "info") if "alpha" in event]
-    assert all(len(counts) == 2 for counts in opening["rows_per_rank"].values())
-    assert small.events(run.directory, "lineage")[0]["spec_sha256"] == spec_sha256(run.submitted)
-    os.kill(json.loads((run.directory / PROCESS_FILE).read_text())["pid"], signal.SIGTERM)
-    ended = wait_for_end(run.directory)
-    assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled")
-    assert latest_valid(run.checkpoints) is not None
-    wait_for_no_process(run.directory)
-    log = (run.directory / LOG_FILE).read_text()
-    assert "epoch 1 test" in log
-    assert "2 of 5 workers: the cluster at" in log
-    assert "PlacementGroupCleaner" not in log

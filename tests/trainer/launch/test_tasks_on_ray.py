@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import forked
+from tests import forked, ray_cluster
 from tests.ray_cluster import Cluster
 from tests.trainer.data.prepare.test_threads import contents
 from trainer.data.prepare.by_tasks import assembly
@@ -64,14 +64,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes, one of them the head's."""
-    cluster = Cluster()
-    try:
-        cluster.start_head(num_cpus=2)
-        cluster.start_node(num_cpus=2)
-        yield cluster
-    finally:
-        cluster.stop()
+    """The shared one with another node that prepares."""
+    cluster = ray_cluster.shared()
+    node = cluster.start_node(num_cpus=2)
+    yield cluster
+    cluster.kill_node(node)
 
 
 def written_run(folder: Path, rows: Path, cluster: Cluster, num_workers: int) -> Run:
