@@ -81,7 +81,7 @@ def null_job(job: JobSpec, collection: str, scratch: str, number: int) -> JobSpe
     The first one starts where the next refresh of the collection would, each later one from the one before it.
     """
     assert job.publish is not None, "_refresh_of has refused a job that publishes nothing"
-    gate = job.publish.gate.model_copy(update={"mode": "report"})
+    gate = job.publish.gate.model_copy(update={"mode": "report", "calibrate": "off"})
     publish = job.publish.model_copy(update={"collection": scratch, "gate": gate, "views": ()})
     start = job.init_from
     if start is not None:

@@ -282,15 +282,15 @@ class _Attempt:
         self.events.write("state", state="publishing")
         self.publication = publish(self.run)
         self.events.write("publication", **self.publication)
-        if self.run.job.publish.gate.calibrate == "auto" and self.publication["status"] == "published":
-            self._calibrate()
+        if self.publication["status"] == "published" and self.run.parent_version is None:
+            self._calibrate(self.publication["version"])
 
-    def _calibrate(self) -> None:
+    def _calibrate(self, version: str) -> None:
         """Set the gate's limits from halves of a first job's rows; what becomes of it does not change the job's end."""
-        from trainer.launch.halves import calibrate_by_halves, unsupported
+        from trainer.launch.halves import are_called_for, calibrate_by_halves, unsupported
 
         assert self.run.job.publish is not None
-        if self.run.parent_version is not None:
+        if not are_called_for(self.run, version):
             return
         problem = unsupported(self.run)
         if problem is not None:

@@ -1,4 +1,4 @@
-"""Limits of a new collection's gate from its first job's own rows (``publish.gate.calibrate: auto``).
+"""Limits of a new collection's gate from its first job's own rows (``publish.gate.calibrate``).
 
 Two honest refreshes differ by chance: by the seed, and by who happened to click on which day. The second is the larger
 part where most items have few clicks, and null refreshes on the same rows know nothing of it (docs/adr/0062). So each
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ FOLDER = "halves"
 FIRST_SEED = 1_000_000
 NUM_ROWS = 2
 """Each half is once yesterday and once today."""
+ENOUGH_EVIDENT = 0.5
 
 
 class StoppedEarly(Exception):
@@ -58,19 +58,58 @@ def calibrate_by_halves(run: Run, seconds: float) -> Calibration | None:
     if calibration_of(target, kind, run.job.model.embedding_dim) is not None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
-    end = time.monotonic() + seconds
-
-    def notice() -> str | None:
-        if run.cancel_file.exists():
-            return "the run was asked to stop"
-        return f"not done after {seconds:g} seconds" if time.monotonic() > end else None
-
-    nulls = [_null(run, folder / f"row-{number}", number, notice) for number in range(NUM_ROWS)]
+    budget = _Budget(run, seconds)
+    nulls = [_null(run, folder / f"row-{number}", number, budget) for number in range(NUM_ROWS)]
     found = calibrated_by_halves(nulls, model=kind, source=[f"{run.run_id}/halves-{n}" for n in range(NUM_ROWS)])
     run.fence()
     target.save_settings(SETTINGS, settings_name(kind), found.as_document())
     shutil.rmtree(folder, ignore_errors=True)
     return found
+
+
+def are_called_for(run: Run, version: str) -> bool:
+    """Return whether a collection's first job is to find limits: whether it says so, or its version's items do.
+
+    Where most of them have fewer rows than an item needs to count in the gate's means, items come and go, and the
+    starting limits hold what differs from day to day by itself (docs/adr/0079).
+    """
+    publish = run.job.publish
+    assert publish is not None
+    if publish.gate.mode == "off" or publish.gate.calibrate == "off":
+        return False
+    if publish.gate.calibrate == "always":
+        return True
+    items = open_store(run.store_url).collection(publish.collection).open(version).items()
+    if items.counts is None:
+        return False
+    counts = items.counts[items.evidence]
+    return len(counts) > 0 and bool((counts >= publish.evidence.min_count).mean() < ENOUGH_EVIDENT)
+
+
+class _Budget:
+    """How long the trainings may take: once the first of them is done, whether all of them can is known."""
+
+    def __init__(self, run: Run, seconds: float):
+        self._run = run
+        self._seconds = seconds
+        self._began = time.monotonic()
+
+    def notice(self) -> str | None:
+        """Return why a training is to stop here."""
+        if self._run.cancel_file.exists():
+            return "the run was asked to stop"
+        over = time.monotonic() - self._began > self._seconds
+        return f"not done after {self._seconds:g} seconds" if over else None
+
+    def require(self, number: int) -> None:
+        """Refuse to go on from training ``number`` where the ones before say that time will not suffice.
+
+        Raises:
+            StoppedEarly: it will not.
+        """
+        expected = (time.monotonic() - self._began) / number * NUM_ROWS * 2
+        if expected > self._seconds:
+            raise StoppedEarly(f"it would take some {expected:.3g} seconds, more than calibrate_seconds")
 
 
 def unsupported(run: Run) -> str | None:
@@ -83,16 +122,17 @@ def unsupported(run: Run) -> str | None:
     return None
 
 
-def _null(run: Run, folder: Path, number: int, notice: Callable[[], str | None]) -> Metrics:
+def _null(run: Run, folder: Path, number: int, budget: _Budget) -> Metrics:
     """Return what the gate measures of a refresh on one half, against a first version of the other."""
     store = open_store(str(folder / "store"))
-    yesterday = _trained(run, folder / "yesterday", number, 2 * number, run.init_checkpoint, notice)
+    yesterday = _trained(run, folder / "yesterday", number, 2 * number, run.init_checkpoint, budget)
+    budget.require(2 * number + 1)
     before = store.collection(FOLDER).current()
     if before is None:
         before = _published(run, yesterday, store, "off", None)["version"]
     # What trains from scratch each day begins each half anew.
     start = None if run.job.init_from is None else str(yesterday.checkpoints)
-    today = _trained(run, folder / "today", 1 - number, 2 * number + 1, start, notice)
+    today = _trained(run, folder / "today", 1 - number, 2 * number + 1, start, budget)
     manifest = _published(run, today, store, "report", before)
     metrics: Metrics = manifest["metrics"]
     if "cosine_mean" not in metrics:
@@ -118,7 +158,7 @@ def _published(run: Run, trained: Run, store: Any, mode: str, parent: str | None
 
 
 def _trained(
-    run: Run, directory: Path, half: int, number: int, start: str | None, notice: Callable[[], str | None]
+    run: Run, directory: Path, half: int, number: int, start: str | None, budget: _Budget
 ) -> Run:
     """Return the run of one half, trained to its end; one that an earlier attempt has begun goes on."""
     if not (directory / RUN_FILE).exists():
@@ -135,7 +175,7 @@ def _trained(
         fence=run.fence,
     )  # fmt: skip
     with single_rank_group():
-        train_rank(str(directory), notice=notice)
+        train_rank(str(directory), notice=budget.notice)
     if trained.cancel_file.exists():
         raise StoppedEarly(trained.cancel_file.read_text("utf-8"))
     return trained
