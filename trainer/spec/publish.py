@@ -51,8 +51,8 @@ class Promote(Spec):
 class Gate(Spec):
     """What the gate does with a version that fails, and where its limits come from.
 
-    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``calibrate``: the first publication of a
-    collection may train on each half of its rows in turn and take the gate's limits from what differs between them
+    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``calibrate``: the first publication of
+    a collection may train on each half of its rows in turn and take the gate's limits from what differs between them
     (trainer.launch.halves), in at most ``calibrate_seconds``: ``always``, never (``off``), or where fewer than half of
     its items have ``evidence.min_count`` rows (``auto``), which the starting limits would hold. ``limits``: of single
     metrics, with a bucket or without, in the place of calibrated and starting ones; not of a first version.
