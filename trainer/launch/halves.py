@@ -157,9 +157,7 @@ def _published(run: Run, trained: Run, store: Any, mode: str, parent: str | None
     return document
 
 
-def _trained(
-    run: Run, directory: Path, half: int, number: int, start: str | None, budget: _Budget
-) -> Run:
+def _trained(run: Run, directory: Path, half: int, number: int, start: str | None, budget: _Budget) -> Run:
     """Return the run of one half, trained to its end; one that an earlier attempt has begun goes on."""
     if not (directory / RUN_FILE).exists():
         write_run(
