@@ -35,7 +35,7 @@ class Page(NamedTuple):
         under: The address of the page of the navigation that it belongs to; None: it is one of those itself.
         scope: The scope without which it says which one is lacking, and nothing else.
         is_live: Whether the page's script keeps it as it is on the server. One with a form for work in progress is not.
-        script: A script of its own, of ``static/``.
+        scripts: Scripts of its own, of ``static/``.
     """
 
     address: str
@@ -45,7 +45,7 @@ class Page(NamedTuple):
     under: str | None = None
     scope: str | None = None
     is_live: bool = True
-    script: str | None = None
+    scripts: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -72,7 +72,7 @@ PAGES: tuple[Page, ...] = (
     Page("/dashboard/jobs", "Jobs", "jobs.html", jobs.gather, scope="jobs:read"),
     Page(
         "/dashboard/jobs/{job_id}", "Job", "job.html", job.gather,
-        under="/dashboard/jobs", scope="jobs:read", script="log.js",
+        under="/dashboard/jobs", scope="jobs:read", scripts=("log.js",),
     ),
     Page(
         "/dashboard/compare", "Compare jobs", "compare.html", compare.gather,
@@ -80,12 +80,12 @@ PAGES: tuple[Page, ...] = (
     ),
     Page(
         "/dashboard/submit", "Submit a job", "submit.html", submit.gather,
-        under="/dashboard/jobs", scope="jobs:write", is_live=False, script="editor.js",
+        under="/dashboard/jobs", scope="jobs:write", is_live=False, scripts=("spec_form.js", "editor.js"),
     ),
     Page("/dashboard/collections", "Vectors", "collections.html", collections.gather, scope="features:read"),
     Page(
         "/dashboard/collections/{collection}", "Collection", "collection.html", collection.gather,
-        under="/dashboard/collections", scope="features:read", script="neighbors.js",
+        under="/dashboard/collections", scope="features:read", scripts=("neighbors.js",),
     ),
     Page("/dashboard/schedules", "Schedules", "schedules.html", schedules.gather, scope="jobs:read"),
     Page(

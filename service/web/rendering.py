@@ -40,6 +40,7 @@ def _templates() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     environment.filters |= FILTERS
     environment.globals |= {"static": _address, "dict": dict, "zip": zip}
     return environment

@@ -1,4 +1,4 @@
-"""The form for a new job: a spec to edit, beginning from another job's, and what fields there are."""
+"""The form for a new job: a spec to edit, beginning from another job's, by the schema's fields or as text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
             if visit.principal.sees not in (None, row["tenant"]):
                 raise not_found("job", source)
             spec = without_defaults(row["spec"])
-    return {"spec": spec, "copied": source, "datasets": datasets, "fields": fields()}
+    return {"spec": spec, "copied": source, "datasets": datasets, "schema": schema()}
 
 
 def first_spec(dataset: str) -> dict[str, Any]:
@@ -59,37 +59,22 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def fields() -> tuple[dict[str, Any], ...]:
-    """Return the fields of a spec by its schema: name, type, default, and whether one must give it."""
-    schema = JobSpec.model_json_schema()
-    required = set(schema.get("required", ()))
-    return tuple(
-        {
-            "name": name,
-            "type": _type(part),
-            "default": None if name in required else part.get("default"),
-            "required": name in required,
-        }
-        for name, part in schema["properties"].items()
-        if name != "spec_version"
-    )
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a job, of which the page makes its form, without what the form does not show."""
+    return dict(_without_words(JobSpec.model_json_schema()))
 
 
-def _type(schema: dict[str, Any]) -> str:
-    """Return the type of a field as one reads it."""
-    if "discriminator" in schema:
-        return "kind: " + ", ".join(schema["discriminator"]["mapping"])
-    if "$ref" in schema:
-        return str(schema["$ref"].rpartition("/")[2])
-    if "enum" in schema:
-        return " | ".join(map(str, schema["enum"]))
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            types = list(dict.fromkeys(_type(one) for one in schema[several]))
-            return " | ".join(types[:4]) + (" | …" if len(types) > 4 else "")
-    if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    return str(schema.get("type", schema.get("const", "any")))
+def _without_words(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_without_words(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    # A field may be called so: what it is called by is a text, what it is is not.
+    return {
+        name: _without_words(one)
+        for name, one in part.items()
+        if not (name in ("title", "description") and isinstance(one, str))
+    }
 
 
 async def _datasets(connection: AsyncConnection, tenant: str) -> list[str]:

@@ -1,4 +1,5 @@
-// The spec of a new job: validated while it is typed, by the dry run that the API documents, then submitted.
+// The spec of a new job, by fields or as text: validated while it is typed, by the dry run that the API documents,
+// then submitted.
 "use strict";
 
 (() => {
@@ -6,6 +7,9 @@
   const spec = document.getElementById("spec");
   const verdict = document.getElementById("verdict");
   const submit = form.querySelector("[type=submit]");
+  const element = document.getElementById("fields");
+  const datasets = JSON.parse(element.dataset.datasets);
+  const fields = new SpecForm(element, JSON.parse(element.dataset.schema), datasets.length ? { "dataset.name": datasets } : {}, change);
   const PAUSE_MS = 900;
   let timer = 0;
   let latest = 0;
@@ -64,6 +68,7 @@
       const said = await answer.json();
       if (mine !== latest) return;
       spec.setAttribute("aria-invalid", !answer.ok);
+      fields.mark(said.errors || []);
       verdict.replaceChildren(answer.ok ? paragraph(estimated(said.estimate), "good") : problems(said));
     } catch {
       if (mine === latest) verdict.replaceChildren(paragraph("The service does not answer.", "problem"));
@@ -100,13 +105,11 @@
     }
     submit.disabled = false;
   });
-  spec.addEventListener("input", changed);
-  document.querySelector("[data-path]")?.addEventListener("change", (event) => {
-    change((body) => ((body.dataset ||= {}).name = event.target.value));
+  spec.addEventListener("input", () => {
+    const body = parsed();
+    if (body !== null) fields.show(body);
+    changed();
   });
-  document.querySelector(".fields").addEventListener("click", (event) => {
-    const button = event.target.closest("[data-field]");
-    if (button) change((body) => (body[button.dataset.field] ??= JSON.parse(button.dataset.default)));
-  });
+  fields.show(parsed());
   validate();
 })();

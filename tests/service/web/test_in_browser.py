@@ -211,7 +211,7 @@ def test_a_job_is_cancelled_retried_and_cloned(page: Any, served: Served, api: h
     spec = json.loads(page.get_by_label("Spec, as JSON").input_value())
     assert spec["labels"] == {"team": "ads"}
     assert "seed" not in spec
-    page.get_by_label("Add seed").click()
+    page.get_by_label("seed", exact=True).fill("0")
     page.get_by_role("button", name="Submit").click()
     page.get_by_role("heading", name="by-hand queued").wait_for()
     cloned = page.url.rpartition("/")[2]
@@ -227,7 +227,71 @@ def test_a_spec_is_validated_while_it_is_typed(page: Any, served: Served):
     editor.fill('{"name": "x", "dataset": {"name": "clicks"}, "model": {"kind": "dnn"}, "epochs": 0}')
     page.get_by_text("epochs").and_(page.locator("#verdict code")).wait_for()
     assert editor.get_attribute("aria-invalid") == "true"
+    epochs = page.get_by_label("epochs", exact=True)
+    assert (epochs.input_value(), epochs.get_attribute("aria-invalid")) == ("0", "true")
+    assert page.evaluate(FAULTS) == []
     page.complaints.clear()  # the browser notes each 422 of a dry run
+
+
+def test_the_form_of_the_schema_writes_the_spec(page: Any, served: Served, api: httpx.Client):
+    def field(name: str) -> Any:
+        return page.get_by_label(name, exact=True)
+
+    show(page, served, "/dashboard/submit")
+    field("name required").fill("by-form")
+    field("dataset.name required").select_option("clicks")
+    field("model.kind required").select_option("bpr")
+    field("model.embedding_dim").fill("8")
+    field("model.kind required").select_option("two_tower")  # what both have stays
+    field("model.hidden").fill("32, 16")
+    field("model.normalize").select_option("true")
+    page.get_by_text("optimizer adam_ar").click()
+    field("optimizer.alpha").fill("1e-5")
+    page.get_by_text("optimizer adam_ar").click()
+    field("epochs").fill("2")
+    page.get_by_text("sse as by default").click()
+    field("Add to sse").fill("item")
+    field("Add to sse").press("Tab")
+    field("sse.item.probability").fill("0.1")
+    field("labels JSON").fill('{"team": ')
+    assert field("labels JSON").get_attribute("aria-invalid") == "true"
+    field("labels JSON").fill('{"team": "ads"}')
+    page.get_by_label("Add publish").click()
+    collection = field("publish.collection required")
+    page.get_by_text("publish.collection").and_(page.locator("#verdict code")).wait_for()
+    assert collection.get_attribute("aria-invalid") == "true"
+    assert page.locator(f"#{collection.get_attribute('aria-describedby')}").inner_text()
+    page.complaints.clear()  # the browser notes each 422 of a dry run
+    collection.fill("by_form")
+    field("publish.feature required").fill("item")
+    page.get_by_text("Valid. It is predicted").wait_for()
+    assert page.locator("#fields [aria-invalid]").count() == 0
+    assert page.evaluate(FAULTS) == []
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_role("heading", name="by-form queued").wait_for()
+    spec = api.get(f"/v1/jobs/{page.url.rpartition('/')[2]}").json()["spec"]
+    assert (spec["epochs"], spec["optimizer"]["alpha"], spec["labels"]) == (2, 1e-5, {"team": "ads"})
+    model = spec["model"]
+    assert (model["kind"], model["embedding_dim"], model["hidden"], model["normalize"]) == (
+        "two_tower",
+        8,
+        [32, 16],
+        True,
+    )
+    assert spec["sse"]["item"]["probability"] == 0.1
+    assert (spec["publish"]["collection"], spec["publish"]["feature"]) == ("by_form", "item")
+
+
+def test_a_form_takes_things_away_again_and_follows_the_text(page: Any, served: Served, ids: dict[str, str]):
+    show(page, served, f"/dashboard/submit?from={ids['adam']}")
+    editor = page.get_by_label("Spec, as JSON")
+    page.get_by_text("publish collection, feature").click()
+    page.get_by_role("button", name="Remove publish").click()
+    assert "publish" not in json.loads(editor.input_value())
+    page.get_by_label("epochs", exact=True).fill("")
+    assert "epochs" not in json.loads(editor.input_value())
+    editor.fill(json.dumps(json.loads(editor.input_value()) | {"batch_size": 77}))
+    assert page.get_by_label("batch_size", exact=True).input_value() == "77"
 
 
 def test_a_dialog_says_why_it_was_refused(page: Any, served: Served, api: httpx.Client):

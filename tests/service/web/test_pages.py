@@ -166,7 +166,7 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
         "/dashboard/datasets/clicks": ("no parent run", "broken"),
         "/dashboard/parts/profile/clicks": ("label rate", "0.5", "distinct"),
         "/dashboard/access": ("admin", "POST /v1/schedules", "201"),
-        "/dashboard/submit": ("two_tower", "clicks", "batch_size"),
+        "/dashboard/submit": ("adam_ar", "clicks", "epochs"),
     }  # fmt: skip
     for address, texts in expected.items():
         page = await stranger.get(address)

@@ -9,7 +9,7 @@ from service.web.content.compare import curves, differences, last_figures, metri
 from service.web.content.job import loss_chart, parent_job
 from service.web.content.job_rows import last_auc, last_value, percent_done, percent_prepared
 from service.web.content.progress_history import READ_BYTES, progress_charts
-from service.web.content.submit import fields, first_spec, without_defaults
+from service.web.content.submit import first_spec, schema, without_defaults
 from trainer.spec import JobSpec
 
 
@@ -101,9 +101,9 @@ def test_a_clone_is_the_same_job_without_its_defaults():
     assert without_defaults(of_another_version) == of_another_version
 
 
-def test_fields_come_from_the_schema():
-    by_name = {field["name"]: field for field in fields()}
-    assert set(by_name) == set(JobSpec.model_fields) - {"spec_version"}
-    assert by_name["epochs"]["default"] == 1
-    assert by_name["model"]["required"]
-    assert "two_tower" in by_name["model"]["type"]
+def test_the_form_has_the_schema_without_its_words():
+    form = schema()
+    assert set(form["properties"]) == set(JobSpec.model_fields)
+    assert form["properties"]["epochs"] == {"default": 1, "maximum": 1000, "minimum": 1, "type": "integer"}
+    assert form["properties"]["model"]["discriminator"]["mapping"].keys() >= {"two_tower", "bpr"}
+    assert "description" not in form["$defs"]["Gate"]
