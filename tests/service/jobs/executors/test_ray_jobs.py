@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -22,7 +21,7 @@ from tests.contracts import store_servers
 from tests.free_ports import free_port
 from tests.ray_cluster import Cluster
 from tests.service.serving import serving
-from trainer.runs.protocol import RUN_DIR_VARIABLE
+from trainer.runs import run_process
 from trainer.spec import parse_job
 from trainer.storage.opening import open_storage
 
@@ -139,14 +138,8 @@ class Service:
         return self.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"), ended=True)
 
 
-def processes_of(job_id: str, cluster: Cluster) -> list[psutil.Process]:
-    """Those that have the job's run directory in their environment, which Ray's own for the job have too."""
-    found = []
-    for process in cluster.processes():
-        with contextlib.suppress(psutil.Error):
-            if job_id in process.environ().get(RUN_DIR_VARIABLE, ""):
-                found.append(process)
-    return found
+def processes_of(directory: Path) -> list[psutil.Process]:
+    return run_process.processes(directory)
 
 
 @pytest.fixture
@@ -175,6 +168,8 @@ def test_runs_of_a_cluster_that_shares_nothing_outlive_the_service_and_the_head(
         for name, value in access.items():
             monkeypatch.setenv(name, value)
         cluster = Cluster()
+        # What a node waits for a head that does not answer, before it ends: a minute otherwise.
+        cluster.environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "20"
         try:
             for host, start_host in (("head", cluster.start_head), ("node", cluster.start_node)):
                 cluster.environment["EVENKEEL_CACHE"] = str(tmp_path / host)
@@ -198,7 +193,7 @@ def test_runs_of_a_cluster_that_shares_nothing_outlive_the_service_and_the_head(
             # The dashboard is away: the job keeps its place and says so.
             job = service.wait(job_id, lambda job: "has not answered since" in (job["reason"] or ""))
             assert (job["state"], job["attempt"]) == ("running", 1)
-            until(lambda: processes_of(job_id, cluster) == [])
+            until(lambda: cluster.processes() == [])
 
             cluster.start_head(num_cpus=2)
             done = service.ended(job_id)
@@ -282,4 +277,4 @@ if os.environ.get("EVENKEEL_TEST_NODES"):
         assert service.ended(long)["state"] == "cancelled"
         events = (service.served.settings.run_dir(long) / "events.jsonl").read_text()
         assert '"state":"cancelled"' in events, "it had the time to write its checkpoint"
-        until(lambda: processes_of(long, ray_cluster) == [])
+        until(lambda: processes_of(service.served.settings.run_dir(long)) == [])
