@@ -62,6 +62,13 @@ def als(run: Run, path: Path) -> dict[str, Any]:
     return baselines(run.dataset, run.job)
 
 
+def sse_figures(run: Run, path: Path) -> dict[str, Any]:
+    """Return :func:`trainer.recipes.sse_figures.measures`; keep no arrays."""
+    from trainer.recipes.sse_figures import measures
+
+    return measures(run)
+
+
 def outputs(run: Run, path: Path) -> dict[str, Any]:
     """Keep arrays, and return no figures.
 
@@ -93,5 +100,6 @@ MEASURES: dict[str, Measure] = {
     "generalization": generalization,
     "outputs": outputs,
     "random_fit": random_fit,
+    "sse_figures": sse_figures,
 }
 """By the name that a trial has for it."""
