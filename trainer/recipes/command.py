@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.data.errors import DataError
 from trainer.launch.in_process import read_spec
-from trainer.recipes import adamar, alpha, dropout, generalization_report, language, rff, sse
+from trainer.recipes import adamar, alpha, dropout, generalization_report, language, rff, sse, towers
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.recipes.trials.trial import Recipe
 from trainer.runs.directory import read_run
@@ -29,9 +29,10 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "language": language.recipe,
     "rff": rff.recipe,
     "generalization": generalization_report.recipe,
+    "towers": towers.recipe,
 }
 """``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""
-MAKE_ROWS = ("adamar", "alpha", "generalization", "sse")
+MAKE_ROWS = ("adamar", "alpha", "generalization", "sse", "towers")
 RENAMED = {"lecture": "generalization"}
 """Names of before, read for one release more."""
 DATA = Path("data")

@@ -1,4 +1,4 @@
-"""The rows of a dataset with other labels: permuted, those of fair coins, or a few of them changed.
+"""The rows of a dataset with other labels: permuted, all or a share of them, those of fair coins, or a few changed.
 
 Permuted: Zhang et al. 2016; Mądry's lecture, section 5. Fair coins: section 3 of it.
 
@@ -48,6 +48,32 @@ def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
     """Write the rows with their label column in random order, unless ``path`` is there."""
     draw = np.random.Generator(np.random.Philox(seed))
     _write(dataset, path, lambda column: column.take(draw.permutation(len(column))))
+
+
+def part(dataset: DatasetSpec, path: Path, num_rows: int, seed: int = 0) -> None:
+    """Write ``num_rows`` random rows with a column ``is_test``, true of a random tenth, unless ``path`` is there."""
+    if not path.exists():
+        draw = np.random.Generator(np.random.Philox(seed))
+        table = _read(dataset)
+        chosen = table.take(draw.permutation(len(table))[:num_rows])
+        write_table(chosen.append_column("is_test", pa.array(draw.random(len(chosen)) < 0.1)), path, compression="zstd")
+
+
+def corrupted(dataset: DatasetSpec, path: Path, share: float, seed: int = 0) -> None:
+    """Write the rows with labels permuted among a random share of those that do not test, unless ``path`` is there.
+
+    Figure 1 of the lecture, by Zhang et al. 2016; ``dataset`` has a column ``is_test`` (:func:`part`).
+    """
+    draw = np.random.Generator(np.random.Philox(seed))
+
+    def relabelled(column: pa.ChunkedArray) -> pa.Array:
+        trains = np.flatnonzero(~_read(dataset)["is_test"].to_numpy())
+        rows = draw.permutation(trains)[: round(share * len(trains))]
+        values = column.to_numpy().copy()
+        values[rows] = values[draw.permutation(rows)]
+        return pa.array(values, column.type)
+
+    _write(dataset, path, relabelled)
 
 
 def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:

@@ -9,6 +9,7 @@ from trainer.recipes.generalization import compression
 from trainer.recipes.generalization.bounds import fit_of_signs, norm_bound, pac_bayes, wrong
 from trainer.recipes.generalization.gradients import gradient_norms
 from trainer.recipes.generalization.hessian import top_eigenvalue
+from trainer.recipes.generalization.jacobians import NUM_ROWS, inputs_of, jacobian_norms, with_moments_of
 from trainer.recipes.generalization.rescaling import ALPHA, rescalable, rescaled
 from trainer.recipes.generalization.sharpness import RELATIVE_RHO, RELATIVE_SIGMA, ascent_rise, noise_rise
 from trainer.recipes.generalization.spectrum import spectrum
@@ -68,6 +69,18 @@ def _norm_bound(subject: Subject) -> float:
     tables = [float(matrices[f"table {key.table}"].double().norm()) for key in subject.data.keys]
     layers = [float(one.detach().norm()) for _, one in subject.model.dense_parameters() if one.ndim == 2]
     return norm_bound(layers, tables, subject.mean_squared_input(), subject.data.num_examples["train"])
+
+
+def jacobians(subject: Subject) -> dict[str, list[float]]:
+    """Return the Jacobians of a model's tower by depth, of the first rows of the sample: ``initial`` and ``trained``.
+
+    The initial tower reads what the trained one does; its batch normalisation has the moments of these rows.
+    """
+    tower: Any = subject.model.tower
+    inputs = inputs_of(tower, subject.losses)[:NUM_ROWS]
+    initial: Any = subject.initial_model().tower
+    with_moments_of(initial, inputs)
+    return {"initial": jacobian_norms(initial, inputs), "trained": jacobian_norms(tower, inputs)}
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:

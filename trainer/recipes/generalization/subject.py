@@ -119,9 +119,7 @@ class Subject:
             self.batches = [merged(self.batches)]
         pooling = {key.name: pooling_of(run.job, key) for key in keys}
         self.rows = SampledRows(keys, pooling, [batch.features for batch in self.batches], self.read, torch.float64)
-        self.model = model_of(
-            run.job, keys, self.rows, num_dense=self.data.num_dense, vectors=self.data.vectors, dtype=torch.float64
-        ).eval()
+        self.model = self.initial_model()
         named = {name: parameter for name, parameter in self.model.dense_parameters() if parameter.requires_grad}
         before = {name: parameter.detach().clone() for name, parameter in named.items()}
         load_dense(self.model, checkpoint)
@@ -130,6 +128,13 @@ class Subject:
         )
         named |= {f"rows of {table}": parameter for table, parameter in self.rows.rows.items()}
         self.point = Point(named, self._loss)
+
+    def initial_model(self) -> RankingModel:
+        """Return a model over the sample's rows whose dense weights are those that the run began with."""
+        return model_of(
+            self.job, self.data.keys, self.rows, num_dense=self.data.num_dense, vectors=self.data.vectors,
+            dtype=torch.float64,
+        ).eval()  # fmt: skip
 
     @property
     def num_rows(self) -> int:

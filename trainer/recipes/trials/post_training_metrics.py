@@ -69,6 +69,13 @@ def sse_figures(run: Run, path: Path) -> dict[str, Any]:
     return measures(run)
 
 
+def jacobians(run: Run, path: Path) -> dict[str, Any]:
+    """Return :func:`trainer.recipes.generalization.measures.jacobians`; keep no arrays."""
+    from trainer.recipes.generalization.measures import jacobians as by_depth
+
+    return by_depth(_subject(run))
+
+
 def outputs(run: Run, path: Path) -> dict[str, Any]:
     """Keep arrays, and return no figures.
 
@@ -98,6 +105,7 @@ MEASURES: dict[str, Measure] = {
     "als": als,
     "item_vectors": item_vectors,
     "generalization": generalization,
+    "jacobians": jacobians,
     "outputs": outputs,
     "random_fit": random_fit,
     "sse_figures": sse_figures,
