@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.site.plots.charts import bars, dots, tell_start
+from deploy.site.plots.charts import bars, curves, dots, tell_start
 from deploy.site.plots.figure import BLUE, GREY, ORANGE, RED, SKY, panels
 from deploy.site.plots.tables import Measured, Table
 
@@ -21,6 +21,16 @@ def sse(table: Table) -> Any:
     axes.set(xlabel="test RMSE, lower is better")
     axes.legend(loc="lower right")
     tell_start(axes)
+    return figure
+
+
+def sse_complexity(table: Table) -> Any:
+    figure, (axes,) = panels(1, 2.9)
+    colours = {"labels of the rows swapped to": BLUE, "own labels": RED}
+    lines = {row: (colours[row], [table.measured(row, column) for column in table.columns]) for row in table.rows}
+    axes.set(ylim=(0, 9))
+    curves(axes, [float(column.removeprefix("p ")) for column in table.columns], lines)
+    axes.set(xlabel="probability of a swap, p", ylabel="|mean of sign times loss|\ntimes 1,000")
     return figure
 
 

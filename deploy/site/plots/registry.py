@@ -136,6 +136,11 @@ PLOTS = {
         quality.sse,
         (Source("sse", "| method | RMSE | sd"),),
     ),
+    "sse_complexity": Plot(
+        "Simulated Rademacher complexity by the probability of a swap",
+        quality.sse_complexity,
+        (Source("sse", "| judged by | p 0"),),
+    ),
     "ctr_libraries": Plot(
         "Test AUC of three models by three libraries with their own optimizers",
         quality.ctr_libraries,
