@@ -325,7 +325,7 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
         lines.append(
             (label, f"{one['rows']:,}", f"{one['train']:.4f}", gap, *signs, f"{bayes['sigma']:.2g}",
              f"{bayes['divergence']:,.0f}", f"{bayes['loss']:.3f}", f"{bayes['gap']:.3f}", f"{bayes['bound']:.3f}",
-             f"{one['norm_bound']:,.3g}" if "norm_bound" in one else NOT_RUN)
+             f"{one['norm_bound']:,.3g}" if "norm_bound" in one else NOT_RUN, f"{one['massart']:.3g}")
         )  # fmt: skip
     if not lines:
         return []
@@ -334,7 +334,7 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
             "bounds",
             "Bounds on the gap: Rademacher complexity and PAC-Bayes (sections 3 and 4)",
             ("", "training rows", "training loss", "gap", "fit of signs", "Rademacher bound", "sigma", "KL",
-             "loss under noise", "PAC-Bayes gap", "bound", "complexity by norms"),
+             "loss under noise", "PAC-Bayes gap", "bound", "complexity by norms", "Massart"),
             tuple(lines),
             (
                 "The loss is the probability given to the wrong label, in [0, 1]; gap: of the test split less that of "
@@ -347,7 +347,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
                 "the rows that sharpness is measured on. A bound of .5 or more says nothing: a fair coin has it.",
                 "Complexity by norms: a bound on the empirical Rademacher complexity of an MLP over embeddings by the "
                 "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), of `dnn` without numbers. It is "
-                "of the logit; above 1 it says nothing of the gap, and what it is for is to be compared.",
+                "of the logit; above 1 it says nothing of the gap, and what it is for is to be compared. Massart: the "
+                "complexity of as many functions as the parameters' bits can say (section 5): above 1 nothing too.",
             ),
         )
     ]  # fmt: skip

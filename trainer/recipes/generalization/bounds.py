@@ -62,6 +62,14 @@ def norm_bound(layers: Sequence[float], tables: Sequence[float], squared_inputs:
     return math.prod(layers) * math.hypot(*tables) * spread * math.sqrt(squared_inputs / num_rows)
 
 
+def massart_bound(num_parameters: int, num_rows: int, bits: int = 32) -> float:
+    """Return sqrt(2 log N / m), Massart's bound on the Rademacher complexity of N functions (section 5).
+
+    N = 2^(bits of all parameters): every model that the stored numbers can say. Values of functions are in [-1, 1].
+    """
+    return math.sqrt(2.0 * math.log(2.0) * bits * num_parameters / num_rows)
+
+
 @dataclass(frozen=True)
 class PacBayes:
     """A PAC-Bayes bound.

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from trainer.recipes.generalization import compression
-from trainer.recipes.generalization.bounds import fit_of_signs, norm_bound, pac_bayes, wrong
+from trainer.recipes.generalization.bounds import fit_of_signs, massart_bound, norm_bound, pac_bayes, wrong
 from trainer.recipes.generalization.gradients import gradient_norms
 from trainer.recipes.generalization.hessian import top_eigenvalue
 from trainer.recipes.generalization.jacobians import NUM_ROWS, inputs_of, jacobian_norms, with_moments_of
@@ -53,6 +53,7 @@ def _bounds(subject: Subject) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "rows": num_rows,
         "train": wrong(subject.split_losses("train")),
+        "massart": massart_bound(subject.num_parameters, num_rows),
         "squared_distance": subject.squared_distance,
         "pac_bayes": {"bound": best.bound, **dataclasses.asdict(best)},
     }

@@ -137,6 +137,12 @@ class Subject:
         ).eval()  # fmt: skip
 
     @property
+    def num_parameters(self) -> int:
+        """Numbers of the dense part and of all rows of all tables."""
+        dense = sum(one.numel() for _, one in self.model.dense_parameters())
+        return dense + sum(config.num_rows * config.dim for config in table_configs(self.job, self.data))
+
+    @property
     def num_rows(self) -> int:
         return sum(len(batch) for batch in self.batches)
 

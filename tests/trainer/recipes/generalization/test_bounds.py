@@ -38,6 +38,7 @@ def test_the_gaps_are_those_of_the_lecture() -> None:
     assert bounds.rademacher_bound(0.1, 1000, 0.05) == pytest.approx(2 * 0.05 + 3 * math.sqrt(math.log(20) / 1000))
     whole = math.sqrt((12.0 + math.log(1000 / 0.05)) / (2 * 999))
     assert bounds.pac_bayes_gap(12.0, 1000, 0.05) == pytest.approx(whole)
+    assert bounds.massart_bound(3, 500, bits=2) == pytest.approx(math.sqrt(2 * math.log(2.0 ** (2 * 3)) / 500))
     assert bounds.pac_bayes_gap(12.0, 1000, 0.05, tried=4) == bounds.pac_bayes_gap(12.0, 1000, 0.0125)
 
 
@@ -134,6 +135,8 @@ def test_measures_have_bounds_of_classifiers_alone(make_run: Callable[..., Run])
     assert found["test"] == pytest.approx(np.mean(1 - np.exp(-test)))
     assert found["pac_bayes"]["bound"] == pytest.approx(found["pac_bayes"]["loss"] + found["pac_bayes"]["gap"])
     assert found["pac_bayes"]["bound"] > found["test"]
+    numbers = sum(len(subject.data.vocabulary(name)) + 2 for name in ("user", "item")) * 4 + (8 * 8 + 8) + (8 + 1)
+    assert found["massart"] == pytest.approx(bounds.massart_bound(numbers, len(train)))
     # Two ids a row, two layers: Li and Lyu's preliminaries.
     of = {name: float(one.detach().norm()) for name, one in subject.model.dense_parameters() if one.ndim == 2}
     rows = [float(subject.read.tables.weight(name)[2:].norm()) for name in ("user", "item")]
