@@ -47,6 +47,9 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("HOST_MEMORY_BYTES", "memory of this host that runs may use", "all"),
         Variable("HOST_GPUS", "GPUs of this host that runs may use", "all"),
         Variable("SILENCE_SECONDS", "a run that reports nothing for so long is given up"),
+        Variable(
+            "RETRY_BACKOFF_SECONDS", "before a run's second attempt; each later one waits twice as long as the last"
+        ),
         Variable("RANK_NICENESS", "niceness of a run's ranks beside the service", "10"),
         Variable(
             "LOG_FORMAT", "`json` or `text`", "text on a terminal, else JSON ([log](../guides/operations.md#log))"

@@ -58,6 +58,7 @@ class Settings:
         allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
         log_format: None for lines of text on a terminal and JSON elsewhere.
         access_log: Whether each request is logged; None for yes if the format is JSON and no if it is text.
+        retry_backoff_seconds: Wait before a run's second attempt; each later one waits twice as long as the last.
         silence_seconds: A run that reports nothing for this long is given up.
         tenant_max_jobs: Maximum number of a tenant's waiting and running jobs; None for no limit.
         max_runs: Maximum number of simultaneous runs.
@@ -273,7 +274,8 @@ def _is_directory(root: str) -> bool:
 
 
 LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {
-    "unanswered_seconds": 0, "requests_per_second": 0, "disk_warn_bytes": 0, "disk_reserve_bytes": 0, "host_cores": 0,
+    "unanswered_seconds": 0, "retry_backoff_seconds": 0,
+    "requests_per_second": 0, "disk_warn_bytes": 0, "disk_reserve_bytes": 0, "host_cores": 0,
     "host_memory_bytes": 0, "host_gpus": 0,
 }  # fmt: skip
 """Settings that are numbers, and the least that each may be."""

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -42,13 +43,6 @@ from trainer.runs.protocol import RUN_DIR_VARIABLE
 COLLECTION = "soaked"
 NUM_ITEMS = 300
 TERMINAL = ("succeeded", "failed", "cancelled")
-SERVE = """
-import dataclasses, sys
-from service.app import serve
-from service.core.settings import Settings
-fast = dict(retry_backoff_seconds=0.5, silence_seconds=240.0)
-sys.exit(serve(dataclasses.replace(Settings.from_environment(), **fast), port=0, role=sys.argv[1]))
-"""
 
 
 class Server:
@@ -63,11 +57,13 @@ class Server:
     def start(self) -> None:
         with open(self._log, "a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, self.role],
+                [str(Path(sys.executable).with_name("evenkeel")), "serve", "--role", self.role, "--port", "0"],
                 env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().split()[-1]
+        found = re.search(r"http://\S+", self.process.stdout.readline())
+        assert found is not None, "the service did not say where it listens"
+        self.url = found[0]
 
     def kill(self) -> None:
         self.process.kill()
@@ -104,6 +100,7 @@ class Soak:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
         self.environment = {
             **kept, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data), "OMP_NUM_THREADS": "1",
+            "EVENKEEL_RETRY_BACKOFF_SECONDS": "0.5", "EVENKEEL_SILENCE_SECONDS": "240",
         }  # fmt: skip
         self.rows = data / "rows.parquet"
         write_rows(self.rows)

@@ -32,6 +32,7 @@ def test_days_that_are_not_named_stay() -> None:
         ("EVENKEEL_MAX_RUNS", "0", 1),
         ("EVENKEEL_HOST_CORES", "-1", 0),
         ("EVENKEEL_SILENCE_SECONDS", "nan", 1),
+        ("EVENKEEL_RETRY_BACKOFF_SECONDS", "-1", 0),
         ("EVENKEEL_DISK_WARN_BYTES", "inf", 0),
         ("EVENKEEL_KEEP_JOBS_DAYS", "a year", 0),
     ],

@@ -34,7 +34,6 @@ from trainer.spec import parse_dataset, parse_job
 VICTIMS = os.environ.get("EVENKEEL_TEST_VICTIMS", "rank stopped").split()
 """rank, driver, everything: kill -9. stopped: SIGSTOP of all, until it is given up."""
 LIMIT_SECONDS = 900 * len(VICTIMS)
-"""The waits between attempts double, from 10 seconds on."""
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(LIMIT_SECONDS)]
 SILENCE_SECONDS = 15
 EPOCHS = int(os.environ.get("EVENKEEL_TEST_EPOCHS", 20 + 12 * len(VICTIMS)))
@@ -115,7 +114,8 @@ def assert_as_if_untouched(run: Run, directory: Path) -> None:
 @pytest.mark.long
 def test_a_run_goes_on_whatever_of_it_is_killed(tmp_path: Path) -> None:
     seen: list[str] = []
-    with serving.serving(tmp_path, "all", EVENKEEL_SILENCE_SECONDS=str(SILENCE_SECONDS)) as served:
+    waits = {"EVENKEEL_SILENCE_SECONDS": str(SILENCE_SECONDS), "EVENKEEL_RETRY_BACKOFF_SECONDS": "1"}
+    with serving.serving(tmp_path, "all", **waits) as served:
         runs = served.home / "runs"
         try:
             with Client(served.url, served.key) as client:

@@ -47,6 +47,7 @@ class Service:
             "EVENKEEL_EXECUTOR": "ray_jobs",
             "EVENKEEL_RAY_ADDRESS": cluster.dashboard,
             "EVENKEEL_UNANSWERED_SECONDS": "1",
+            "EVENKEEL_RETRY_BACKOFF_SECONDS": "1",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": cluster.token,
             **more,
