@@ -70,6 +70,16 @@ def alpha(table: Table) -> Any:
     return figure
 
 
+def towers(table: Table) -> Any:
+    figure, (axes,) = panels(1, 2.6)
+    shares = [float(row.removesuffix(" %")) for row in table.rows]
+    axes.set(ylim=(0.48, 0.64))
+    curves(axes, shares, {"test AUC": (BLUE, [table.measured(row, "test AUC") for row in table.rows])})
+    axes.set(xticks=shares, xlabel="training labels that are permuted, %", ylabel="test AUC")
+    tell_start(axes, "y")
+    return figure
+
+
 def dropout(table: Table) -> Any:
     shown = {
         "none": BLACK,

@@ -93,6 +93,11 @@ PLOTS = {
         overfitting.generalization,
         (Source("generalization", "| measure | Adam | AdamAR"),),
     ),
+    "towers": Plot(
+        "Test AUC by the share of training labels that are permuted",
+        overfitting.towers,
+        (Source("towers", "| labels permuted | training AUC"),),
+    ),
     "frozen_consumer": Plot(
         "Accuracy and flips of a model frozen on day 0: as trained, aligned, and aligned and averaged",
         refreshes.frozen_consumer,
