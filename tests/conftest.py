@@ -38,16 +38,26 @@ settings.register_profile(
 settings.register_profile("full", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-MAX_THREADS = 40
+MORE_THREADS = 20
+_threads_left = 20
+"""Those that the last collection has left."""
 
 
 @pytest.fixture(autouse=True)
 def few_threads() -> Iterator[None]:
     """Let no process groups pile up: those of runs in this process end when the garbage collector finds the run's
     cycles, and until then each has three threads that wake a hundred times a second."""
+    global _threads_left
     yield
-    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > MAX_THREADS:
+    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) > _threads_left + MORE_THREADS:
         gc.collect()
+        _threads_left = len(os.listdir("/proc/self/task"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests are there until the end: no collection is to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 # A skip for any other reason is a failure: a suite that quietly skips proves nothing.
