@@ -1,4 +1,7 @@
-"""``towers``: what deep towers do with depth, and with labels that are corrupted (Mądry's lecture, 1 and figure 1)."""
+"""``towers``: what towers do with depth and with corrupted labels, and a linear classifier that is made sparse.
+
+Mądry, Optimization and Generalization Challenges in Deep Learning, lecture 3 of 6.S979: sections 1 and 7.1, figure 1.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from typing import Any, NamedTuple
 from trainer.recipes.generalization.label_randomization import at, corrupted, part
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.layout import NOT_RUN, facts
-from trainer.recipes.pages.section import Findings, Panel, Section
-from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
+from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
+from trainer.recipes.text.linear_margin import NUM_DRAWS, QUANTILES
+from trainer.recipes.text.quick_texts import write_quick_sentences
+from trainer.recipes.trials.trial import AnyTrial, Claim, Column, Recipe, Table, TextTrial, Trial
 from trainer.spec import DatasetSpec
 
-DEPTH, CORRUPTED = "depth", "corrupted"
+DEPTH, CORRUPTED, MARGIN = "depth", "corrupted", "margin"
 FITTED = 0.99
 """Training AUC from which on a job counts as having fitted its labels."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {}, "batch norm": {"batch_norm": True}, "shortcuts": {"residual": True},
 }  # fmt: skip
+SENTENCES = "sentence_polarity.parquet"
 Record = dict[str, Any]
 
 
@@ -47,16 +53,19 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     source = documents.click_log(data) if quick else documents.epinions(data, {"rule": "rating >= 4"})
     of = at(source, rows / f"{source.name}_part.parquet")
     files = {share: rows / f"{source.name}_corrupted_{share:g}.parquet" for share in size.shares}
-    trials = [
-        trial
-        for seed in range(seeds)
-        for trial in (*_by_depth(of, seed, size), *_by_share(of, files, seed, size))
-    ]  # fmt: skip
-    prepare = partial(_write, source, of, files, size)
+    trials: list[AnyTrial] = []
+    for seed in range(seeds):
+        trials += [*_by_depth(of, seed, size), *_by_share(of, files, seed, size)]
+        trials.append(TextTrial(MARGIN, "linear", "words", "linear_margin", data, (SENTENCES,), {}, seed))
+    prepare = partial(_write, source, of, files, size, data if quick else None)
     return Recipe("towers", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), _tables(size), _claims(size), prepare, _findings)
 
 
-def _write(source: DatasetSpec, of: DatasetSpec, files: Mapping[float, Path], size: Size) -> None:
+def _write(
+    source: DatasetSpec, of: DatasetSpec, files: Mapping[float, Path], size: Size, sentences: Path | None
+) -> None:
+    if sentences is not None:
+        write_quick_sentences(sentences)
     part(source, Path(of.uri), size.num_rows)
     for share, path in files.items():
         corrupted(of, path, share)
@@ -126,12 +135,13 @@ def _claims(size: Size) -> tuple[Claim, ...]:
 
 def _findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findings:
     ended: dict[tuple[str, str, str], list[Record]] = {}
-    for trial in recipe.jobs:
+    for trial in recipe.trials:
         if records.get(trial.key, {}).get("state") == "done":
             ended.setdefault((trial.table, trial.column, trial.row), []).append(records[trial.key])
     by_depth = {place[1:]: of_seeds for place, of_seeds in ended.items() if place[0] == DEPTH}
     by_share = {place[2]: of_seeds for place, of_seeds in ended.items() if place[0] == CORRUPTED}
-    return Findings((*_jacobians(by_depth), *_time(by_share)))
+    by_margin = [record for place, of_seeds in ended.items() if place[0] == MARGIN for record in of_seeds]
+    return Findings((*_jacobians(by_depth), *_time(by_share), *_margins(by_margin)), tuple(_promises(by_margin)))
 
 
 def _jacobians(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Section]:
@@ -184,14 +194,48 @@ def _time(records: Mapping[str, Sequence[Record]]) -> Iterator[Section]:
     )  # fmt: skip
 
 
+def _margins(records: Sequence[Record]) -> Iterator[Section]:
+    if not records:
+        return
+    lines = []
+    for of_seeds in _by_gamma(records):
+        mean = {name: statistics.fmean(one[name] for one in of_seeds) for name in of_seeds[0] if name != "split"}
+        lines.append(
+            (f"{mean['margin']:.4f}", f"{mean['words']:,.0f}", f"{mean['expected']:,.0f}", f"{mean['bound']:,.0f}",
+             f"{mean['kept']:.4f}", f"{mean['accuracy']:.4f}", f"{mean['whole']:.4f}")
+        )  # fmt: skip
+    yield Section(
+        "margins", "A linear classifier of sentences, made sparse by its margin (section 7.1)",
+        ("gamma", "words", "words left", "8 / gamma^2", "signs kept beyond gamma", "test accuracy", "whole"),
+        tuple(lines),
+        (
+            f"Logistic regression on the words of a sentence. Gamma: the {', '.join(f'{q:.0%}' for q in QUANTILES)} "
+            f"quantiles of the margins of training rows; each is drawn {NUM_DRAWS} times.",
+            facts(records),
+        ),
+    )  # fmt: skip
+
+
+def _by_gamma(records: Sequence[Record]) -> list[tuple[Mapping[str, Any], ...]]:
+    return list(zip(*([one for one in record["metrics"] if one["split"] == "test"] for record in records), strict=True))
+
+
+def _promises(records: Sequence[Record]) -> Iterator[Verdict]:
+    """Yield what equations 3 and 5 say, the latter by Chebyshev's inequality: one sign in eight is lost at most."""
+    figures = [one for of_seeds in _by_gamma(records) for one in of_seeds]
+    if figures:
+        kept, most = min(one["kept"] for one in figures), max(one["expected"] / one["bound"] for one in figures)
+        text = "a classifier that is made sparse keeps 7 of 8 signs beyond its margin, with 8 / gamma^2 words at most"
+        yield verdict(text, kept >= 7 / 8 and most <= 1, f"{kept:.4f} at least, {most:.3f} of the bound at most")
+
+
 def _fitted(metrics: Sequence[Mapping[str, Any]]) -> int | None:
     return next((one["epoch"] for one in metrics if one["split"] == "train" and one.get("auc", 0.0) >= FITTED), None)
 
 
-_TITLE = "Towers: depth and corrupted labels"
-_SOURCE = (
-    "Mądry, Optimization and Generalization Challenges in Deep Learning (6.S979, lecture 3), section 1 and figure 1"
-)
+_TITLE = "Towers by depth and on corrupted labels, and a sparse linear classifier"
+_SOURCE = "Mądry, Optimization and Generalization Challenges in Deep Learning (6.S979, lecture 3), sections 1, 5, 7.1"
 _PROTOCOL = """\
 A DNN on a random part of the rows, of which a tenth tests with its own labels; of the others a tenth validates. Adam
-for rows and towers. Labels are permuted among a share of the rows that do not test, validation rows included."""
+for rows and towers. Labels are permuted among a share of the rows that do not test, validation rows included. The
+linear classifier is of sentences, of which a fifth is held out."""

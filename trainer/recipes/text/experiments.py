@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.recipes.text import word_lstm
+from trainer.recipes.text import linear_margin, word_lstm
 from trainer.recipes.text.word_lstm import LstmSettings
 
 Experiment = Callable[[Mapping[str, Any], Path, int], Iterator[dict[str, Any]]]
@@ -17,4 +17,8 @@ def _word_lstm(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[d
     return word_lstm.train(LstmSettings(**settings), data / "brown.parquet", seed)
 
 
-EXPERIMENTS: dict[str, Experiment] = {"word_lstm": _word_lstm}
+def _linear_margin(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    return linear_margin.measure(data / "sentence_polarity.parquet", seed)
+
+
+EXPERIMENTS: dict[str, Experiment] = {"linear_margin": _linear_margin, "word_lstm": _word_lstm}

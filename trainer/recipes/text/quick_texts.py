@@ -1,4 +1,4 @@
-"""A text for the small form of recipes: each word depends on the one before it."""
+"""Texts for the small form of recipes: each word depends on the one before it; sentences that praise or blame."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def _sentence(draw: np.random.Generator, start: int | None = None) -> list[str]:
         follows = draw.random() < 0.75
         words.append((words[-1] + 1) % NUM_WORDS if follows else int(draw.integers(NUM_WORDS)))
     return [f"w{word}" for word in words]
+
+
+def write_quick_sentences(folder: Path) -> None:
+    """Write ``sentence_polarity.parquet`` (positive, tokens), once: one word in three is of its sentence's side."""
+    path = folder / "sentence_polarity.parquet"
+    if path.exists():
+        return
+    draw = np.random.Generator(np.random.Philox(1))
+    positive = draw.integers(2, size=400, dtype=np.int8)
+    sides = np.where(draw.random((400, LENGTH)) < 1 / 3, positive[:, None], 2)
+    words = [[f"{'bgn'[side]}{draw.integers(30)}" for side in row] for row in sides]
+    write_table(pa.table({"positive": positive, "tokens": words}), path)
