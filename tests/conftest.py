@@ -164,7 +164,7 @@ def _ray_cluster() -> ray_cluster.Cluster:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if scheduling.group_of(str(item.path.relative_to(ROOT))) != "ray":
+    if scheduling.group_of(item.nodeid.partition("::")[0]) != "ray":
         ray_cluster.end_shared()
 
 
