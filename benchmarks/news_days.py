@@ -8,7 +8,7 @@ version that is served, on the day's own rows, through the whole run and the ref
 
 - ``all_items``: every item counts alike (``evidence.min_count: 0``), starting limits (``gate.calibrate: off``);
 - ``evident``: items with evidence count, starting limits;
-- ``halves``: the defaults: limits from halves of the first day's rows, as most items have few.
+- ``halves``: the defaults: limits from halves of the first day's rows.
 
 One JSON line per case:
 

@@ -266,7 +266,7 @@ class Demo:
             say(f"  {version['version']}  {version['state']:<11} {version['rows']:,} items, parent {version['parent']}")
         say("\nNext:")
         say(f"  make serve                                   the service, dashboard at {DEFAULT_URL}")
-        say("  .venv/bin/evenkeel datasets infer FILE       a manifest for your own rows")
+        say("  .venv/bin/evenkeel datasets infer FILE       a proposed dataset for your own rows")
         say("  .venv/bin/evenkeel train examples/ml1m.yaml  a run without the service")
 
     # --- jobs --------------------------------------------------------------------------------------------------------

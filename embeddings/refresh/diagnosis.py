@@ -22,8 +22,8 @@ _ADVICE: dict[Cause, str] = {
     "items": "See that the window holds a whole day and that ids are the same ones. If the assortment changed, promote "
     "the version with a reason, or let a rule do it (publish.gate.promote).",
     "vectors": "Look at the run first: was it warm-started from the served version (init_from), with the learning rate "
-    "and the ids of before? Where refreshes always move so much, calibrate the gate: evenkeel calibrate COLLECTION, or "
-    "publish.gate.calibrate: auto in the job.",
+    "and the ids of before? Where refreshes always move so much, let them train for fewer epochs or at a lower "
+    "learning rate, or calibrate the gate: evenkeel calibrate COLLECTION.",
     "run": "Do not promote it. Mend what the checks name, then run the job again.",
     "generation": "If the change is meant, promote it with a reason and override_gate, and retrain the consumers.",
     "stale": "Run the job again: it starts from what is served now.",

@@ -34,7 +34,6 @@ FOLDER = "halves"
 FIRST_SEED = 1_000_000
 NUM_ROWS = 2
 """Each half is once yesterday and once today."""
-ENOUGH_EVIDENT = 0.5
 
 
 class StoppedEarly(Exception):
@@ -67,25 +66,6 @@ def calibrate_by_halves(run: Run, seconds: float) -> Calibration | None:
     return found
 
 
-def are_called_for(run: Run, version: str) -> bool:
-    """Return whether a collection's first job is to find limits: whether it says so, or its version's items do.
-
-    Where most of them have fewer rows than an item needs to count in the gate's means, items come and go, and the
-    starting limits hold what differs from day to day by itself (docs/adr/0079).
-    """
-    publish = run.job.publish
-    assert publish is not None
-    if publish.gate.mode == "off" or publish.gate.calibrate == "off":
-        return False
-    if publish.gate.calibrate == "always":
-        return True
-    items = open_store(run.store_url).collection(publish.collection).open(version).items()
-    if items.counts is None:
-        return False
-    counts = items.counts[items.evidence]
-    return len(counts) > 0 and bool((counts >= publish.evidence.min_count).mean() < ENOUGH_EVIDENT)
-
-
 class _Budget:
     """How long the trainings may take: once the first of them is done, whether all of them can is known."""
 
@@ -112,13 +92,21 @@ class _Budget:
             raise StoppedEarly(f"it would take some {expected:.3g} seconds, more than calibrate_seconds")
 
 
-def unsupported(run: Run) -> str | None:
-    """Return why the job's rows are not halved, None where they can be."""
+def unsupported(run: Run, training_seconds: float, seconds: float) -> str | None:
+    """Return why the job's rows are not halved, None where they are.
+
+    Args:
+        run: it has published its first version.
+        training_seconds: that this attempt has trained for: all four halves take twice as long.
+        seconds: that they may take.
+    """
     resources = run.submitted.resources
     if run.job.model.reads_sequences or run.job.dataset.one_pass:
         return "its rows are no examples that could be halved"
     if resources.num_workers > 1 or resources.gpus_per_worker or run.ray_address is not None:
         return "halves are trained on one rank of this host, without a GPU"
+    if 2 * training_seconds > seconds:
+        return f"halves would take some {2 * training_seconds:.3g} seconds, more than calibrate_seconds"
     return None
 
 
@@ -130,9 +118,8 @@ def _null(run: Run, folder: Path, number: int, budget: _Budget) -> Metrics:
     before = store.collection(FOLDER).current()
     if before is None:
         before = _published(run, yesterday, store, "off", None)["version"]
-    # What trains from scratch each day begins each half anew.
-    start = None if run.job.init_from is None else str(yesterday.checkpoints)
-    today = _trained(run, folder / "today", 1 - number, 2 * number + 1, start, budget)
+    # As refreshes do, also where the first job says no ``init_from``: there was nothing yet that it could begin from.
+    today = _trained(run, folder / "today", 1 - number, 2 * number + 1, str(yesterday.checkpoints), budget)
     manifest = _published(run, today, store, "report", before)
     metrics: Metrics = manifest["metrics"]
     if "cosine_mean" not in metrics:

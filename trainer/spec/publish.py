@@ -51,17 +51,15 @@ class Promote(Spec):
 class Gate(Spec):
     """What the gate does with a version that fails, and where its limits come from.
 
-    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``calibrate``: the first publication of
-    a collection may train on each half of its rows in turn and take the gate's limits from what differs between them
-    (trainer.launch.halves), in at most ``calibrate_seconds``: ``always``, never (``off``), or where fewer than half of
-    its items have ``evidence.min_count`` rows (``auto``), which the starting limits would hold. ``limits``: of single
-    metrics, with a bucket or without, in the place of calibrated and starting ones; not of a first version.
-    ``max_held``: so many refreshes held in a row call somebody (a webhook, an alert); ``promote``: a rule that may then
-    publish one.
+    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``calibrate``: by ``auto`` the first
+    publication of a collection trains on each half of its rows in turn and takes the gate's limits from what differs
+    between them (trainer.launch.halves), where that takes at most ``calibrate_seconds``. ``limits``: of single metrics,
+    with a bucket or without, in the place of calibrated and starting ones; not of a first version. ``max_held``: so
+    many refreshes held in a row call somebody (a webhook, an alert); ``promote``: a rule that may then publish one.
     """
 
     mode: Literal["enforce", "report", "off"] = "enforce"
-    calibrate: Literal["auto", "always", "off"] = later("auto")
+    calibrate: Literal["auto", "off"] = later("auto")
     calibrate_seconds: float = later(600.0, gt=0, allow_inf_nan=False)
     limits: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = later({})
     max_held: int = later(3, ge=1, le=1000)

@@ -51,7 +51,7 @@ def test_halves_share_no_pair_and_are_all_that_trains(make_run, rows, tmp_path):
 
 
 def test_the_first_job_sets_limits_and_later_ones_are_judged_by_them(make_run, small, tmp_path):
-    run = make_run("first", **job_of(calibrate="always"))
+    run = make_run("first", **job_of(calibrate="auto"))
     assert execute(run, start_ranks) == 0
     calibration = found(run)
     assert (calibration.kind, calibration.num_nulls, calibration.model) == ("halves", 2, "bpr")
@@ -67,7 +67,7 @@ def test_the_first_job_sets_limits_and_later_ones_are_judged_by_them(make_run, s
     assert publication["time"] <= beginning["time"]
 
     later = make_run("later", parent_version="v000001", init_checkpoint=str(run.checkpoints),
-                     **job_of(calibrate="always", mode="report"))  # fmt: skip
+                     **job_of(calibrate="auto", mode="report"))  # fmt: skip
     assert execute(later, start_ranks) == 0
     assert said(small, later) == []
     manifest = open_store(run.store_url).collection("items").manifest("v000002")
@@ -77,15 +77,24 @@ def test_the_first_job_sets_limits_and_later_ones_are_judged_by_them(make_run, s
     assert found(later) == calibration
 
 
-@pytest.mark.parametrize(
-    ("gate", "min_count", "expected"),
-    [({}, 5, False), ({}, 1000, True), ({"calibrate": "off"}, 1000, False), ({"mode": "off"}, 1000, False)],
-)
-def test_a_job_asks_where_most_items_have_few_rows(make_run, small, gate, min_count, expected):
-    publish = PUBLISH | {"gate": gate, "evidence": {"min_count": min_count}}
-    run = make_run("plain", **BPR | {"publish": publish, "init_from": {"collection": "items"}})
+@pytest.mark.parametrize("gate", [{"calibrate": "off"}, {"mode": "off"}])
+def test_a_job_that_does_not_ask_trains_nothing_more(make_run, small, gate):
+    run = make_run("plain", **job_of(**gate))
     assert execute(run, start_ranks) == 0
-    assert (found(run) is not None) == bool(said(small, run)) == expected
+    assert found(run) is None
+    assert said(small, run) == []
+
+
+def test_halves_go_on_from_one_another_though_the_job_begins_anew(make_run):
+    """A first job has nothing to begin from, and the refreshes after it do."""
+    asked = job_of()
+    calibrations = []
+    for name, job in (("from", asked), ("anew", {key: asked[key] for key in asked if key != "init_from"})):
+        run = make_run(name, **job | {"publish": PUBLISH | {"collection": name}})
+        assert execute(run, start_ranks) == 0
+        calibration = open_store(run.store_url).collection(name).settings("calibration")["bpr"]
+        calibrations.append((calibration["limits"], calibration["nulls"]))
+    assert calibrations[0] == calibrations[1]
 
 
 def test_what_the_first_training_says_of_the_others_is_heard(make_run, monkeypatch):
@@ -98,12 +107,15 @@ def test_what_the_first_training_says_of_the_others_is_heard(make_run, monkeypat
     with pytest.raises(halves.StoppedEarly, match="some 640 seconds, more than calibrate_seconds"):
         budget.require(1)
     budget.require(3)
+    assert budget.notice() is None
+    now[0] += 450
+    assert budget.notice() == "not done after 600 seconds"
 
 
 def test_a_driver_that_is_killed_amid_the_halves_leaves_them_to_the_next_attempt(make_run, small, standby, monkeypatch):
     monkeypatch.setenv(NICENESS_VARIABLE, "0")
-    asked = job_of(calibrate="always")
-    whole = make_run("whole", **asked | {"publish": PUBLISH | {"collection": "whole", "gate": {"calibrate": "always"}}})
+    asked = job_of(calibrate="auto")
+    whole = make_run("whole", **asked | {"publish": PUBLISH | {"collection": "whole", "gate": {"calibrate": "auto"}}})
     assert execute(whole, start_ranks) == 0
     expected = open_store(whole.store_url).collection("whole").settings("calibration")["bpr"]
 
@@ -129,14 +141,14 @@ def test_a_driver_that_is_killed_amid_the_halves_leaves_them_to_the_next_attempt
 @pytest.mark.parametrize(
     ("gate", "changes", "reason"),
     [
-        ({"calibrate_seconds": 1e-6}, {}, "not done after 1e-06 seconds: the limits stay"),
+        ({"calibrate_seconds": 1e-6}, {}, "seconds, more than calibrate_seconds: the limits stay"),
         ({}, {"uri": "few"}, "items, 48 are needed to align them"),
     ],
 )  # fmt: skip
 def test_limits_that_are_not_found_do_not_fail_the_job(make_run, small, tmp_path, gate, changes, reason):
     if changes.get("uri") == "few":
         changes = {"uri": small.write_rows(tmp_path / "few.parquet", num_items=30)}
-    run = make_run("given-up", **job_of(calibrate="always", **gate) | changes)
+    run = make_run("given-up", **job_of(calibrate="auto", **gate) | changes)
     assert execute(run, start_ranks) == 0
     assert found(run) is None
     assert reason in said(small, run)[-1]["message"]
@@ -145,7 +157,7 @@ def test_limits_that_are_not_found_do_not_fail_the_job(make_run, small, tmp_path
 
 
 def test_a_run_that_is_asked_to_stop_amid_the_halves_has_published_and_succeeds(make_run, small):
-    run = make_run("stopped", **job_of(calibrate="always") | {"epochs": 3})
+    run = make_run("stopped", **job_of(calibrate="auto") | {"epochs": 3})
 
     def stop():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -161,10 +173,12 @@ def test_a_run_that_is_asked_to_stop_amid_the_halves_has_published_and_succeeds(
 def test_what_cannot_be_halved_is_left_to_calibrate_by_hand(make_run):
     one_pass = {"dataset": {"name": "clicks", "one_pass": True}, "epochs": 1,
                 "tables": {"user": {"capacity": 100}, "item": {"capacity": 200}}}  # fmt: skip
-    assert "no examples" in halves.unsupported(make_run("one-pass", **one_pass))
-    run = make_run("two", **job_of(calibrate="always") | {"resources": {"num_workers": 2}})
-    assert "one rank of this host" in halves.unsupported(run)
-    assert halves.unsupported(make_run("one", **job_of(calibrate="always"))) is None
+    assert "no examples" in halves.unsupported(make_run("one-pass", **one_pass), 1.0, 600.0)
+    run = make_run("two", **job_of(calibrate="auto") | {"resources": {"num_workers": 2}})
+    assert "one rank of this host" in halves.unsupported(run, 1.0, 600.0)
+    one = make_run("one", **job_of())
+    assert halves.unsupported(one, 299.0, 600.0) is None
+    assert halves.unsupported(one, 301.0, 600.0) == "halves would take some 602 seconds, more than calibrate_seconds"
 
 
 def test_limits_of_halves_are_never_tighter_than_the_starting_ones():
