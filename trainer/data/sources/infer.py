@@ -129,6 +129,11 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
             features[feature]["dim"] = column.dim
         if kind == "text":
             notes.append(f"'{feature}' has about {column.mean_words:.0f} words: a text, read by its hashed n-grams")
+    notes += [
+        f"left out: '{c.name}', whose numbers are no ids; models of clicks may read them: {c.name}: {{type: dense}}"
+        for c in columns.values()
+        if c.name not in used and _is_number(c)
+    ]
     if label is None and "item" in features and "user" in features:
         label = {"negatives": {"per_positive": 1, "of": "item"}}
     if label is None or not features:
@@ -247,9 +252,13 @@ def _feature_type(column: _Column) -> str | None:
         return None
     if _is_text(column):
         return "text"
-    if pa.types.is_floating(column.type) and not column.whole:
-        return None
-    return "id"
+    return None if _is_number(column) else "id"
+
+
+def _is_number(column: _Column) -> bool:
+    """Return whether a column holds numbers that are no ids, such as a price."""
+    is_named = any(p.match(column.name) for p in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES))
+    return pa.types.is_floating(column.type) and not column.whole and column.distinct > 1 and not is_named
 
 
 def _is_vector(column: _Column) -> bool:

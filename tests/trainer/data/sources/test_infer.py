@@ -135,8 +135,11 @@ def test_what_is_no_feature_is_left_out(tmp_path):
         "app_category": {"type": "id", "column": "app category"},
     }
     assert "order" not in found  # its column has a null
-    (note,) = propose(path).notes
-    assert note.endswith("column 'digest': strings of about 80 characters without words: neither ids nor texts")
+    digest, price = propose(path).notes
+    assert digest.endswith("column 'digest': strings of about 80 characters without words: neither ids nor texts")
+    assert price.startswith("left out: 'price', whose numbers are no ids;")
+    number = price.rpartition("read them: ")[2]
+    parse_dataset(found | {"features": found["features"] | yaml.safe_load(number)})
     assert found["name"] == "clicks-2026"
 
 
