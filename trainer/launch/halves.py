@@ -10,6 +10,7 @@ directory, with which the next one goes on.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import train_rank
 from trainer.publishing.publish import candidate_of
 from trainer.runs.directory import RUN_FILE, Run, read_run, write_run
+from trainer.runs.protocol import LOG_FILE
 from trainer.spec import JobSpec
 from trainer.spec.models.hard_negatives import HardNegativesSpec
 
@@ -159,7 +161,8 @@ def _trained(run: Run, directory: Path, half: int, number: int, start: str | Non
         trained.dataset, trained.job, trained.data, base_vocabulary=base, base_numeric=numeric, half=half,
         fence=run.fence,
     )  # fmt: skip
-    with single_rank_group():
+    # The run's log is of its own training.
+    with open(directory / LOG_FILE, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log), single_rank_group():
         train_rank(str(directory), notice=budget.notice)
     if trained.cancel_file.exists():
         raise StoppedEarly(trained.cancel_file.read_text("utf-8"))

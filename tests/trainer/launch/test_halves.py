@@ -50,9 +50,10 @@ def test_halves_share_no_pair_and_are_all_that_trains(make_run, rows, tmp_path):
     assert again.row_counts("item")[2:].sum() == second
 
 
-def test_the_first_job_sets_limits_and_later_ones_are_judged_by_them(make_run, small, tmp_path):
-    run = make_run("first", **job_of(calibrate="auto"))
+def test_the_first_job_sets_limits_and_later_ones_are_judged_by_them(make_run, small, capsys):
+    run = make_run("first", **job_of())
     assert execute(run, start_ranks) == 0
+    assert capsys.readouterr().out.count("training from initial values") == 1, "halves have logs of their own"
     calibration = found(run)
     assert (calibration.kind, calibration.num_nulls, calibration.model) == ("halves", 2, "bpr")
     assert calibration.source == ["first/halves-0", "first/halves-1"]
@@ -67,7 +68,7 @@ def test_the_first_job_sets_limits_and_later_ones_are_judged_by_them(make_run, s
     assert publication["time"] <= beginning["time"]
 
     later = make_run("later", parent_version="v000001", init_checkpoint=str(run.checkpoints),
-                     **job_of(calibrate="auto", mode="report"))  # fmt: skip
+                     **job_of(mode="report"))  # fmt: skip
     assert execute(later, start_ranks) == 0
     assert said(small, later) == []
     manifest = open_store(run.store_url).collection("items").manifest("v000002")
