@@ -46,11 +46,13 @@
 
   function parsed() {
     try {
-      return JSON.parse(spec.value);
+      const body = JSON.parse(spec.value);
+      if (SpecForm.isObject(body)) return body;
+      verdict.replaceChildren(paragraph("A spec is an object, in braces.", "problem"));
     } catch (error) {
       verdict.replaceChildren(paragraph(`Not JSON yet: ${error.message}`, "problem"));
-      return null;
     }
+    return null;
   }
 
   function post(query, body) {

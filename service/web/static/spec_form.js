@@ -226,12 +226,17 @@ class SpecForm {
 
   put(path, value, isRedrawn) {
     this.edit((body) => {
-      const parent = path.slice(0, -1).reduce((one, name) => (one[name] ??= {}), body);
+      const inside = (one, name) => (SpecForm.isObject(one[name]) ? one[name] : (one[name] = {}));
+      const parent = path.slice(0, -1).reduce(inside, body);
       if (value === undefined) delete parent[path.at(-1)];
       else parent[path.at(-1)] = value;
       this.document = body;
       if (isRedrawn) this.show(body);
     });
+  }
+
+  static isObject(value) {
+    return value !== null && typeof value === "object" && !Array.isArray(value);
   }
 
   static text(value) {

@@ -292,6 +292,13 @@ def test_a_form_takes_things_away_again_and_follows_the_text(page: Any, served: 
     assert "epochs" not in json.loads(editor.input_value())
     editor.fill(json.dumps(json.loads(editor.input_value()) | {"batch_size": 77}))
     assert page.get_by_label("batch_size", exact=True).input_value() == "77"
+    editor.fill("[]")
+    page.get_by_text("A spec is an object, in braces.").wait_for()
+    editor.fill('{"dataset": "clicks", "model": {"kind": "dnn"}}')
+    page.get_by_label("dataset.name required", exact=True).select_option("clicks")
+    assert json.loads(editor.input_value())["dataset"] == {"name": "clicks"}
+    page.locator("#verdict code").first.wait_for()
+    page.complaints.clear()  # the browser notes its 422
 
 
 def test_a_dialog_says_why_it_was_refused(page: Any, served: Served, api: httpx.Client):

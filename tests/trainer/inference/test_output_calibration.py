@@ -94,7 +94,7 @@ def test_an_export_gives_the_calibrated_probabilities_too(run, rows, tmp_path):
     stored = of_json(model.manifest["output_calibration"][""])
     for scored in (ours, theirs):
         logits, probabilities = columns_of(scored, "logit", "probability")
-        assert probabilities == pytest.approx(stored.probabilities(logits.astype(np.float64)), abs=1e-4)
+        assert probabilities == pytest.approx(stored.probabilities(logits), abs=1e-6)
 
 
 def test_a_checkpoint_from_inside_an_epoch_says_that_it_is_not_calibrated(run, rows):
