@@ -225,4 +225,4 @@ def test_a_refresh_goes_on_without_the_worker_that_is_killed(day: Day) -> None:
 
 def ranks(engine: Engine, container: str) -> int:
     """How many ranks of runs there are in a container."""
-    return engine.run("podman", "top", container, "args").count("ray::RayTrainWorker")
+    return engine.run("podman", "top", container, "args").count("ray::RankActor")

@@ -79,10 +79,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
     """Return what starts the ranks; on this host they wait from now on, forked before there is a thread here."""
-    if run.ray_address is None:
-        from trainer.launch.light_imports import import_torchrec
+    from trainer.launch.light_imports import import_torchrec
 
-        import_torchrec()
+    import_torchrec()
+    if run.ray_address is None:
         from trainer.launch.on_host import forked_ranks
 
         return forked_ranks(run)

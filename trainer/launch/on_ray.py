@@ -1,4 +1,4 @@
-"""Ranks in Ray Train, on a cluster that is joined. They use gloo, and NCCL where they have GPUs.
+"""Ranks on a Ray cluster that is joined. They use gloo, and NCCL where they have GPUs.
 
 Never a bare ``ray.init``: it takes up whatever cluster a stale file names. Never ``ray stop``: it ends every Ray on the
 host.
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.launch.driver import RanksFailed, check_memory, fewer_workers
-from trainer.launch.rank_link import linked_rank, log_of, start_driver_end
-from trainer.runs.directory import RUN_FILE, THIS_CLUSTER, Run, choose_backend
+from trainer.launch.rank_actors import rank_actors, train_on
+from trainer.launch.rank_link import start_driver_end
+from trainer.runs.directory import RUN_FILE, THIS_CLUSTER, Run
 from trainer.runs.events import EventWriter, phase
 from trainer.runs.failures import Cancelled, ResourceError
-from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
+from trainer.runs.protocol import RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from trainer.spec import JobSpec
@@ -29,42 +29,25 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_ranks(run: Run) -> None:
-    """Train on ``resources.num_workers`` Ray Train workers, or on fewer where the cluster has no room for all.
+    """Train on ``resources.num_workers`` actors, or on fewer where the cluster has no room for all.
 
     Raises:
         RanksFailed: a rank ended with an error.
         ResourceError: the cluster is not reached or too small.
     """
     with connected(run):
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchConfig, TorchTrainer
-
         run = _fitted(run)
         # Kept: the actor ends with what refers to it.
         link = None if run.storage is None else start_driver_end(run)
         document = None if link is None else json.loads((run.directory / RUN_FILE).read_text("utf-8"))
-        trainer = TorchTrainer(
-            _rank,
-            train_loop_config={"directory": str(run.directory), "document": document},
-            torch_config=TorchConfig(backend=choose_backend(run.job.resources.gpus_per_worker)),
-            scaling_config=ScalingConfig(
-                num_workers=run.job.resources.num_workers,
-                use_gpu=run.job.resources.gpus_per_worker > 0,
-                resources_per_worker=worker_resources(run.job),
-            ),
-            # Retries are the service's: a new attempt from the newest checkpoint. Ray's would hide the failure.
-            run_config=RunConfig(
-                name=f"attempt-{run.attempt}",
-                storage_path=str(run.directory / "ray"),
-                failure_config=FailureConfig(max_failures=0, max_preemption_failures=0),
-            ),
-        )
-        try:
-            trainer.fit()
-        except (Cancelled, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise RanksFailed(str(error)) from error
+        with rank_actors(run, worker_resources(run.job)) as actors:
+            try:
+                train_on(actors, run, document)
+            except (Cancelled, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                # Of an exception Ray's text is a traceback; what it was raised from is what it was.
+                raise RanksFailed(str(error.__cause__ or error)) from error
 
 
 @contextlib.contextmanager
@@ -75,7 +58,6 @@ def connected(run: Run) -> Iterator[None]:
         ResourceError: the cluster is not reached.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     os.environ["RAY_AUTH_MODE"] = "token"
     import ray
 
@@ -88,45 +70,6 @@ def connected(run: Run) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _rank(config: dict[str, Any]) -> None:
-    import ray
-    from ray.train import get_context
-
-    from trainer.launch.worker import train_rank
-
-    gpus = [str(gpu) for gpu in ray.get_gpu_ids()]
-    if config["document"] is None:
-        _speak_into(Path(config["directory"]) / LOG_FILE)
-        train_rank(config["directory"], gpus, _notice)
-        return
-    rank = get_context().get_world_rank()
-    with linked_rank(config["document"], rank) as directory:
-        _speak_into(log_of(directory, rank))
-        train_rank(str(directory), gpus, _notice)
-
-
-def _notice() -> str | None:
-    """Return why the ranks are to stop once Ray drains a node of theirs: its machine is about to go.
-
-    What this rank was told of it. ``ray.train.get_preemption_info`` waits at each call for all ranks, which agree on
-    stopping within their step anyway, and not all of which ask: one that was asked to stop knows enough.
-    """
-    from ray.train.v2._internal.execution.context import get_train_context
-
-    info = get_train_context().preemption_context.preemption_info
-    return None if info is None else f"Ray drains {', '.join(info.preempted_node_ids)}"
-
-
-def _speak_into(path: Path) -> None:
-    """Let what this rank says go straight into a log: through Ray it comes late, prefixed, between Ray's own lines."""
-    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    # Ray's workers log at level INFO, and FBGEMM has a line for each of its libraries.
-    logging.getLogger().setLevel(logging.WARNING)
 
 
 def _connect(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The detached run in Ray Train, on a cluster that it joins: killed in any way, it leaves no process there and ends
+"""The detached run on a Ray cluster that it joins: killed in any way, it leaves no process there and ends
 with the same bits as ranks without Ray."""
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import psutil
 import pytest
 import torch
 
+from tests import forked
 from tests.ray_cluster import Cluster
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid
+from trainer.launch import rank_actors
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
+from trainer.launch.on_ray import connected
 from trainer.runs import run_process
+from trainer.runs.directory import read_run
+from trainer.runs.failures import Cancelled, ResourceError
 from trainer.runs.lineage import spec_sha256
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE
 
@@ -49,7 +54,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, sm
     run = make_run("killed", **settings, **long)
     start_joined(run, head)
     wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
-    workers = [p for p in run_process.processes(run.directory) if "RayTrainWorker" in " ".join(p.cmdline())]
+    workers = [p for p in run_process.processes(run.directory) if "RankActor" in " ".join(p.cmdline())]
     assert len(workers) == 2
     workers[-1].kill()
     ended = wait_for_end(run.directory)
@@ -89,10 +94,9 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree(make_run, sm
 
 
 def wait_for_no_process(directory: Path) -> None:
-    """Ray's own processes may take a moment to follow their driver. One actor, marked as the first run that the cluster
-    had, is the cluster's."""
+    """Ray's own processes may take a moment to follow their driver."""
     deadline = time.monotonic() + 300
-    while left := [one for one in run_process.processes(directory) if "_AutoscalingCoordinator" not in one.name()]:
+    while left := run_process.processes(directory):
         assert time.monotonic() < deadline, [process.cmdline() for process in left]
         time.sleep(0.1)
 
@@ -125,7 +129,6 @@ def test_a_run_with_fewer_workers_than_it_asks_for_is_cancelled_and_goes_on(make
     log = (run.directory / LOG_FILE).read_text()
     assert "epoch 1 test" in log
     assert "2 of 5 workers: the cluster at" in log
-    assert "PlacementGroupCleaner" not in log
 
     # The cluster is still there, and takes the next attempt.
     run = make_run(**settings | {"epochs": position["step"] // 25 + 2}, attempt=2)
@@ -133,6 +136,45 @@ def test_a_run_with_fewer_workers_than_it_asks_for_is_cancelled_and_goes_on(make
     assert wait_for_end(run.directory)["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
     opening = [event for event in small.events(run.directory, "info") if "alpha" in event][-1]
     assert opening["resumed_from_step"] == position["step"]
+
+
+class Other:
+    def ready(self) -> None:
+        pass
+
+
+def ask_for_room(directory: Path) -> None:
+    """Ask for room for a run's ranks while others have the cluster's processors, then as one that is to stop."""
+    import ray
+
+    rank_actors.ROOM_SECONDS = 2.0
+    run, told = read_run(directory), []
+    with connected(run):
+        other = ray.remote(Other).options(num_cpus=2).remote()
+        ray.get(other.ready.remote())
+        for reason in (None, "SIGTERM"):
+            if reason is not None:
+                run.ask_to_stop(reason)
+            try:
+                with rank_actors.rank_actors(run, {"CPU": 1}):
+                    pass
+            except (Cancelled, ResourceError) as error:
+                told.append([type(error).__name__, str(error)])
+    (directory / "told.json").write_text(json.dumps(told))
+
+
+def test_ranks_wait_for_room_until_a_limit_or_a_stop(make_run, head, monkeypatch):
+    run = make_run(resources=TWO, ray_address=head["address"])
+    for name, value in head.items():
+        if name.startswith("RAY_"):
+            monkeypatch.setenv(name, value)
+    process = forked.start(ask_for_room, run.directory, log=run.directory / "asked.log")
+    process.join()
+    assert process.exitcode == 0, (run.directory / "asked.log").read_text()
+    (full, message), stopped = json.loads((run.directory / "told.json").read_text())
+    assert full == "ResourceError"
+    assert message.endswith("had no room for 2 workers for 2 seconds: other work has its CPUs or GPUs")
+    assert stopped == ["Cancelled", "SIGTERM"]
 
 
 def test_a_cluster_that_is_too_small_is_told_at_once(make_run, small, head):

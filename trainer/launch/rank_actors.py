@@ -1,0 +1,136 @@
+"""The ranks of a run as Ray actors: room for them, who is which rank, and the end of all when one has failed.
+
+Not Ray Train's: its five actors beside the ranks, and what these import, are most of what a short run costs (ADR 0081).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.launch.ray_rank import Place, RankActor, Seat
+from trainer.runs.directory import Run
+from trainer.runs.failures import Cancelled, ResourceError
+
+ROOM_SECONDS = 60.0
+"""So long do ranks wait for room that the cluster had a moment ago."""
+DRAIN_SECONDS = 1.0
+"""Between two looks at which nodes Ray drains."""
+
+
+def places(seats: Sequence[Seat]) -> list[Place]:
+    """Return the place of each actor: ranks of a host are consecutive, in the order of its GPUs.
+
+    Args:
+        seats: of the actors. The first one is rank 0, if it has no GPU or the first one of its host.
+    """
+    hosts: dict[str, list[int]] = {}
+    for actor, seat in enumerate(seats):
+        hosts.setdefault(seat.node, []).append(actor)
+    found: dict[int, Place] = {}
+    for actors in hosts.values():
+        actors.sort(key=lambda actor: [(len(gpu), gpu) for gpu in seats[actor].gpus])  # 10 comes after 9
+        gpus = tuple(gpu for actor in actors for gpu in seats[actor].gpus)
+        for local_rank, actor in enumerate(actors):
+            found[actor] = Place(len(found), len(seats), local_rank, len(actors), gpus)
+    return [found[actor] for actor in range(len(seats))]
+
+
+@contextlib.contextmanager
+def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
+    """Yield an actor for each rank; all are gone at the end of the block, however it ends.
+
+    Args:
+        run: the run.
+        needed: what Ray is to set aside for each.
+
+    Raises:
+        Cancelled: the run is to stop before there is room for them.
+        ResourceError: there is none.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    number = run.job.resources.num_workers
+    # As few nodes as have room.
+    group = ray.util.placement_group([dict(needed)] * number, strategy="PACK")
+    actors: list[Any] = []
+    try:
+        deadline = time.monotonic() + ROOM_SECONDS
+        while not group.wait(1.0):
+            if run.cancel_file.exists():
+                raise Cancelled(run.cancel_file.read_text("utf-8"))
+            if time.monotonic() > deadline:
+                raise ResourceError(
+                    f"the cluster at {run.cluster} had no room for {number} workers for {ROOM_SECONDS:g} seconds: "
+                    "other work has its CPUs or GPUs"
+                )
+        for bundle in range(number):
+            here = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=bundle)
+            # A new attempt from the newest checkpoint is the service's: Ray's retries would hide the failure.
+            actor = ray.remote(RankActor).options(
+                num_cpus=needed["CPU"], num_gpus=needed.get("GPU", 0), max_restarts=0, scheduling_strategy=here
+            )
+            actors.append(actor.remote())
+        yield actors
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        ray.util.remove_placement_group(group)
+
+
+def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -> None:
+    """Train on all actors and return when all are done.
+
+    Args:
+        actors: of :func:`rank_actors`.
+        run: the run.
+        document: see :meth:`RankActor.train`.
+
+    Raises:
+        Exception: what the first one that failed raised, or Ray of one that died; nobody waits for the others then.
+    """
+    import ray
+
+    seats = ray.get([actor.seat.remote() for actor in actors])
+    placed = places(seats)
+    first = next(actor for actor, place in enumerate(placed) if place.rank == 0)
+    address = seats[first].address
+    store = (address, ray.get(actors[first].open_store.remote(address, len(actors))))
+    with _drains_noticed(run, {seat.node for seat in seats}):
+        ends = [
+            actor.train.remote(place, store, str(run.directory), document)
+            for actor, place in zip(actors, placed, strict=True)
+        ]
+        while ends:
+            # Signals are handled between two waits.
+            ended, ends = ray.wait(ends, num_returns=1, timeout=1.0)
+            ray.get(ended)
+
+
+@contextlib.contextmanager
+def _drains_noticed(run: Run, nodes: set[str]) -> Iterator[None]:
+    """Ask the ranks to stop once Ray drains a node of theirs: its machine is about to go."""
+    from ray._private.state import state  # Ray Train reads it too; there is no public way
+    from ray.exceptions import RayError
+
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(DRAIN_SECONDS):
+            # A head that is away says nothing.
+            with contextlib.suppress(RayError, RuntimeError, ConnectionError):
+                drained = sorted(nodes & state.get_draining_nodes().keys())
+                if drained:
+                    run.ask_to_stop(f"Ray drains {', '.join(drained)}")
+                    return
+
+    thread = threading.Thread(target=look, name="drains", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
