@@ -27,14 +27,14 @@ class Service(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(home: Path, *options: str) -> Iterator[Service]:
-    """Run ``evenkeel serve`` over ``home``; data beside it may be read.
+def serving(home: Path, *options: str, **variables: str) -> Iterator[Service]:
+    """Run ``evenkeel serve`` over ``home``; data beside it may be read. ``variables``: of its environment.
 
     Raises:
         RuntimeError: it did not start.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
-    environment |= {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)}
+    environment |= {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)} | variables
     log, key = home.with_suffix(".log"), home / "admin.key"
     with open(log, "wb") as file:
         process = subprocess.Popen(

@@ -1,10 +1,11 @@
 """How long a job waits: seconds from submit to first step, and from last step to published.
 
-``python -m benchmarks.startup [--repeat 3] [--case ...]``. A real service in a temporary home, through its REST
-interface, one job at a time: BPR of dim 32 over 100,000 interactions of 1,000 items, published. Cases: ``cold``, the
-first job after the service's start; ``warm``, the same job again; ``refresh``, a day later through a schedule, from
-the version before; ``train``, the first job by ``evenkeel train``, without a service. One JSON line each time;
-``parts`` are seconds of what lies between, as the run's own events tell: see :func:`parts_of`.
+``python -m benchmarks.startup [--repeat 3] [--case ...] [--workers 1] [--ray-address HOST:PORT]``. A real service in a
+temporary home, through its REST interface, one job at a time: BPR of dim 32 over 100,000 interactions of 1,000 items,
+published. Cases: ``cold``, the first job after the service's start; ``warm``, the same job again; ``refresh``, a day
+later through a schedule, from the version before; ``train``, the first job by ``evenkeel train``, without a service.
+With an address, ranks join that Ray cluster (``ray start --head``; RAY_AUTH_TOKEN is its token). One JSON line each
+time; ``parts`` are seconds of what lies between, as the run's own events tell: see :func:`parts_of`.
 """
 
 from __future__ import annotations
@@ -150,20 +151,29 @@ def waited_for(client: Client, home: Path, job_id: str, submitted: float) -> dic
     return parts_of(home / "runs" / job_id, submitted, ended)
 
 
-def served(folder: Path, cases: list[str], repeat: int) -> None:
-    """Run cases ``cold``, ``warm`` and ``refresh`` of one service."""
-    home = folder / "home"
-    with serving(home) as service, Client(service.url, service.key) as client:
+def served(folder: Path, cases: list[str], repeat: int, workers: int, ray_address: str | None) -> None:
+    """Run cases ``cold``, ``warm`` and ``refresh`` of one service; with an address its ranks join that cluster."""
+    home, resources = folder / "home", {"num_workers": workers}
+    variables = {} if ray_address is None else {"EVENKEEL_RAY_ADDRESS": ray_address}
+    with serving(home, **variables) as service, Client(service.url, service.key) as client:
         client.json("GET", "/jobs")  # answered once the service is ready
         client.add_dataset(dataset_of(folder / "rows.parquet"))
         for case in ("cold", *["warm"] * (repeat if "warm" in cases else 0)):
             submitted = time.time()
-            fields = waited_for(client, home, client.submit(job_of())["id"], submitted)
+            fields = waited_for(
+                client, home, client.submit(job_of(resources={"num_workers": workers}))["id"], submitted
+            )
             if case in cases:
                 line(case, fields)
         if "refresh" in cases:
             window = {"name": "interactions", "window": {"start": "{firing_date}", "days": NUM_DAYS}}
-            job = job_of(name="daily", dataset=window, init_from={"collection": "items", "version": "current"})
+            resources = {"num_workers": workers}
+            job = job_of(
+                name="daily",
+                resources=resources,
+                dataset=window,
+                init_from={"collection": "items", "version": "current"},
+            )
             client.add_schedule({"name": "daily", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "job": job})
             for _ in range(repeat):
                 submitted = time.time()
@@ -192,6 +202,8 @@ def main() -> int:
     parser.add_argument("--case", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--repeat", type=int, default=3, help="how often each case is measured")
     parser.add_argument("--services", type=int, default=1, help="how many services are started, each with a cold job")
+    parser.add_argument("--workers", type=int, default=1, help="ranks of each job of a service")
+    parser.add_argument("--ray-address", help="HOST:PORT of a Ray cluster that ranks of a service's jobs join")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="evenkeel-startup-") as name:
         folder = Path(name)
@@ -201,7 +213,7 @@ def main() -> int:
                 trained(folder)
         if set(options.case) - {"train"}:
             for _ in range(options.services):
-                served(folder, options.case, options.repeat)
+                served(folder, options.case, options.repeat, options.workers, options.ray_address)
     return 0
 
 

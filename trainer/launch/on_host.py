@@ -145,6 +145,9 @@ def _give_way(niceness: int) -> None:
     """Yield to other processes of this host: for the processor, and when memory runs out."""
     os.nice(niceness)
     with contextlib.suppress(OSError):
+        # Where the kernel shares processors out by session (sched_autogroup), niceness counts within the run's own.
+        Path("/proc/self/autogroup").write_text(str(min(niceness, 19)), "ascii")
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, "ascii")
 
 

@@ -100,6 +100,8 @@ def test_sigterm_cancels_and_ranks_give_way(make_run, small, standby, monkeypatc
     (rank,) = ranks_of(run.directory)
     assert rank.ppid() == pid
     assert rank.nice() == psutil.Process(pid).nice() + DEFAULT_NICENESS
+    if (group := Path(f"/proc/{rank.pid}/autogroup")).exists():
+        assert group.read_text().split()[1:] == ["nice", str(DEFAULT_NICENESS)]
     assert Path(f"/proc/{rank.pid}/oom_score_adj").read_text().strip() == "1000"
     os.kill(pid, signal.SIGTERM)
     ended = wait_for_end(run.directory)
