@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from importlib.metadata import PackageNotFoundError, version
@@ -54,6 +55,7 @@ def spec_sha256(job: JobSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@functools.cache
 def installed_packages() -> dict[str, str]:
     """Return the versions of packages that decide what a training gives, without those that are not installed."""
     versions = {}
