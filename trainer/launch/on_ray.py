@@ -43,7 +43,7 @@ def start_ranks(run: Run) -> None:
         with rank_actors(run, worker_resources(run.job)) as actors:
             try:
                 train_on(actors, run, document)
-            except (Cancelled, KeyboardInterrupt):
+            except (Cancelled, ResourceError, KeyboardInterrupt):
                 raise
             except Exception as error:
                 # Of an exception Ray's text is a traceback; what it was raised from is what it was.

@@ -17,6 +17,8 @@ from trainer.runs.failures import Cancelled, ResourceError
 
 ROOM_SECONDS = 60.0
 """So long do ranks wait for room that the cluster had a moment ago."""
+START_SECONDS = 300.0
+"""So long may their processes take to start: a node that dies just then takes its room along."""
 DRAIN_SECONDS = 1.0
 """Between two looks at which nodes Ray drains."""
 
@@ -59,15 +61,9 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
     group = ray.util.placement_group([dict(needed)] * number, strategy="PACK")
     actors: list[Any] = []
     try:
-        deadline = time.monotonic() + ROOM_SECONDS
-        while not group.wait(1.0):
-            if run.cancel_file.exists():
-                raise Cancelled(run.cancel_file.read_text("utf-8"))
-            if time.monotonic() > deadline:
-                raise ResourceError(
-                    f"the cluster at {run.cluster} had no room for {number} workers for {ROOM_SECONDS:g} seconds: "
-                    "other work has its CPUs or GPUs"
-                )
+        for _ in _while_waiting(run, ROOM_SECONDS, "had no room for", "other work has its CPUs or GPUs"):
+            if group.wait(1.0):
+                break
         for bundle in range(number):
             here = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=bundle)
             # A new attempt from the newest checkpoint is the service's: Ray's retries would hide the failure.
@@ -82,6 +78,22 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
         ray.util.remove_placement_group(group)
 
 
+def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[None]:
+    """Yield again and again, as long as there is something to wait for.
+
+    Raises:
+        Cancelled: the run is to stop.
+        ResourceError: it has waited for so long.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if run.cancel_file.exists():
+            raise Cancelled(run.cancel_file.read_text("utf-8"))
+        yield
+    number = run.job.resources.num_workers
+    raise ResourceError(f"the cluster at {run.cluster} {what} {number} workers for {seconds:g} seconds: {why}")
+
+
 def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -> None:
     """Train on all actors and return when all are done.
 
@@ -91,11 +103,17 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
         document: see :meth:`RankActor.train`.
 
     Raises:
+        Cancelled: the run is to stop before they have started.
+        ResourceError: they do not start.
         Exception: what the first one that failed raised, or Ray of one that died; nobody waits for the others then.
     """
     import ray
 
-    seats = ray.get([actor.seat.remote() for actor in actors])
+    asked = [actor.seat.remote() for actor in actors]
+    for _ in _while_waiting(run, START_SECONDS, "did not start", "a node may be lost, or is slow"):
+        if not ray.wait(asked, num_returns=len(asked), timeout=1.0)[1]:
+            break
+    seats = ray.get(asked)
     placed = places(seats)
     first = next(actor for actor, place in enumerate(placed) if place.rank == 0)
     address = seats[first].address

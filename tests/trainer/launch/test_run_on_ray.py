@@ -3,6 +3,7 @@ with the same bits as ranks without Ray."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -144,22 +145,24 @@ class Other:
 
 
 def ask_for_room(directory: Path) -> None:
-    """Ask for room for a run's ranks while others have the cluster's processors, then as one that is to stop."""
+    """Ask for a run's ranks while others have the cluster's processors, then as one that is to stop."""
     import ray
 
-    rank_actors.ROOM_SECONDS = 2.0
+    rank_actors.ROOM_SECONDS = rank_actors.START_SECONDS = 2.0
     run, told = read_run(directory), []
     with connected(run):
         other = ray.remote(Other).options(num_cpus=2).remote()
         ray.get(other.ready.remote())
+        waits = [ray.remote(rank_actors.RankActor).options(num_cpus=1).remote()]
         for reason in (None, "SIGTERM"):
             if reason is not None:
                 run.ask_to_stop(reason)
-            try:
-                with rank_actors.rank_actors(run, {"CPU": 1}):
-                    pass
-            except (Cancelled, ResourceError) as error:
-                told.append([type(error).__name__, str(error)])
+            for ranks in (contextlib.nullcontext(waits), rank_actors.rank_actors(run, {"CPU": 1})):
+                try:
+                    with ranks as actors:
+                        rank_actors.train_on(actors, run, None)
+                except (Cancelled, ResourceError) as error:
+                    told.append(f"{type(error).__name__}: {error}")
     (directory / "told.json").write_text(json.dumps(told))
 
 
@@ -171,10 +174,12 @@ def test_ranks_wait_for_room_until_a_limit_or_a_stop(make_run, head, monkeypatch
     process = forked.start(ask_for_room, run.directory, log=run.directory / "asked.log")
     process.join()
     assert process.exitcode == 0, (run.directory / "asked.log").read_text()
-    (full, message), stopped = json.loads((run.directory / "told.json").read_text())
-    assert full == "ResourceError"
-    assert message.endswith("had no room for 2 workers for 2 seconds: other work has its CPUs or GPUs")
-    assert stopped == ["Cancelled", "SIGTERM"]
+    no_start, no_room, *stopped = json.loads((run.directory / "told.json").read_text())
+    assert no_start.startswith("ResourceError: ")
+    assert no_start.endswith("did not start 2 workers for 2 seconds: a node may be lost, or is slow")
+    assert no_room.startswith("ResourceError: ")
+    assert no_room.endswith("had no room for 2 workers for 2 seconds: other work has its CPUs or GPUs")
+    assert stopped == ["Cancelled: SIGTERM"] * 2
 
 
 def test_a_cluster_that_is_too_small_is_told_at_once(make_run, small, head):
