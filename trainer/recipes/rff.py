@@ -29,6 +29,7 @@ from trainer.recipes.rff_figures import (
     aligned,
     deviation_claim,
     directions,
+    exponential,
     features_of,
     frozen_claim,
     percent,
@@ -202,6 +203,7 @@ def _table(
     task = LabelTask(labels)
     turned = aligned(vectors) if len(vectors) > 1 else vectors
     rows = representations(vectors, dim) | representations(turned, dim, ", aligned")
+    rows[f"exp<h_{dim}, h>"] = (vectors, exponential)
     judged = {name: task.judge(of_runs, features) for name, (of_runs, features) in rows.items()}
     lines = []
     for name, one in judged.items():
@@ -215,6 +217,7 @@ def _table(
         (
             f"{len(labels)} items, {task.num_held_out} of them held out; the most frequent class is right on "
             f"{100 * task.majority:.2f} %. In per cent, mean and standard deviation over runs.",
+            "exp<h, h>: the exponential vector of section 4.3, as many numbers as there are items.",
             "The last column is no part of the paper's table: a consumer that was fitted on the first run and reads "
             "the vectors of the others, as a downstream model does between its own retrains.",
             facts(behind),

@@ -42,6 +42,16 @@ def features_of(dim_in: int, dim: int, sigma: float) -> Features:
     return view.transform
 
 
+def exponential(vectors: Array) -> Array:
+    """Return the exponential vectors of section 4.3, [e^<h_i, h_1> .. e^<h_i, h_n>] of unit rows h: [n, n].
+
+    Over the items of a fit they are the weights of the Nadaraya-Watson estimator, up to their sum. A rotation of the
+    vectors changes nothing.
+    """
+    rows = unit(vectors)
+    return np.asarray(np.exp(rows @ rows.T))
+
+
 def percent(values: Sequence[float]) -> str:
     """Return mean and standard deviation in per cent, for a table."""
     if not values:
