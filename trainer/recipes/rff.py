@@ -344,4 +344,6 @@ in runs that differ in their seed alone. Class of a movie: the first of its genr
 regression with scikit-learn's penalty on standardised features, four fifths of the movies to fit, one to judge.
 Features: unit vectors, or phi of them with Gaussian frequencies of variance 1, drawn once. The paper does not say which
 of a movie's genres counts (half of the movies have several), trains at rate .001 with weight decay 1e-4 until the loss
-stops falling, and does not say its batch size."""
+stops falling, and does not say its batch size. In place of its A/B test: days in a row, vectors of dimension
+{MAIN_DIM} on all timed rows before each ({DAY_EPOCHS} epochs, with another seed each day), and four consumers of them
+which are asked about the rows of that day."""

@@ -127,7 +127,8 @@ def section_of(
             one = Judged(**{key: tuple(values) for key, values in found.items()})
             judged[name, arm] = one
             change = _changes(one.refitted, judged[name, f"h_{dim}"].refitted)
-            figures = (_cell(name, one.refitted), _cell(name, change, "+"), _cell(name, one.frozen))
+            above = "" if arm == f"h_{dim}" else _cell(name, change, "+")
+            figures = (_cell(name, one.refitted), above, _cell(name, one.frozen))
             lines.append((name, arm, *figures, _cell(name, one.frozen_aligned)))
     asked = ", ".join(f"{len(day.asked.shown):,}" for day in days)
     return Section(
