@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from embeddings.vectors.item_vectors import Array
 from trainer.recipes import rff_ab_test, rff_task_2, rff_theory
-from trainer.recipes.held_out_days import day_name, day_number, read_log, write_rows_before
+from trainer.recipes.held_out_days import Log, day_name, day_number, read_log, write_rows_before
 from trainer.recipes.next_item_task import MAX_EPOCHS, histories
 from trainer.recipes.pages import documents, published
 from trainer.recipes.pages.layout import facts
@@ -113,11 +114,42 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Pat
             found = Findings((found.sections[0], section, *found.sections[1:]), (*found.claims, *claims))
         of_days = {trial.row: (_arrays(trial, out), record) for trial, record in ended if trial.table == AB_TEST}
         if of_days:
-            section, claims = rff_ab_test.findings(read_log(log), of_days, dims[0], out / KEPT, is_published=not quick)
-            found = Findings((*found.sections, section), (*found.claims, *claims))
+            found = _with_days(found, read_log(log), of_days, classes, dims[0], out / KEPT, is_published=not quick)
         return found
 
     return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), (), (), prepare, findings_of)
+
+
+def _with_days(
+    found: Findings,
+    log: Log,
+    of_days: Mapping[str, tuple[dict[str, Array], dict[str, Any]]],
+    classes: Mapping[int, str],
+    dim: int,
+    memory: Path,
+    *,
+    is_published: bool,
+) -> Findings:
+    """Return findings and those of held-out days, whose vectors are runs on nearly the same rows too."""
+    ids = reduce(np.intersect1d, [arrays["ids"] for arrays, _ in of_days.values()])
+    runs = {
+        day_number(day): {"ids": ids, "vectors": arrays["vectors"][:, _rows_of(ids, arrays["ids"])]}
+        for day, (arrays, _) in of_days.items()
+    }
+    behind = [record for _, record in of_days.values()]
+    vectors = {number: arrays["vectors"][-1] for number, arrays in runs.items()}
+    section, claims = rff_ab_test.findings(log, ids, vectors, dim, behind, memory, is_published=is_published)
+    refreshes, _ = _table(
+        runs, classes, dim, behind, is_published=is_published, name="task1_days", of="days, of the rows before each"
+    )
+    return Findings((*found.sections, section, refreshes), (*found.claims, *claims))
+
+
+def _rows_of(ids: Array, known: Array) -> Array:
+    """Return where each of ``ids`` stands in ``known``."""
+    order = np.argsort(known)
+    rows: Array = order[np.searchsorted(known, ids, sorter=order)]
+    return rows
 
 
 def _arrays(trial: Trial, out: Path) -> dict[str, Array]:
@@ -197,21 +229,28 @@ def _vectors(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array
 
 
 def _table(
-    runs: Runs, classes: Mapping[int, str], dim: int, behind: Sequence[dict[str, Any]], *, is_published: bool
+    runs: Runs,
+    classes: Mapping[int, str],
+    dim: int,
+    behind: Sequence[dict[str, Any]],
+    *,
+    is_published: bool,
+    name: str = "task1",
+    of: str = "runs",
 ) -> tuple[Section, dict[str, Judged]]:
     vectors, labels = _vectors(runs, classes)
     task = LabelTask(labels)
     turned = aligned(vectors) if len(vectors) > 1 else vectors
     rows = representations(vectors, dim) | representations(turned, dim, ", aligned")
     rows[f"exp<h_{dim}, h>"] = (vectors, exponential)
-    judged = {name: task.judge(of_runs, features) for name, (of_runs, features) in rows.items()}
+    judged = {row: task.judge(of_runs, features) for row, (of_runs, features) in rows.items()}
     lines = []
-    for name, one in judged.items():
-        paper = published.RFF_TASK_1.get(name, ("", "")) if is_published else ("", "")
-        lines.append((name, percent(one.accuracy), paper[0], percent(one.f1), paper[1], percent(one.frozen)))
+    for row, one in judged.items():
+        paper = published.RFF_TASK_1.get(row, ("", "")) if is_published else ("", "")
+        lines.append((row, percent(one.accuracy), paper[0], percent(one.f1), paper[1], percent(one.frozen)))
     return Section(
-        "task1",
-        f"Task 1: the class of an item from its vector, dimension {dim}, {len(vectors)} runs",
+        name,
+        f"Task 1: the class of an item from its vector, dimension {dim}, {len(vectors)} {of}",
         ("features", "accuracy (sd)", "published", "macro F1 (sd)", "published", "fitted on run 0 alone (sd)"),
         tuple(lines),
         (

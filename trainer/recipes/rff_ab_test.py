@@ -11,16 +11,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from embeddings.vectors.item_vectors import Array
 from trainer.recipes import day_consumers, held_out_days
 from trainer.recipes.day_consumers import CONSUMERS, PREDICTS, Consumer
-from trainer.recipes.held_out_days import Impressions, Log, day_name, day_number, impressions
+from trainer.recipes.held_out_days import Impressions, Log, day_name, impressions
 from trainer.recipes.kept_results import kept, settings_of
 from trainer.recipes.pages.layout import NOT_RUN, facts
 from trainer.recipes.pages.section import Section, Verdict, verdict
@@ -53,25 +51,21 @@ class Judged:
 
 def findings(
     log: Log,
-    ended: Mapping[str, tuple[Mapping[str, Array], dict[str, Any]]],
+    ids: Array,
+    vectors: Mapping[int, Array],
     dim: int,
+    behind: Sequence[dict[str, Any]],
     memory: Path,
     *,
     is_published: bool,
 ) -> tuple[Section, list[Verdict]]:
-    """Return the section and the claims of the days that have ended: (what a run kept, its record) by ISO date.
+    """Return the section and the claims of ``vectors`` by the number of their day, of the items ``ids`` [n].
 
-    Items that lack a vector on one of the days are left out, so that every consumer sees the same rows.
+    ``memory``: a folder of what was judged before.
     """
-    of_days = [ended[day] for day in sorted(ended)]
-    numbers = [day_number(day) for day in sorted(ended)]
-    ids = reduce(np.intersect1d, [arrays["ids"] for arrays, _ in of_days])
-    vectors = []
-    for arrays, _ in of_days:
-        order = np.argsort(arrays["ids"])
-        vectors.append(arrays["vectors"][-1][order[np.searchsorted(arrays["ids"], ids, sorter=order)]])
-    days = days_of(log, numbers, ids, vectors)
-    section, judged = section_of(days, numbers, dim, [record for _, record in of_days], memory)
+    numbers = sorted(vectors)
+    days = days_of(log, numbers, ids, [vectors[number] for number in numbers])
+    section, judged = section_of(days, numbers, dim, behind, memory)
     return section, claims_of(judged, dim, is_published=is_published)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.recipes import day_consumers, rff_ab_test
+from trainer.recipes import day_consumers, rff, rff_ab_test
 from trainer.recipes.day_consumers import CONSUMERS, PREDICTS, recall, user_means
 from trainer.recipes.held_out_days import (
     LENGTH,
@@ -24,6 +24,8 @@ from trainer.recipes.held_out_days import (
     read_log,
     write_rows_before,
 )
+from trainer.recipes.pages.section import Findings, Section
+from trainer.recipes.rff import AB_TEST, recipe
 
 Array = np.ndarray
 NUM_ITEMS, NUM_USERS, DAYS = 60, 80, 6
@@ -46,6 +48,11 @@ def made_up_log() -> Log:
 LOG = made_up_log()
 IDS = np.random.default_rng(1).permutation(NUM_ITEMS)
 ONE_DAY = range(4, 5)
+
+RECORD: dict[str, Any] = {
+    "key": "k", "finished_at": "2026-01-02T03:04:05Z", "packages": {}, "git_commit": None, "command": "x",
+    "machine": "m", "seconds": 1.0,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -193,11 +200,7 @@ def test_consumers_of_an_arm_see_the_rows_of_every_other(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(rff_ab_test, "CONSUMERS", dict.fromkeys(CONSUMERS, spy))
     days = days_of_halves(turned=True)
-    record: dict[str, Any] = {
-        "key": "k", "finished_at": "2026-01-02T03:04:05Z", "packages": {}, "git_commit": None, "command": "x",
-        "machine": "m", "seconds": 1.0,
-    }  # fmt: skip
-    section, judged = rff_ab_test.section_of(days, [4, 5], 4, [record], tmp_path)
+    section, judged = rff_ab_test.section_of(days, [4, 5], 4, [RECORD], tmp_path)
     assert len({tuple(seen[at : at + 4]) for at in range(0, len(seen), 4)}) == 1
     assert judged["network", "phi_8"].refitted == (8.0, 8.0)
     line = dict(zip(("consumer", "reads", "refitted", "change"), section.lines[5], strict=False))
@@ -209,6 +212,41 @@ def test_consumers_of_an_arm_see_the_rows_of_every_other(monkeypatch: pytest.Mon
     assert [claim[::2] for claim in claims[1:]] == [
         ("does not hold", "0 of 4 on the mean of the days"), ("does not hold", "3 of 4 on the mean of the days"),
     ]  # fmt: skip
-    again, _ = rff_ab_test.section_of(days, [4, 5], 4, [record], tmp_path)
+    again, _ = rff_ab_test.section_of(days, [4, 5], 4, [RECORD], tmp_path)
     assert again.lines == section.lines
     assert len(seen) == 4 * 3 * 4, "a second report computes nothing"
+
+
+def test_the_recipe_trains_each_day_on_the_days_before_with_a_seed_of_its_own(tmp_path: Path) -> None:
+    of = recipe(tmp_path, 3, True, rows=tmp_path / "rows")
+    assert of.prepare is not None
+    of.prepare()
+    trials = [trial for trial in of.jobs if trial.table == AB_TEST]
+    assert [(trial.row, trial.seed) for trial in trials] == [("1970-01-07", 0), ("1970-01-08", 1), ("1970-01-09", 2)]
+    log = read_log(tmp_path / "tastes_by_day.parquet")
+    days = dict(zip(log.user.tolist(), log.day.tolist(), strict=True))  # a user of this log has one day
+    for trial in trials:
+        rows = pq.read_table(trial.dataset.uri)
+        held_out = day_number(trial.row)
+        assert {days[user] for user in rows["user"].to_pylist()} == set(range(1, held_out))
+        assert rows.num_rows == (log.day < held_out).sum()
+        assert rows["pos"].to_pylist() == sorted(rows["pos"].to_pylist())
+
+
+def test_days_are_compared_on_the_items_that_all_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each day in an order of its own and one with an item less: found by id, the others go."""
+    given: dict[str, Any] = {}
+    empty = Section("ab_test", "", (), ())
+    monkeypatch.setattr(rff_ab_test, "findings", lambda *args, **more: given.update(args=args) or (empty, []))
+    draw = np.random.default_rng(5)
+    truth = draw.normal(size=(NUM_ITEMS, 4))
+    days = {}
+    for number, count in ((4, NUM_ITEMS - 1), (5, NUM_ITEMS)):
+        ids = draw.permutation(count)
+        days[day_name(number)] = ({"ids": ids, "vectors": np.stack([truth[ids]])}, RECORD)
+    classes = {item: str(item % 2) for item in range(NUM_ITEMS)}
+    found = rff._with_days(Findings(), LOG, days, classes, 4, tmp_path, is_published=False)
+    assert [section.name for section in found.sections] == ["ab_test", "task1_days"]
+    _, ids, vectors, *_ = given["args"]
+    assert ids.tolist() == list(range(NUM_ITEMS - 1))
+    assert all(np.array_equal(vectors[number], truth[:-1]) for number in (4, 5))
