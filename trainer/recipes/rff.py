@@ -137,12 +137,13 @@ def _with_days(
         for day, (arrays, _) in of_days.items()
     }
     behind = [record for _, record in of_days.values()]
+    sensitivity = _sensitivity({dim: (runs, behind)}, classes, name="sensitivity_days", of="days")
     vectors = {number: arrays["vectors"][-1] for number, arrays in runs.items()}
     section, claims = rff_ab_test.findings(log, ids, vectors, dim, behind, memory, is_published=is_published)
     refreshes, _ = _table(
         runs, classes, dim, behind, is_published=is_published, name="task1_days", of="days, of the rows before each"
     )
-    return Findings((*found.sections, section, refreshes), (*found.claims, *claims))
+    return Findings((*found.sections, section, refreshes, sensitivity), (*found.claims, *claims))
 
 
 def _rows_of(ids: Array, known: Array) -> Array:
@@ -316,7 +317,8 @@ def _growth(runs: Runs, behind: Sequence[dict[str, Any]]) -> tuple[list[Section]
 
 
 def _sensitivity(
-    by_dim: Mapping[int, tuple[Runs, list[dict[str, Any]]]], classes: Mapping[int, str]
+    by_dim: Mapping[int, tuple[Runs, list[dict[str, Any]]]], classes: Mapping[int, str], *, name: str = "sensitivity",
+    of: str = "runs",
 ) -> Section:  # fmt: skip
     """Return figures A.3 and A.4."""
     lines, behind = [], []
@@ -335,9 +337,9 @@ def _sensitivity(
         lines.append((str(dim), str(len(vectors)), *cells))
         behind += records
     return Section(
-        "sensitivity",
-        "Sensitivity to d and sigma_Q^2: accuracy of task 1 (figures A.3, A.4)",
-        ("d", "runs", "h_d", *(f"phi_d, {variance:g}" for variance in VARIANCES), "phi_2d, 1"),
+        name,
+        f"Sensitivity to d and sigma_Q^2: accuracy of task 1 (figures A.3, A.4), by {of}",
+        ("d", of, "h_d", *(f"phi_d, {variance:g}" for variance in VARIANCES), "phi_2d, 1"),
         tuple(lines),
         ("Published as charts alone: phi_d above h_d, phi_2d above phi_d, and flat in sigma_Q.", facts(behind)),
         (Panel("phi_d", "sigma_Q^2", "accuracy, per cent", curves),),

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from embeddings.refresh.kernel_alignment import SIGMAS, kernel_alignment, nadaraya_watson
-from embeddings.rff import RandomFourierFeatures
 from embeddings.vectors.item_vectors import Array
 from trainer.recipes.pages.section import Panel, Section
-from trainer.recipes.rff_figures import directions
+from trainer.recipes.rff_figures import directions, features_of
 
 DELTAS = (0.05, 0.5, 1.0)
 """The lemma holds with probability 1 - delta: with 1 it says nothing, and is at its lowest."""
@@ -129,8 +128,7 @@ def frequencies_for(epsilon: float, dim: int, variance: float) -> int:
 
 def features(rows: Array, m: int, sigma: float, seed: int) -> Array:
     """Return phi_m [n, 2 m] of unit rows [n, d] by Gaussian frequencies of a seed."""
-    phi: Array = RandomFourierFeatures(rows.shape[1], 2 * m, sigma, seed, "gaussian").transform(rows).astype(np.float64)
-    return phi
+    return features_of(rows.shape[1], 2 * m, sigma, seed)(rows).astype(np.float64)
 
 
 def alignment_of(phi: Array, codes: Array) -> float:

@@ -246,7 +246,7 @@ def test_days_are_compared_on_the_items_that_all_have(monkeypatch: pytest.Monkey
         days[day_name(number)] = ({"ids": ids, "vectors": np.stack([truth[ids]])}, RECORD)
     classes = {item: str(item % 2) for item in range(NUM_ITEMS)}
     found = rff._with_days(Findings(), LOG, days, classes, 4, tmp_path, is_published=False)
-    assert [section.name for section in found.sections] == ["ab_test", "task1_days"]
+    assert [section.name for section in found.sections] == ["ab_test", "task1_days", "sensitivity_days"]
     _, ids, vectors, *_ = given["args"]
     assert ids.tolist() == list(range(NUM_ITEMS - 1))
     assert all(np.array_equal(vectors[number], truth[:-1]) for number in (4, 5))
