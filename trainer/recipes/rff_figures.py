@@ -34,12 +34,22 @@ def unit(vectors: Array) -> Array:
     return directions([vectors])[0]
 
 
-def features_of(dim_in: int, dim: int, sigma: float) -> Features:
-    """Return phi of Xu et al., random Fourier features: Gaussian frequencies, drawn once."""
+def features_of(dim_in: int, dim: int, sigma: float, seed: int = 0) -> Features:
+    """Return phi of Xu et al., random Fourier features: Gaussian frequencies, drawn once, by a seed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
-        view = RandomFourierFeatures(dim_in, dim, sigma, 0, "gaussian")
+        view = RandomFourierFeatures(dim_in, dim, sigma, seed, "gaussian")
     return view.transform
+
+
+def exponential(vectors: Array) -> Array:
+    """Return the exponential vectors of section 4.3, [e^<h_i, h_1> .. e^<h_i, h_n>] of unit rows h: [n, n].
+
+    Over the items of a fit they are the weights of the Nadaraya-Watson estimator, up to their sum. A rotation of the
+    vectors changes nothing.
+    """
+    rows = unit(vectors)
+    return np.asarray(np.exp(rows @ rows.T))
 
 
 def percent(values: Sequence[float]) -> str:

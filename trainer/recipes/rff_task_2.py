@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from embeddings.durable_files import write_json
 from embeddings.vectors.item_vectors import Array
 from trainer.recipes import next_item_task
+from trainer.recipes.kept_results import kept, settings_of
 from trainer.recipes.next_item_task import Histories, NextItem, judge_runs
 from trainer.recipes.pages import published
 from trainer.recipes.pages.layout import facts
@@ -91,16 +87,6 @@ def claims_of(judged: Mapping[str, NextItem], dim: int, *, is_published: bool) -
 def _judged(
     name: str, runs: Sequence[Array], features: Features, of: Histories, memory: Path, max_epochs: int
 ) -> NextItem:
-    settings = {
-        key: value for key, value in vars(next_item_task).items() if key.isupper() and isinstance(value, int | float)
-    }
-    content = hashlib.sha256(json.dumps([name, max_epochs, settings], sort_keys=True).encode())
-    for array in (*runs, *of):
-        content.update(np.ascontiguousarray(array).tobytes())
-    path = memory / f"next-item-{content.hexdigest()[:16]}.json"
-    if path.exists():
-        return NextItem(**{key: tuple(values) for key, values in json.loads(path.read_text("utf-8")).items()})
-    judged = judge_runs(runs, features, of, max_epochs)
-    memory.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(judged))
-    return judged
+    decides = [name, max_epochs, settings_of(next_item_task)]
+    found = kept(memory, "next-item", decides, (*runs, *of), lambda: asdict(judge_runs(runs, features, of, max_epochs)))
+    return NextItem(**{key: tuple(values) for key, values in found.items()})

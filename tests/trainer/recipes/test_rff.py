@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,21 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.preprocessing import StandardScaler
 
+from embeddings.refresh.kernel_alignment import nadaraya_watson
+from embeddings.rff import RandomFourierFeatures
 from trainer.recipes import rff_figures, rff_theory
 from trainer.recipes.rff import findings
-from trainer.recipes.rff_figures import LabelTask, aligned, directions, features_of, macro_f1, products, spread
+from trainer.recipes.rff_figures import (
+    LabelTask,
+    aligned,
+    directions,
+    exponential,
+    features_of,
+    macro_f1,
+    products,
+    spread,
+    unit,
+)
 
 Array = np.ndarray
 
@@ -96,16 +109,60 @@ def test_the_alignment_of_features_is_that_of_their_products() -> None:
     assert rff_theory.alignment_of(phi, codes) == pytest.approx(sum(phi[i] @ phi[j] for i, j in pairs) / (30 * 29))
 
 
-def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_does_not() -> None:
+def test_kernel_alignment_is_of_phi_m_as_the_paper_defines_it() -> None:
+    """phi_m = m^-1/2 [cos(u_i h), sin(u_i h)] over m frequencies: A_n is the mean over u of cos(u (h - h'))."""
+    draw = np.random.default_rng(7)
+    rows, codes = unit(draw.normal(size=(25, 5))), draw.integers(3, size=25)
+    for sigma in (0.5, 1.0):
+        frequencies = RandomFourierFeatures(5, 2 * 8, sigma, 3, "gaussian").frequencies.astype(np.float64)
+        assert frequencies.shape == (8, 5)
+        angles = rows @ frequencies.T
+        kernel = np.cos(angles[:, None] - angles[None, :]).mean(axis=2)
+        same = (codes[:, None] == codes[None, :]) & ~np.eye(25, dtype=bool)
+        measured = rff_theory.alignment_of(rff_theory.features(rows, 8, sigma, 3), codes)
+        assert measured == pytest.approx(kernel[same].sum() / (25 * 24), rel=1e-5)
+
+
+def test_exponential_vectors_are_the_weights_of_the_estimator() -> None:
+    draw = np.random.default_rng(8)
+    vectors, classes = 3.0 * draw.normal(size=(60, 4)), draw.integers(4, size=60)
+    found = exponential(vectors)
+    h = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert found[7, 9] == pytest.approx(math.exp(float(h[7] @ h[9])))
+    turn = np.linalg.qr(draw.normal(size=(4, 4)))[0]
+    assert exponential(vectors @ turn) == pytest.approx(found)
+    known = np.arange(60) < 40
+    votes = found[~known][:, known] @ np.eye(4)[classes[known]]
+    assert votes.argmax(axis=1).tolist() == nadaraya_watson(
+        vectors[known], classes[known], vectors[~known], 4, (1.0,)
+    ).tolist()  # fmt: skip
+
+
+def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Errors fall as the root of m and of n; the kernel of a narrower Q is larger for every pair."""
+    monkeypatch.setattr(rff_theory, "NUM_FREQUENCIES", (16, 512))
     runs, _, classes = kept_runs(0.0)
     vectors = runs[0]["vectors"][-1]
     section = rff_theory.proposition_4([vectors], np.array([classes[item] for item in range(len(vectors))]))
-    lines = {name.split(",")[0]: float(cells[0]) for name, *cells in section.lines}
-    assert lines["m = 512"] < lines["m = 16"] / 3
+    lines = {name.split(",")[0]: float(cell) for name, cell in section.lines}
+    rms = {name.split(",")[0]: float(cell) for name, cell in section.lines if name.endswith("Q = Q*")}
+    assert rms["m = 512"] < rms["m = 16"] / 3
     assert lines["n = 400"] < lines["n = 50"] / 2
     assert lines["sigma_Q^2 = 0.2"] > lines["sigma_Q^2 = 0.8"] > lines["sigma_Q^2 = 1"] == 0.0
-    assert lines["sigma_Q^2 = 0.2"] > 3 * lines["m = 512"]
+    assert lines["sigma_Q^2 = 0.2"] > 3 * rms["m = 512"]
+    # The largest difference over Q does not go below that of the kernels.
+    largest = {name: float(cell) for name, cell in section.lines if "largest over Q" in name}
+    kernels = max(abs(lines[f"sigma_Q^2 = {variance:g}"]) for variance in rff_theory.VARIANCES)
+    few, *_, many = largest.values()
+    assert few > many == pytest.approx(kernels, rel=0.2)
+
+
+def test_so_many_frequencies_bring_the_bound_to_one() -> None:
+    epsilon, dim, variance = 0.1, 32, 2.0
+    m = rff_theory.frequencies_for(epsilon, dim, variance)
+    assert variance / epsilon**2 * math.exp(-m * epsilon**2 / (16 * (dim + 2))) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_the_lemma_bounds_the_risk_of_the_estimator() -> None:
@@ -119,15 +176,19 @@ def test_the_lemma_bounds_the_risk_of_the_estimator() -> None:
     assert [float(line[2]) for line in lines] == sorted((float(line[2]) for line in lines), reverse=True)
 
 
-def test_a_report_tells_rotations_from_noise() -> None:
+def test_a_report_tells_rotations_from_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors that are only turned: refitted consumers do not notice, a frozen one does until they are aligned. Vectors
     of noise: no claim holds."""
+    monkeypatch.setattr(rff_figures, "NUM_STEPS", 60)
+    monkeypatch.setattr(rff_theory, "NUM_DRAWS", 2)
     runs, records, classes = kept_runs(0.0)
     found = findings({4: (runs, records)}, classes, 4, is_published=False)
     assert [section.name for section in found.sections] == ["task1", "growth", "lemma1", "proposition4", "sensitivity"]
     assert [claim[0] for claim in found.claims] == ["holds", "holds"]
     lines = {line[0]: line for line in found.sections[0].lines}
     assert lines["h_4"][1].endswith("(0.00)") or float(lines["h_4"][1].split("(")[1][:-1]) < 1.0
+    # Exponential vectors are of products, which a rotation leaves alone.
+    assert float(lines["exp<h_4, h>"][5].split()[0]) == float(lines["exp<h_4, h>"][1].split()[0])
     assert float(lines["h_4, aligned"][5].split()[0]) > float(lines["h_4"][5].split()[0]) + 20
     assert [line[0] for line in found.sections[1].lines] == ["1", "2"]
     runs, records, classes = kept_runs(50.0)
