@@ -56,7 +56,7 @@ ALL, FIFTH = "all", "fifth"
 class Size(NamedTuple):
     """What a form of the recipe trains.
 
-    ``evaluation`` is that of the main table; the parts hold out a random tenth each. ``fields``: of the model.
+    ``fields``: of the jobs of the main table; ``of_parts``: of the others, which hold out a random tenth each.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Size(NamedTuple):
     l2: tuple[float, ...]
     sized: tuple[str, ...]
     batch_size: int
-    evaluation: dict[str, Any]
     fields: dict[str, Any]
+    of_parts: dict[str, Any]
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
@@ -88,21 +88,22 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
 
 
 def _quick(data: Path) -> Size:
-    evaluation = {"split": {"kind": "time", "validation": 0.15, "test": 0.15}}
-    fields = documents.tower(8, [32], HASH)
-    return Size(
-        "quick", documents.click_log(data), QUICK, QUICK_TUNED, (0.25, 1.0), (), QUICK_SIZED, 128, evaluation, fields
-    )
+    tower = documents.tower(8, [32], HASH)
+    fields = tower | {"evaluation": {"split": {"kind": "time", "validation": 0.15, "test": 0.15}}}
+    of_parts = tower | {"evaluation": documents.RANDOM, "epochs": 1}
+    of = documents.click_log(data)
+    return Size("quick", of, QUICK, QUICK_TUNED, (0.25, 1.0), (), QUICK_SIZED, 128, fields, of_parts)
 
 
 def _whole(data: Path) -> Size:
-    of, fields = documents.epinions(data, {"rule": "rating >= 4"}), documents.tower(16, [128, 64], HASH)
-    return Size("epinions", of, tuple(METHODS), TUNED, FACTORS, L2_STRENGTHS, SIZED, 1024, documents.RANDOM, fields)
+    of = documents.epinions(data, {"rule": "rating >= 4"})
+    fields = documents.tower(16, [128, 64], HASH) | {"evaluation": documents.RANDOM}
+    return Size("epinions", of, tuple(METHODS), TUNED, FACTORS, L2_STRENGTHS, SIZED, 1024, fields, fields)
 
 
 def _methods(size: Size, seed: int) -> Iterator[Trial]:
     for row in size.methods:
-        yield _trial(size, size.name, "dnn", row, size.of, seed, _regularizers(METHODS[row]), size.evaluation)
+        yield _trial(size, size.name, "dnn", row, size.of, seed, _regularizers(METHODS[row]), size.fields)
 
 
 def _strengths(size: Size, seed: int) -> Iterator[Trial]:
@@ -110,33 +111,29 @@ def _strengths(size: Size, seed: int) -> Iterator[Trial]:
     for row in size.tuned:
         for factor in size.factors:
             method = (METHODS[row] or {}) | {"explicit_strength": factor * RATE / (1.0 - RATE)}
-            yield _trial(
-                size, STRENGTHS, "dnn", row, size.of, seed, _regularizers(method), documents.RANDOM,
-                tried=f"lambda_1 times {factor:g}",
-            )  # fmt: skip
+            tried = f"lambda_1 times {factor:g}"
+            yield _trial(size, STRENGTHS, "dnn", row, size.of, seed, _regularizers(method), size.of_parts, tried)
     for strength in size.l2:
         # s |theta|^2: of the rows of a sample in its loss, of dense weights as 2 s theta beside the gradient.
         dense = size.fields["dense_optimizer"] | {"weight_decay": 2.0 * strength}
-        yield _trial(
-            size, STRENGTHS, "dnn", L2, size.of, seed, {"l2": strength}, documents.RANDOM, tried=f"{strength:g}",
-            dense_optimizer=dense,
-        )  # fmt: skip
+        fields = size.of_parts | {"dense_optimizer": dense}
+        yield _trial(size, STRENGTHS, "dnn", L2, size.of, seed, {"l2": strength}, fields, f"{strength:g}")
 
 
 def _sizes(size: Size, sizes: Mapping[str, DatasetSpec], seed: int) -> Iterator[Trial]:
     for column, of in sizes.items():
         for row in size.sized:
-            yield _trial(size, SIZES, column, row, of, seed, _regularizers(METHODS[row]), documents.RANDOM)
+            yield _trial(size, SIZES, column, row, of, seed, _regularizers(METHODS[row]), size.of_parts)
 
 
 def _trial(
     size: Size, table: str, column: str, row: str, of: DatasetSpec, seed: int, regularizers: dict[str, Any],
-    evaluation: dict[str, Any], tried: str = "", **more: Any,
+    fields: dict[str, Any], tried: str = "",
 ) -> Trial:  # fmt: skip
     name = f"{table} {row} {tried}" if column == "dnn" else f"{table} {column} {row}"
     return documents.trial(
         table, column, row, of, tried=tried, name=name, regularizers=regularizers, batch_size=size.batch_size,
-        seed=seed, optimizer={"kind": "adam", "learning_rate": 0.001}, evaluation=evaluation, **size.fields | more,
+        seed=seed, optimizer={"kind": "adam", "learning_rate": 0.001}, **fields,
     )  # fmt: skip
 
 
