@@ -40,7 +40,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
 QUICK: tuple[str, ...] = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
 
 STRENGTHS, SIZES = "strengths", "data_size"
-TUNED = ("R_approx", "R~", "R~ + xi_approx", "identity Hessian")
+TUNED = ("R_approx", "R~", "R~ + xi_approx", "identity Hessian", "identity Hessian (sampled)")
 QUICK_TUNED = ("identity Hessian",)
 FACTORS = (0.0625, 0.25, 1.0, 4.0)
 """Of lambda_1 = q / (1 - q), the coefficient of the equations."""
@@ -79,7 +79,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     trials = [
         trial
         for seed in range(seeds)
-        for trial in (*_methods(size, seed), *_strengths(size, seed), *_sizes(size, sizes, seed))
+        for trial in (*_methods(size, seed), *_strengths(size, sizes[FIFTH], seed), *_sizes(size, sizes, seed))
     ]
     split = Split.model_validate(documents.RANDOM["split"])
     prepare = partial(write_training_share, size.of, split, fifth, SHARE)
@@ -106,18 +106,18 @@ def _methods(size: Size, seed: int) -> Iterator[Trial]:
         yield _trial(size, size.name, "dnn", row, size.of, seed, _regularizers(METHODS[row]), size.fields)
 
 
-def _strengths(size: Size, seed: int) -> Iterator[Trial]:
+def _strengths(size: Size, of: DatasetSpec, seed: int) -> Iterator[Trial]:
     """Yield the candidates for the strength of each explicit regularizer, and those of l2."""
     for row in size.tuned:
         for factor in size.factors:
             method = (METHODS[row] or {}) | {"explicit_strength": factor * RATE / (1.0 - RATE)}
             tried = f"lambda_1 times {factor:g}"
-            yield _trial(size, STRENGTHS, "dnn", row, size.of, seed, _regularizers(method), size.of_parts, tried)
+            yield _trial(size, STRENGTHS, "dnn", row, of, seed, _regularizers(method), size.of_parts, tried)
     for strength in size.l2:
         # s |theta|^2: of the rows of a sample in its loss, of dense weights as 2 s theta beside the gradient.
         dense = size.fields["dense_optimizer"] | {"weight_decay": 2.0 * strength}
         fields = size.of_parts | {"dense_optimizer": dense}
-        yield _trial(size, STRENGTHS, "dnn", L2, size.of, seed, {"l2": strength}, fields, f"{strength:g}")
+        yield _trial(size, STRENGTHS, "dnn", L2, of, seed, {"l2": strength}, fields, f"{strength:g}")
 
 
 def _sizes(size: Size, sizes: Mapping[str, DatasetSpec], seed: int) -> Iterator[Trial]:
@@ -159,7 +159,8 @@ def _tables(size: Size, quick: bool) -> Iterator[Table]:
     )
     yield Table(
         STRENGTHS,
-        f"{rows}, the strength of each method taken by the validation split: logloss after the epoch best there",
+        f"{rows}, a fifth of the training rows, each method with the strength that the validation split takes: logloss "
+        "after the epoch best there",
         (Column("validation", "dnn", "logloss", "validation"), Column("test", "dnn", "logloss")),
         "best",
         "logloss",
@@ -211,8 +212,9 @@ _TITLE = "Dropout taken apart: DROPOUT_k, noise added back, explicit regularizer
 _SOURCE = "Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout (2020), tables 1 to 3"
 _PROTOCOL = """\
 A CTR tower (dimension 16, 128-64) trained by Adam with rate .001; dropout .4 on looked-up rows and after each hidden
-layer, or what stands for it with the coefficients of the equations, none tuned but in `strengths`: there lambda_1 is
-one of four multiples of q / (1 - q), taken by the validation logloss of the best epoch, as is the strength of l2, which
-is of rows and of dense weights. epinions, ratings of 4 and above, a random tenth tests and one validates. `data_size`
-trains on all of the other rows and on a random fifth of them, for four epochs each, and holds out the same rows. The
-paper trains language models, whose perplexities stand beside for the order of methods."""
+layer, or what stands for it with the coefficients of the equations, none tuned but in `strengths`. epinions, ratings of
+4 and above, a random tenth tests and one validates. `data_size` trains on all of the other rows and on a random fifth
+of them, for four epochs each, and holds out the same rows. `strengths` trains on the fifth: lambda_1 is one of four
+multiples of q / (1 - q), taken by the validation logloss of the best epoch, and so is the strength of l2, which is of
+rows and of dense weights. The paper trains language models, whose perplexities stand beside for the order of
+methods."""
