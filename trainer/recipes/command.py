@@ -32,7 +32,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "towers": towers.recipe,
 }
 """``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""
-MAKE_ROWS = ("adamar", "alpha", "generalization", "rff", "sse", "towers")
+MAKE_ROWS = ("adamar", "alpha", "dropout", "generalization", "rff", "sse", "towers")
 RENAMED = {"lecture": "generalization"}
 """Names of before, read for one release more."""
 DATA = Path("data")

@@ -1,16 +1,24 @@
-"""``dropout``: the effect of dropout in expectation, and by its noise (Wei, Kakade and Ma 2020, tables 1 and 3)."""
+"""``dropout``: the effect of dropout in expectation, and by its noise (Wei, Kakade and Ma 2020, tables 1 to 3)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from trainer.recipes.generalization.label_randomization import at
 from trainer.recipes.pages import documents, published
-from trainer.recipes.trials.trial import Claim, Column, Recipe, Table
+from trainer.recipes.training_share import write_training_share
+from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
+from trainer.spec import DatasetSpec, Split
 
 RATE = 0.4
 HASH = {"kind": "hash", "std": 0.01}
+APPROXIMATE_NOISE = {"noise": "approximate"}
 HESSIAN = {"masks": 0, "explicit": "output_hessian"}
+LOSS_JACOBIAN = {"masks": 0, "explicit": "loss_jacobian"}
+IDENTITY = {"masks": 0, "explicit": "identity"}
 METHODS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "DROPOUT_1": {},
@@ -19,55 +27,114 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "DROPOUT_8": {"masks": 8},
     "DROPOUT_32": {"masks": 32},
     "DROPOUT_8 + noise": {"masks": 8, "noise": "exact"},
-    "DROPOUT_8 + xi_approx": {"masks": 8, "noise": "approximate"},
+    "DROPOUT_8 + xi_approx": {"masks": 8, **APPROXIMATE_NOISE},
     "R_approx": HESSIAN,
-    "R_approx + xi_approx": HESSIAN | {"noise": "approximate"},
-    "R~": {"masks": 0, "explicit": "loss_jacobian"},
-    "identity Hessian": {"masks": 0, "explicit": "identity"},
+    "R_approx (8 samples)": HESSIAN | {"label_samples": 8},
+    "R_approx + xi_approx": HESSIAN | APPROXIMATE_NOISE,
+    "R~": LOSS_JACOBIAN,
+    "R~ + xi_approx": LOSS_JACOBIAN | APPROXIMATE_NOISE,
+    "identity Hessian": IDENTITY,
+    "identity Hessian (sampled)": IDENTITY | {"sign_samples": 1},
 }
 """By row ``dropout_method``; none of it: no dropout at all."""
 QUICK: tuple[str, ...] = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
 
+STRENGTHS, SIZES = "strengths", "data_size"
+TUNED = ("R_approx", "R~", "R~ + xi_approx", "identity Hessian", "identity Hessian (sampled)")
+QUICK_TUNED = ("identity Hessian",)
+FACTORS = (0.0625, 0.25, 1.0, 4.0)
+"""Of lambda_1 = q / (1 - q), the coefficient of the equations."""
+L2 = "l2"
+L2_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
+SIZED = ("none", "DROPOUT_1", "DROPOUT_4", "R_approx", "R_approx + xi_approx")
+QUICK_SIZED = ("none",)
+SHARE = 0.2
+"""Of the training rows, in table 2."""
+ALL, FIFTH = "all", "fifth"
 
-def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
-    """Return a tower on epinions; ``quick``: on a small click log."""
-    if quick:
-        of, table, rows, batch_size = documents.click_log(data), "quick", QUICK, 128
-        fields = documents.tower(8, [32], HASH)
-        evaluation = {"split": {"kind": "time", "validation": 0.15, "test": 0.15}}
-    else:
-        of = documents.epinions(data, {"rule": "rating >= 4"})
-        table, rows, batch_size = "epinions", tuple(METHODS), 1024
-        fields, evaluation = documents.tower(16, [128, 64], HASH), documents.RANDOM
-    trials = tuple(
-        documents.trial(
-            table, "dnn", row, of, regularizers=_regularizers(METHODS[row]), batch_size=batch_size, seed=seed,
-            optimizer={"kind": "adam", "learning_rate": 0.001}, evaluation=evaluation, **fields,
-        )
-        for seed in range(seeds) for row in rows
+
+class Size(NamedTuple):
+    """What a form of the recipe trains.
+
+    ``fields``: of the jobs of the main table; ``of_parts``: of the others, which hold out a random tenth each.
+    """
+
+    name: str
+    of: DatasetSpec
+    methods: tuple[str, ...]
+    tuned: tuple[str, ...]
+    factors: tuple[float, ...]
+    l2: tuple[float, ...]
+    sized: tuple[str, ...]
+    batch_size: int
+    fields: dict[str, Any]
+    of_parts: dict[str, Any]
+
+
+def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
+    """Return a tower on epinions; ``quick``: on a small click log. ``rows``: the folder of the file that it writes."""
+    size = _quick(data) if quick else _whole(data)
+    fifth = rows / f"{size.of.name}_fifth.parquet"
+    sizes = {ALL: size.of, FIFTH: at(size.of, fifth)}
+    trials = [
+        trial
+        for seed in range(seeds)
+        for trial in (*_methods(size, seed), *_strengths(size, sizes[FIFTH], seed), *_sizes(size, sizes, seed))
+    ]
+    split = Split.model_validate(documents.RANDOM["split"])
+    prepare = partial(write_training_share, size.of, split, fifth, SHARE)
+    claims = tuple(_claims(size.name)) if quick else (*_claims(size.name), *_claims_of_parts())
+    return Recipe("dropout", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), tuple(_tables(size, quick)), claims, prepare)
+
+
+def _quick(data: Path) -> Size:
+    tower = documents.tower(8, [32], HASH)
+    fields = tower | {"evaluation": {"split": {"kind": "time", "validation": 0.15, "test": 0.15}}}
+    of_parts = tower | {"evaluation": documents.RANDOM, "epochs": 1}
+    of = documents.click_log(data)
+    return Size("quick", of, QUICK, QUICK_TUNED, (0.25, 1.0), (), QUICK_SIZED, 128, fields, of_parts)
+
+
+def _whole(data: Path) -> Size:
+    of = documents.epinions(data, {"rule": "rating >= 4"})
+    fields = documents.tower(16, [128, 64], HASH) | {"evaluation": documents.RANDOM}
+    return Size("epinions", of, tuple(METHODS), TUNED, FACTORS, L2_STRENGTHS, SIZED, 1024, fields, fields)
+
+
+def _methods(size: Size, seed: int) -> Iterator[Trial]:
+    for row in size.methods:
+        yield _trial(size, size.name, "dnn", row, size.of, seed, _regularizers(METHODS[row]), size.fields)
+
+
+def _strengths(size: Size, of: DatasetSpec, seed: int) -> Iterator[Trial]:
+    """Yield the candidates for the strength of each explicit regularizer, and those of l2."""
+    for row in size.tuned:
+        for factor in size.factors:
+            method = (METHODS[row] or {}) | {"explicit_strength": factor * RATE / (1.0 - RATE)}
+            tried = f"lambda_1 times {factor:g}"
+            yield _trial(size, STRENGTHS, "dnn", row, of, seed, _regularizers(method), size.of_parts, tried)
+    for strength in size.l2:
+        # s |theta|^2: of the rows of a sample in its loss, of dense weights as 2 s theta beside the gradient.
+        dense = size.fields["dense_optimizer"] | {"weight_decay": 2.0 * strength}
+        fields = size.of_parts | {"dense_optimizer": dense}
+        yield _trial(size, STRENGTHS, "dnn", L2, of, seed, {"l2": strength}, fields, f"{strength:g}")
+
+
+def _sizes(size: Size, sizes: Mapping[str, DatasetSpec], seed: int) -> Iterator[Trial]:
+    for column, of in sizes.items():
+        for row in size.sized:
+            yield _trial(size, SIZES, column, row, of, seed, _regularizers(METHODS[row]), size.of_parts)
+
+
+def _trial(
+    size: Size, table: str, column: str, row: str, of: DatasetSpec, seed: int, regularizers: dict[str, Any],
+    fields: dict[str, Any], tried: str = "",
+) -> Trial:  # fmt: skip
+    name = f"{table} {row} {tried}" if column == "dnn" else f"{table} {column} {row}"
+    return documents.trial(
+        table, column, row, of, tried=tried, name=name, regularizers=regularizers, batch_size=size.batch_size,
+        seed=seed, optimizer={"kind": "adam", "learning_rate": 0.001}, **fields,
     )  # fmt: skip
-    shown = Table(
-        table,
-        f"{'own log, small' if quick else 'epinions'}, DNN, dropout {RATE} on rows and hidden layers: test logloss "
-        "after epochs 1/2/3/4",
-        (Column("logloss", "dnn", "logloss"),),
-        "epochs",
-        "logloss",
-        lower=True,
-        published={} if quick else published.DROPOUT_PTB,
-        published_is=""
-        if quick
-        else "validation perplexity of an LSTM on Penn Treebank: only the order of methods compares",
-        comparable=False,
-    )
-    claims = tuple(
-        Claim(text, table, "dnn", (row, "last"), ("none", "last"), 0.0)
-        for row, text in (
-            ("DROPOUT_1", "dropout ends below no dropout"),
-            ("R_approx", "the explicit regularizer alone ends below no dropout"),
-        )
-    )
-    return Recipe("dropout", _TITLE, _SOURCE, _PROTOCOL, trials, (shown,), claims)
 
 
 def _regularizers(method: dict[str, Any] | None) -> dict[str, Any]:
@@ -76,10 +143,78 @@ def _regularizers(method: dict[str, Any] | None) -> dict[str, Any]:
     return {"dropout": RATE, "dropout_layers": "both"} | ({"dropout_method": method} if method else {})
 
 
+def _tables(size: Size, quick: bool) -> Iterator[Table]:
+    rows = "own log, small" if quick else size.name
+    perplexity = "" if quick else "validation perplexity of a language model, {}: only the order of methods compares"
+    yield Table(
+        size.name,
+        f"{rows}, DNN, dropout {RATE} on rows and hidden layers: test logloss after epochs 1/2/3/4",
+        (Column("logloss", "dnn", "logloss"),),
+        "epochs",
+        "logloss",
+        lower=True,
+        published={} if quick else published.DROPOUT_PTB,
+        published_is=perplexity.format("an LSTM on Penn Treebank"),
+        comparable=False,
+    )
+    yield Table(
+        STRENGTHS,
+        f"{rows}, a fifth of the training rows, each method with the strength that the validation split takes: logloss "
+        "after the epoch best there",
+        (Column("validation", "dnn", "logloss", "validation"), Column("test", "dnn", "logloss")),
+        "best",
+        "logloss",
+        lower=True,
+        published={} if quick else published.DROPOUT_TUNED,
+        published_is=perplexity.format("an LSTM on Penn Treebank, R_approx untuned"),
+        comparable=False,
+    )
+    yield Table(
+        f"{STRENGTHS}:epochs",
+        f"{rows}, the same: test logloss after epochs 1/2/3/4",
+        (Column("logloss", "dnn", "logloss"),),
+        "epochs",
+        "logloss",
+        lower=True,
+    )
+    yield Table(
+        SIZES,
+        f"{rows}, all of the training rows and a fifth of them: test logloss after epochs 1/2/3/4",
+        (Column("all rows", ALL, "logloss"), Column("a fifth", FIFTH, "logloss")),
+        "epochs",
+        "logloss",
+        lower=True,
+        published={} if quick else published.DROPOUT_SIZES,
+        published_is=perplexity.format("Transformer-XL on WikiText-103"),
+        comparable=False,
+    )
+
+
+def _claims(table: str) -> Iterator[Claim]:
+    for row, text in (
+        ("DROPOUT_1", "dropout ends below no dropout"),
+        ("R_approx", "the explicit regularizer alone ends below no dropout"),
+    ):
+        yield Claim(text, table, "dnn", (row, "last"), ("none", "last"), 0.0)
+
+
+def _claims_of_parts() -> Iterator[Claim]:
+    """Yield what the paper says of tuned strengths (section 5.2) and of the size of the data (section 5.3)."""
+    text = "with strengths tuned alike, the output Hessian is no worse than the identity"
+    yield Claim(text, STRENGTHS, "dnn", ("R_approx", "best"), ("identity Hessian", "best"), 0.0)
+    text = "R~ with its strength tuned is better than l2"
+    yield Claim(text, STRENGTHS, "dnn", ("R~", "best"), ("l2", "best"), 0.0)
+    text = "on a fifth of the rows, one mask ends below the mean of four"
+    yield Claim(text, SIZES, FIFTH, ("DROPOUT_1", "last"), ("DROPOUT_4", "last"), 0.0)
+
+
 _TITLE = "Dropout taken apart: DROPOUT_k, noise added back, explicit regularizers"
-_SOURCE = "Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout (2020), tables 1 and 3"
+_SOURCE = "Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout (2020), tables 1 to 3"
 _PROTOCOL = """\
 A CTR tower (dimension 16, 128-64) trained by Adam with rate .001; dropout .4 on looked-up rows and after each hidden
-layer, or what stands for it with the coefficients of the equations, none tuned. epinions, ratings of 4 and above, a
-random tenth tests and one validates. The paper trains language models, whose perplexities stand beside for the order
-of methods."""
+layer, or what stands for it with the coefficients of the equations, none tuned but in `strengths`. epinions, ratings of
+4 and above, a random tenth tests and one validates. `data_size` trains on all of the other rows and on a random fifth
+of them, for four epochs each, and holds out the same rows. `strengths` trains on the fifth: lambda_1 is one of four
+multiples of q / (1 - q), taken by the validation logloss of the best epoch, and so is the strength of l2, which is of
+rows and of dense weights. The paper trains language models, whose perplexities stand beside for the order of
+methods."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainer.recipes.generalization.bounds import DELTA, SIGMAS, rademacher_bound
 from trainer.recipes.generalization.compression import SHARES
+from trainer.recipes.generalization.linear_bound import COIN, TRUNCATION
 from trainer.recipes.generalization.measures import LEVELS
 from trainer.recipes.generalization.stability import distance
 from trainer.recipes.pages.layout import NOT_RUN, facts
@@ -184,6 +185,46 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
                 "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), of `dnn` without numbers. It is "
                 "of the logit; above 1 it says nothing of the gap, and what it is for is to be compared. Massart: the "
                 "complexity of as many functions as the parameters' bits can say (section 5): above 1 nothing too.",
+            ),
+        ),
+        *_linear_bounds(measured),
+    ]  # fmt: skip
+
+
+def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
+    lines = []
+    for label, record in measured.items():
+        one = record.get("bounds")
+        if one is None or "mu" not in one:
+            continue
+        of_layer = one.get("linear")
+        figures: tuple[str, ...] = (NOT_RUN,) * 9
+        if of_layer is not None:
+            figures = (
+                f"{of_layer['norm']:.3g}", f"{of_layer['largest_input']:.3g}",
+                *(f"{term:.3g}" for term in of_layer["terms"]), f"{of_layer['train']:.4f}",
+                f"{of_layer['bound']:.3g}", "vacuous" if of_layer["vacuous"] else f"below {COIN:.3f}",
+            )  # fmt: skip
+        lines.append((label, f"{one['mu']:.4f}", f"{one['nu']:.4f}", *figures))
+    if not lines:
+        return []
+    return [
+        Section(
+            "linear-bound",
+            "A bound by derivatives of the loss (Wei, Kakade and Ma, theorem 4.1)",
+            ("", "mu", "nu", "A", "largest input", "term of mu", "term of nu", "term of norms", "zeta", "training loss",
+             "bound", ""),
+            tuple(lines),
+            (
+                "mu and nu: means over all training rows of the length of the gradient of the cross-entropy by the "
+                "logits of two classes, and of the trace of its Hessian. The bound is on the loss of new rows, "
+                f"truncated at {TRUNCATION:g}, with probability {1 - DELTA:g}: 1.01 times the training loss, truncated "
+                f"too, and the four terms. Vacuous: {COIN:.3f} or more, the loss of a fair coin.",
+                "The theorem is of linear models and has a universal constant that the paper does not give: it is 1 "
+                "here. Of `dnn` it is taken of the last layer, with its inputs as if they had been there before the "
+                "training rows, and A the layer's own norm. So it is a figure to compare, and no bound on the gap of "
+                "the whole model even where it is not vacuous. Other models add to the last layer's output: mu and nu "
+                "alone.",
             ),
         )
     ]  # fmt: skip

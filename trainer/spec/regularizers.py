@@ -28,7 +28,8 @@ class DropoutMethod(Spec):
     Algorithm 4); ``noise_strength``: its factor, by default the one that gives the covariance of DROPOUT_1.
 
     ``label_samples``: those of Algorithm 3, for the output Hessian; without it, that is computed exactly.
-    ``coefficient``: R has none as it is ``published``; the second order of a ``taylor`` series has 1/2.
+    ``sign_samples``: draws of signs for ``identity`` (C.4); without it, that is computed exactly too. ``coefficient``:
+    R has none as it is ``published``; the second order of a ``taylor`` series has 1/2.
     """
 
     masks: int = Field(default=1, ge=0, le=64)
@@ -37,12 +38,13 @@ class DropoutMethod(Spec):
     explicit_strength: Positive | None = None
     noise_strength: Positive | None = None
     label_samples: int | None = Field(default=None, ge=1, le=64)
+    sign_samples: int | None = later(None, ge=1, le=64)
     coefficient: Literal["published", "taylor"] = "published"
 
     @property
     def passes(self) -> int:
         """How many forward passes' activations a step keeps at once; a differentiated derivative counts as two."""
-        factors = 0 if self.explicit == "none" else self.label_samples or 1
+        factors = 0 if self.explicit == "none" else self.label_samples or self.sign_samples or 1
         derivatives = factors + (self.noise == "approximate")
         plain = 1 if derivatives or not self.masks else 0
         return self.masks + plain + 2 * derivatives + (2 if self.noise == "exact" else 0)

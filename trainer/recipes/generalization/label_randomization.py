@@ -54,7 +54,7 @@ def part(dataset: DatasetSpec, path: Path, num_rows: int, seed: int = 0) -> None
     """Write ``num_rows`` random rows with a column ``is_test``, true of a random tenth, unless ``path`` is there."""
     if not path.exists():
         draw = np.random.Generator(np.random.Philox(seed))
-        table = _read(dataset)
+        table = read_rows(dataset)
         chosen = table.take(draw.permutation(len(table))[:num_rows])
         write_table(chosen.append_column("is_test", pa.array(draw.random(len(chosen)) < 0.1)), path, compression="zstd")
 
@@ -67,7 +67,7 @@ def corrupted(dataset: DatasetSpec, path: Path, share: float, seed: int = 0) -> 
     draw = np.random.Generator(np.random.Philox(seed))
 
     def relabelled(column: pa.ChunkedArray) -> pa.Array:
-        trains = np.flatnonzero(~_read(dataset)["is_test"].to_numpy())
+        trains = np.flatnonzero(~read_rows(dataset)["is_test"].to_numpy())
         rows = draw.permutation(trains)[: round(share * len(trains))]
         values = column.to_numpy().copy()
         values[rows] = values[draw.permutation(rows)]
@@ -145,7 +145,12 @@ def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArra
     return labels
 
 
-def _read(dataset: DatasetSpec) -> pa.Table:
+def read_rows(dataset: DatasetSpec) -> pa.Table:
+    """Return the rows of a dataset of Parquet, without dictionaries.
+
+    Raises:
+        DataError: there is no such file, or it is of another format.
+    """
     path = Path(dataset.uri.removeprefix("file://"))
     if not path.exists():
         raise DataError("no such file or directory", where=str(path), remedy="give the folder of the data with --data")
@@ -161,6 +166,6 @@ def _read(dataset: DatasetSpec) -> pa.Table:
 def _write(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.ChunkedArray], Any]) -> None:
     """Write the rows with another label column, unless ``path`` is there."""
     if not path.exists():
-        table, name = _read(dataset), label_column(dataset)
+        table, name = read_rows(dataset), label_column(dataset)
         labels = relabel(table[name])
         write_table(table.set_column(table.column_names.index(name), name, labels), path, compression="zstd")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
+
+from torch import nn
 
 from trainer.recipes.generalization import compression
 from trainer.recipes.generalization.bounds import fit_of_signs, massart_bound, norm_bound, pac_bayes, wrong
 from trainer.recipes.generalization.gradients import gradient_norms
 from trainer.recipes.generalization.hessian import top_eigenvalue
 from trainer.recipes.generalization.jacobians import NUM_ROWS, inputs_of, jacobian_norms, with_moments_of
+from trainer.recipes.generalization.linear_bound import derivatives, largest_input, linear_bound, norm_of
 from trainer.recipes.generalization.rescaling import ALPHA, rescalable, rescaled
 from trainer.recipes.generalization.sharpness import RELATIVE_RHO, RELATIVE_SIGMA, ascent_rise, noise_rise
 from trainer.recipes.generalization.spectrum import spectrum
@@ -26,7 +30,8 @@ def measures(subject: Subject) -> dict[str, Any]:
 
     ``sharpness``: figures as trained and ``rescaled`` (where layers can be, with the largest change of a loss);
     ``matrices``: by name spectra and what is lost at each share of the rank; ``gradients``: by parameter; ``bounds``:
-    of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes says of it.
+    of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes and theorem 4.1 of Wei, Kakade and Ma say
+    of it.
     """
     figures: dict[str, Any] = {
         "sample": subject.num_rows,
@@ -50,9 +55,15 @@ def measures(subject: Subject) -> dict[str, Any]:
 def _bounds(subject: Subject) -> dict[str, Any]:
     num_rows = subject.data.num_examples["train"]
     best = pac_bayes(subject.point, subject.losses, subject.squared_distance, num_rows)
+    last = last_layer(subject)
+    with contextlib.nullcontext([0.0]) if last is None else largest_input(last) as largest:
+        losses = subject.split_losses("train")
+    mu, nu = derivatives(losses)
     figures: dict[str, Any] = {
         "rows": num_rows,
-        "train": wrong(subject.split_losses("train")),
+        "train": wrong(losses),
+        "mu": mu,
+        "nu": nu,
         "massart": massart_bound(subject.num_parameters, num_rows),
         "squared_distance": subject.squared_distance,
         "pac_bayes": {"bound": best.bound, **dataclasses.asdict(best)},
@@ -61,7 +72,24 @@ def _bounds(subject: Subject) -> dict[str, Any]:
         figures["test"] = wrong(subject.split_losses("test"))
     if subject.job.model.kind == "dnn" and not subject.data.num_dense:
         figures["norm_bound"] = _norm_bound(subject)
+    if last is not None:
+        norm, longest = norm_of(last), max(largest)
+        found = linear_bound(losses, norm, longest)
+        figures["linear"] = {
+            "norm": norm, "largest_input": longest, "terms": list(found.terms), "train": found.train,
+            "gap": found.gap, "bound": found.bound, "vacuous": found.is_vacuous,
+        }  # fmt: skip
     return figures
+
+
+def last_layer(subject: Subject) -> nn.Linear | None:
+    """Return the layer whose output is the whole logit: that of ``dnn``; None of models that add to it."""
+    if subject.job.model.kind != "dnn":
+        return None
+    tower: Any = subject.model.tower
+    layer = tower[-1]
+    assert isinstance(layer, nn.Linear)
+    return layer
 
 
 def _norm_bound(subject: Subject) -> float:

@@ -163,6 +163,8 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(f"{where}.noise_strength", "there is no noise", "set noise, or leave it out")
     if method.label_samples is not None and method.explicit != "output_hessian":
         yield FieldProblem(f"{where}.label_samples", "labels are drawn for the output Hessian alone", "leave it out")
+    if method.sign_samples is not None and method.explicit != "identity":
+        yield FieldProblem(f"{where}.sign_samples", "signs are drawn for the identity alone", "leave it out")
     if method.explicit in ("output_hessian", "identity") and (spec.model.draws_partner or spec.model.reads_labels):
         outputs = "several" if spec.model.reads_labels else "two"
         yield FieldProblem(f"{where}.explicit", f"{kind}'s loss is of {outputs} outputs", "use loss_jacobian")

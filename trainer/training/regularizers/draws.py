@@ -21,7 +21,9 @@ MAX_MASKS = 64
 """Draws 0 .. k - 1 are the masks of DROPOUT_k."""
 EXACT_NOISE = (128, 129)
 """The two draws of xi~ (Wei, Kakade and Ma, section 3.1)."""
-SIGNS, IDENTITY_SIGNS, LABELS = 130, 131, 132
+SIGNS, LABELS = 130, 132
+IDENTITY_SIGNS = 192
+"""Draws from here on are those of the sampled identity (C.4), 64 at most."""
 _MAX_SITES = 256
 
 

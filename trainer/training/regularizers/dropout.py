@@ -22,7 +22,8 @@ those of each.
 
 Where this differs from the paper: eta and its variance have q / (1 - q) where it prints q / (q - 1), a slip of the
 sign; ``coefficient: taylor`` gives R the 1/2 that equation 4.1 leaves out; for a Bernoulli output the Hessian p (1 - p)
-is computed, and Algorithm 3's sampling of labels is an option.
+is computed, and Algorithm 3's sampling of labels is an option, as C.4's sampling of signs is for the identity in the
+place of H_out.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ class DropoutObjective:
             return explicit_regularizer([Factor(loss, 1.0)], layers)
         (output,) = outputs
         if self.method.explicit == "identity":
+            num_signs = self.method.sign_samples
+            if num_signs is not None:
+                return sampled_identity_regularizer(output, layers, draws, num_signs)
             return explicit_regularizer(identity(output), layers)
         count = self.method.label_samples
         factors = self.output.hessian(output) if count is None else self.output.sampled(output, count, draws)
@@ -157,11 +161,12 @@ def approximate_noise(loss: Tensor, layers: Sequence[Tensor], draws: Draws) -> T
     return torch.stack(terms).sum(0)
 
 
-def sampled_identity_regularizer(outputs: Tensor, layers: Sequence[Tensor], draws: Draws) -> Tensor:
-    """Return sum_i |J_{F,i} (eta_i * h_i)|^2 [b] with signs for eta_i: of mean sum_i <J_i^T J_i, diag(h_i^2)> (C.4).
+def sampled_identity_regularizer(outputs: Tensor, layers: Sequence[Tensor], draws: Draws, count: int = 1) -> Tensor:
+    """Return the mean over ``count`` draws of signs eta_i of sum_i |J_{F,i} (eta_i * h_i)|^2 [b].
 
-    It takes two backward passes however many outputs there are; exactly, it is :func:`explicit_regularizer` of
-    :func:`trainer.training.regularizers.outputs.identity`.
+    Its expectation is sum_i <J_i^T J_i, diag(h_i^2)> (C.4). It takes one backward pass, and one for each draw, however
+    many outputs there are; exactly, it is :func:`explicit_regularizer` of
+    :func:`trainer.training.regularizers.outputs.identity`, with one backward pass for each output.
     """
     probe = torch.zeros_like(outputs, requires_grad=True)
     pulled = torch.autograd.grad(outputs, layers, probe, create_graph=True, allow_unused=True)
@@ -169,10 +174,11 @@ def sampled_identity_regularizer(outputs: Tensor, layers: Sequence[Tensor], draw
     for site, (back, layer) in enumerate(zip(pulled, layers, strict=True)):
         if back is None:
             continue
-        # back is J^T probe: its derivative by the probe in the direction v is J v.
-        moved = layer * signs(draws, IDENTITY_SIGNS, site, layer)
-        (forward,) = torch.autograd.grad(back, probe, moved, create_graph=True)
-        total = total + forward.square().flatten(1).sum(1)
+        for draw in range(IDENTITY_SIGNS, IDENTITY_SIGNS + count):
+            # back is J^T probe: its derivative by the probe in the direction v is J v.
+            moved = layer * signs(draws, draw, site, layer)
+            (forward,) = torch.autograd.grad(back, probe, moved, create_graph=True)
+            total = total + forward[:, None].flatten(1).square().sum(1) / count
     return total
 
 

@@ -16,9 +16,9 @@ from torch.nn.functional import softplus
 from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.recipes.generalization import bounds
+from trainer.recipes.generalization import bounds, linear_bound
 from trainer.recipes.generalization.label_randomization import coins
-from trainer.recipes.generalization.measures import measures, random_fit
+from trainer.recipes.generalization.measures import last_layer, measures, random_fit
 from trainer.recipes.generalization.parameters import Point
 from trainer.recipes.generalization.subject import Subject
 from trainer.recipes.pages import documents
@@ -144,6 +144,20 @@ def test_measures_have_bounds_of_classifiers_alone(make_run: Callable[..., Run])
     expected = math.prod(of.values()) * math.hypot(*rows) * spread * math.sqrt(2 * len(train)) / len(train)
     assert len(of) == 2
     assert found["norm_bound"] == pytest.approx(expected, rel=1e-6)
+    # Theorem 4.1: of the last layer, over every training row.
+    assert (found["mu"], found["nu"]) == pytest.approx(linear_bound.derivatives(train))
+    last = last_layer(subject)
+    assert last is not None
+    inputs = []
+    handle = last.register_forward_hook(lambda module, given, output: inputs.append(given[0].norm(dim=1).max().item()))
+    subject.split_losses("train")
+    handle.remove()
+    linear = found["linear"]
+    assert linear["largest_input"] == pytest.approx(math.hypot(max(inputs), 1.0))
+    assert linear["norm"] == pytest.approx(math.hypot(float(last.weight.detach().norm()), float(last.bias.detach())))
+    expected = linear_bound.linear_bound(train, linear["norm"], linear["largest_input"])
+    assert (linear["terms"], linear["bound"]) == (pytest.approx(expected.terms), pytest.approx(expected.bound))
+    assert linear["vacuous"] == expected.is_vacuous
     assert random_fit(subject) == {"rows": len(train), "fit": pytest.approx(np.mean(2 * np.exp(-train) - 1))}
     focal = subject_of(make_run("focal", model=model | {"loss": "focal"}, epochs=1, evaluation=RANDOM))
     assert "bounds" not in measures(focal)

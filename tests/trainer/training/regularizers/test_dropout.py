@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from trainer.spec.regularizers import DropoutMethod
-from trainer.training.regularizers.draws import EXACT_NOISE, SIGNS, CounterDraws, GeneratorDraws, multipliers
+from trainer.training.regularizers.draws import (
+    EXACT_NOISE,
+    IDENTITY_SIGNS,
+    SIGNS,
+    CounterDraws,
+    GeneratorDraws,
+    multipliers,
+)
 from trainer.training.regularizers.dropout import (
     DropoutObjective,
     approximate_noise,
@@ -331,6 +338,34 @@ def test_the_identity_can_be_sampled():
     assert number(found.std()) > 1e-3
 
 
+@pytest.mark.parametrize("count", [1, 8])
+def test_drawn_signs_have_the_identity_for_their_mean_and_a_countth_of_the_variance(count):
+    """As an objective of one logit, [b]: by Jacobians for each draw of the signs, and in the mean over many."""
+    model, (x, y) = net(), data(1)
+    flat = nn.Sequential(*model, nn.Flatten(0))
+    method = DropoutMethod(masks=0, explicit="identity", sign_samples=count, explicit_strength=1.0)
+    objective = DropoutObjective(flat, [model[i] for i in LAYERS], RATE, method)
+    num = 5000
+    draws = CounterDraws(3, 2)
+    many = objective(bce(flat, x.expand(num, 3), y.expand(num)), draws)
+    terms = many.value - many.loss
+    like = torch.ones(num, 2, dtype=torch.float64)
+    hs, js, _ = jacobians(model, x[0])
+    by_hand = torch.zeros(num, dtype=torch.float64)
+    for draw in range(count):
+        for site, (h, j) in enumerate(zip(hs, js, strict=True)):
+            eta = 2.0 * draws.keep_mask(IDENTITY_SIGNS + draw, site, like, 0.5).double() - 1.0
+            by_hand += ((eta * h) @ j[0]).square() / count
+    torch.testing.assert_close(terms, by_hand, rtol=1e-9, atol=1e-12)
+    exact = DropoutMethod(masks=0, explicit="identity", explicit_strength=1.0)
+    once = DropoutObjective(flat, [model[i] for i in LAYERS], RATE, exact)(bce(flat, x, y), draws)
+    expected = number((once.value - once.loss)[0])
+    # Of one draw, two units each: sum_i 4 (a_i b_i)^2 with a_i, b_i the units' parts.
+    variance = sum(4.0 * number((h * j[0]).prod()) ** 2 for h, j in zip(hs, js, strict=True)) / count
+    assert number(terms.mean()) == pytest.approx(expected, abs=4 * math.sqrt(variance / num))
+    assert number(terms.var()) == pytest.approx(variance, rel=0.1)  # about sqrt(2 / 5000) = .02 of a variance
+
+
 # --- noise by derivatives --------------------------------------------------------------------------------------------
 
 
@@ -389,11 +424,14 @@ METHODS = [
     DropoutMethod(masks=3, noise="approximate"),
     DropoutMethod(masks=0, explicit="loss_jacobian"),
     DropoutMethod(masks=0, explicit="identity", noise="exact"),
+    DropoutMethod(masks=0, explicit="identity", sign_samples=2),
     DropoutMethod(masks=0, noise="approximate"),
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.masks}-{method.explicit}-{method.noise}")
+@pytest.mark.parametrize(
+    "method", METHODS, ids=lambda method: f"{method.masks}-{method.explicit}-{method.noise}-{method.sign_samples}"
+)
 def test_gradients_are_those_of_finite_differences(method):
     """The whole objective under fixed draws is a smooth function of the weights (tanh), and its gradient its slope."""
     model, (x, y) = net(), data()
@@ -417,20 +455,38 @@ def test_gradients_are_those_of_finite_differences(method):
     torch.testing.assert_close(gradient, numeric, rtol=1e-6, atol=1e-8)
 
 
-def test_algorithm_2_adds_its_parts():
+@pytest.mark.parametrize("explicit", ["output_hessian", "loss_jacobian", "identity"])
+def test_algorithm_2_adds_its_parts(explicit):
     model, (x, y) = net(), data()
     layers, draws = [model[i] for i in LAYERS], CounterDraws(1, 3)
-    method = DropoutMethod(
-        masks=0, explicit="output_hessian", noise="approximate", explicit_strength=0.7, noise_strength=0.2
-    )
+    method = DropoutMethod(masks=0, explicit=explicit, noise="approximate", explicit_strength=0.7, noise_strength=0.2)
     found = DropoutObjective(model, layers, RATE, method)(bce(model, x, y), draws)
     with hidden_of(model).recorded() as hs:
         out = model(x)
         loss = BinaryCrossEntropy().loss(out, y)
-    expected = loss + 0.7 * explicit_regularizer(BinaryCrossEntropy().hessian(out), hs)
+    factors = {
+        "output_hessian": BinaryCrossEntropy().hessian(out),
+        "loss_jacobian": [Factor(loss, 1.0)],
+        "identity": identity(out),
+    }
+    expected = loss + 0.7 * explicit_regularizer(factors[explicit], hs)
     expected = expected + 0.2 * approximate_noise(loss, hs, draws)
     torch.testing.assert_close(found.value, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(found.loss, loss, rtol=1e-12, atol=0)
+
+
+def test_eight_labels_are_the_mean_of_eight():
+    """Algorithm 3 with n labels: the mean of n draws, so an nth of the variance of one."""
+    model, (x, y) = net(), data(1)
+    layers, num = [model[i] for i in LAYERS], 5000
+    variances = []
+    for count in (1, 8):
+        method = DropoutMethod(masks=0, explicit="output_hessian", label_samples=count)
+        found = DropoutObjective(model, layers, RATE, method)(
+            bce(model, x.expand(num, 3), y.expand(num)), CounterDraws(2, 1)
+        )
+        variances.append(number((found.value - found.loss).var()))
+    assert variances[0] / variances[1] == pytest.approx(8.0, rel=0.15)  # each to about sqrt(2 / 5000) = .02
 
 
 def test_any_module_and_any_layer_shape():

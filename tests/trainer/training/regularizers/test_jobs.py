@@ -40,6 +40,11 @@ REGULARIZERS: dict[str, dict[str, Any]] = {
     "algorithm 3": {"dropout": 0.3, "dropout_method": {**ALGORITHM_2, "label_samples": 2, "coefficient": "taylor"}},
     "loss jacobian": {"dropout": 0.3, "dropout_method": {"masks": 0, "explicit": "loss_jacobian"}},
     "identity": {"dropout": 0.3, "dropout_method": {"masks": 0, "explicit": "identity", "noise": "exact"}},
+    "sampled identity": {
+        "dropout": 0.3,
+        "dropout_layers": "both",
+        "dropout_method": {"masks": 0, "explicit": "identity", "sign_samples": 2},
+    },
     "sam": {"sam": {"rho": 0.3}},
     "meda": {"meda": True},
     "l2 and smoothing": {"l2": 0.05, "label_smoothing": 0.2},
@@ -438,6 +443,10 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "explicit": "identity"}}}, "effect already"),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0}}}, "nothing left"),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "label_samples": 2}}}, "Hessian alone"),
+        (
+            {"regularizers": {"dropout": 0.1, "dropout_method": {**ALGORITHM_2, "sign_samples": 2}}},
+            "signs are drawn for the identity alone",
+        ),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "explicit_strength": 2}}}, "set explicit"),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "noise_strength": 2}}}, "there is no noise"),
         (
