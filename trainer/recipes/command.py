@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.data.errors import DataError
 from trainer.launch.in_process import read_spec
-from trainer.recipes import adamar, alpha, dropout, generalization_report, language, rff, sse, towers
+from trainer.recipes import adamar, alpha, dropout, generalization_report, language, masked_language, rff, sse, towers
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.recipes.trials.trial import Recipe
 from trainer.runs.directory import read_run
@@ -27,6 +27,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
     "sse": sse.recipe,
     "dropout": dropout.recipe,
     "language": language.recipe,
+    "masked_language": masked_language.recipe,
     "rff": rff.recipe,
     "generalization": generalization_report.recipe,
     "towers": towers.recipe,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,8 @@ import pyarrow as pa
 from trainer.recipes.parquet_file import write_table
 
 NUM_WORDS, NUM_DOCUMENTS, NUM_SENTENCES, LENGTH = 50, 8, 12, 9
+SIDES = (0, 15, 30, NUM_WORDS)
+"""Where words that blame begin, that praise, that do neither, and where they end."""
 
 
 def write_quick_texts(folder: Path) -> None:
@@ -34,10 +37,22 @@ def _sentence(draw: np.random.Generator, start: int | None = None) -> list[str]:
 def write_quick_sentences(folder: Path) -> None:
     """Write ``sentence_polarity.parquet`` (positive, tokens), once: one word in three is of its sentence's side."""
     path = folder / "sentence_polarity.parquet"
-    if path.exists():
-        return
-    draw = np.random.Generator(np.random.Philox(1))
-    positive = draw.integers(2, size=400, dtype=np.int8)
-    sides = np.where(draw.random((400, LENGTH)) < 1 / 3, positive[:, None], 2)
-    words = [[f"{'bgn'[side]}{draw.integers(30)}" for side in row] for row in sides]
-    write_table(pa.table({"positive": positive, "tokens": words}), path)
+    if not path.exists():
+        write_table(pa.table(_opinions(400, LENGTH, 1)), path)
+
+
+def write_quick_reviews(folder: Path) -> None:
+    """Write ``movie_reviews.parquet`` (fold, positive, tokens), once: as the sentences, twice as long."""
+    path = folder / "movie_reviews.parquet"
+    if not path.exists():
+        folds = pa.array(np.arange(100) % 10)
+        write_table(pa.table({"fold": folds} | _opinions(100, 2 * LENGTH, 2)), path)
+
+
+def _opinions(count: int, length: int, seed: int) -> dict[str, Any]:
+    """Return ``positive`` and ``tokens``: of the corpus's words 15 blame, 15 praise, and 20 do neither."""
+    draw = np.random.Generator(np.random.Philox(seed))
+    positive = draw.integers(2, size=count, dtype=np.int8)
+    sides = np.where(draw.random((count, length)) < 1 / 3, positive[:, None], 2)
+    words = [[f"w{SIDES[side] + draw.integers(SIDES[side + 1] - SIDES[side])}" for side in row] for row in sides]
+    return {"positive": positive, "tokens": words}

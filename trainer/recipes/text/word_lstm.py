@@ -31,14 +31,14 @@ class LstmSettings:
     clusters of an adaptive softmax begin; none: a full softmax.
     """
 
-    num_training: int = 12
-    num_held_out: int = 5
+    num_training: int = 4
+    num_held_out: int = 2
     num_words: int = 1000
-    dim: int = 64
+    dim: int = 128
     num_layers: int = 2
-    length: int = 35
+    length: int = 20
     batch_size: int = 10
-    epochs: int = 8
+    epochs: int = 20
     learning_rate: float = 0.01
     clip: float = 1.0
     rate: float = 0.4
