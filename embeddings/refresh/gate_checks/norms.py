@@ -30,7 +30,7 @@ class Norms(GateCheck):
         Limit("norm_shift", 10.0, _REMEDY, at_most=True, calibrated=Calibrated(1.2, 0.0, by_halves=1.5)),
         Limit("norm_moved", 0.75, _REMEDY, at_most=True, calibrated=Calibrated(1.0, 0.005, by_halves=0.05)),
         Limit("norm_outside", 1.0, _REMEDY, at_most=True, calibrated=Calibrated(1.5, 0.02)),
-        Limit("norm_change_p95", 9.0, _REMEDY, at_most=True, calibrated=Calibrated(1.1, 0.02, by_halves=0.3)),
+        Limit("norm_change_p95", 9.0, _REMEDY, at_most=True, calibrated=Calibrated(1.0, 0.06, by_halves=0.3)),
     )
 
     @staticmethod
