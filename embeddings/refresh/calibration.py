@@ -105,12 +105,13 @@ def calibrated(
 
 
 def calibrated_by_halves(nulls: Sequence[Metrics], *, model: str = "", source: Sequence[str] = ()) -> Calibration:
-    """Return the limits that nulls on other rows call for: never tighter than the starting ones.
+    """Return the limits that nulls on other rows call for.
 
     Each null is trained on one half of the rows and measured against a version of the other half, which is what two
     days differ by where nothing has changed but who clicked. There are few of them and days change, so that the margin
-    is the wider one of buckets, and a limit is only ever made looser. Cosines are judged no more loosely than those in
-    a bucket are: nulls beyond that make a metric ``unstable``.
+    is the wider one of buckets, and a limit is only ever made looser: but for those whose starting values bind hardly,
+    which are tightened as far as ``Calibrated.by_halves`` says. Cosines are judged no more loosely than those in a
+    bucket are: nulls beyond that make a metric ``unstable``.
 
     Args:
         nulls: metrics of ``compare``, at least 2.
@@ -141,7 +142,9 @@ def calibrated_by_halves(nulls: Sequence[Metrics], *, model: str = "", source: S
             if looser(worst, loosest.starting_in_group) != loosest.starting_in_group:
                 unstable.append(name)
             found = (min if limit.at_most else max)(found, loosest.starting_in_group)
-        if looser(found, starting) != starting:
+        if limit.calibrated.by_halves is not None:
+            limits[name] = looser(found, limit.calibrated.by_halves)
+        elif looser(found, starting) != starting:
             limits[name] = found
     return Calibration(model, dim, len(nulls), limits, spreads, unstable, list(source), utc_now(), "halves")
 

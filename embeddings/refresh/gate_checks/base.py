@@ -32,12 +32,15 @@ class Calibrated:
     Attributes:
         group_margin: takes the place of ``margin`` for the metric in a bucket of counts, which has fewer items.
         loosest: no null makes the limit looser than this share of the starting one; None: the nulls alone decide.
+        by_halves: as tight as nulls on halves of the rows may make the limit, which do not tighten others; None: they
+            do not tighten this one.
     """
 
     factor: float
     margin: float
     group_margin: float = 0.0
     loosest: float | None = None
+    by_halves: float | None = None
 
 
 @dataclass(frozen=True)

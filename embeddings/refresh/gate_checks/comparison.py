@@ -35,6 +35,8 @@ class Sampling:
 
 MIN_EVIDENT = 30
 """Where fewer shared items are evident than this, all shared items are measured: a few would say little."""
+MIN_ROWS = 2
+"""Of training in each version, from which on an item is judged by what so many rows let it do: one is chance."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,19 @@ class Comparison:
             return old, new
         enough = np.minimum.reduce(known) >= self.min_count
         return (old[enough], new[enough]) if int(enough.sum()) >= MIN_EVIDENT else (old, new)
+
+    @cached_property
+    def counted(self) -> tuple[tuple[Array, Array], Array]:
+        """Rows (of previous, of candidate) of the shared items with ``MIN_ROWS`` in both, and their counts.
+
+        The counts are float64 [2, n]. No items where counts are unknown.
+        """
+        old, new = self.shared
+        if self.served.counts is None or self.candidate.counts is None:
+            return (old[:0], new[:0]), np.empty((2, 0))
+        num_rows = np.stack([self.served.counts[old], self.candidate.counts[new]]).astype(np.float64)
+        twice = num_rows.min(axis=0) >= MIN_ROWS
+        return (old[twice], new[twice]), num_rows[:, twice]
 
     @property
     def all_evident(self) -> bool:

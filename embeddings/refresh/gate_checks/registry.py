@@ -12,10 +12,12 @@ from embeddings.refresh.gate_checks.kernel import KernelChange
 from embeddings.refresh.gate_checks.neighbours import Neighbours
 from embeddings.refresh.gate_checks.norms import Norms
 from embeddings.refresh.gate_checks.rows import Rows
+from embeddings.refresh.gate_checks.turns import Turns
 
 # In the order in which manifests list their metrics and those that sample draw.
 CHECKS: tuple[type[GateCheck], ...] = (
     Rows, EffectiveRank, Missing, Carried, Cosines, Neighbours, KernelChange, Norms, FrozenProbes, AnchorDrift,
+    Turns,
 )  # fmt: skip
 
 LIMITS: dict[str, Limit] = {limit.metric: limit for check in CHECKS for limit in check.limits}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embeddings.refresh.calibration import calibrate, calibrated, calibration_of
+from embeddings.refresh.calibration import calibrate, calibrated, calibrated_by_halves, calibration_of
 from embeddings.refresh.gate import decide
 from embeddings.refresh.publish import Gate, Publication, Settings, publish_candidate
 from embeddings.store import Store, UnknownVersion, open_store
@@ -97,6 +97,21 @@ def test_too_few_or_unlike_nulls() -> None:
         calibrated([NULL] * 2)
     with pytest.raises(ValueError, match=r"dims \[16, 32\]"):
         calibrated([NULL, NULL, {**NULL, "dim": 16.0}])
+
+
+def test_halves_tighten_what_the_starting_values_leave_open() -> None:
+    quiet = {name: value for name, value in NULL.items() if name != "canary_drop[genre]"}
+    quiet |= {"norm_change_p95": 0.05, "turn_p999": 0.2}
+    floors = {"norm_shift": 1.5, "norm_moved": 0.05, "norm_change_p95": 0.3, "turn_p999": 0.9}
+    found = calibrated_by_halves([quiet, quiet])
+    assert found.limits == floors
+    for name, floor in floors.items():
+        assert decide({**quiet, name: floor}, found.thresholds()).passed
+        assert decide({**quiet, name: 1.05 * floor}, found.thresholds()).failed == [name]
+        assert decide({**quiet, name: 1.05 * floor}).passed
+    noisy = {**quiet, "norm_shift": 1.4, "norm_moved": 0.1, "norm_change_p95": 0.4, "turn_p999": 1.1}
+    expected = {"norm_shift": 1.68, "norm_moved": 0.105, "norm_change_p95": 0.46, "turn_p999": 1.47}
+    assert calibrated_by_halves([quiet, noisy]).limits == pytest.approx(expected)
 
 
 # --- in a store ------------------------------------------------------------------------------------------------------

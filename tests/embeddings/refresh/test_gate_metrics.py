@@ -64,6 +64,29 @@ def test_norms_against_plain_ones() -> None:
     assert metrics["cosine_mean"] == pytest.approx(1)
 
 
+def test_a_norm_that_follows_the_counts_has_not_changed() -> None:
+    rng = np.random.default_rng(4)
+    old, counts = geometry(), rng.integers(2, 50, N)
+    growth = rng.uniform(0.5, 4, N)
+    later = np.maximum(2, np.round(counts * growth)).astype(int)
+    grown = (3 * old * ((later / counts) ** 0.4)[:, None]).astype(np.float32)
+
+    def change(vectors: np.ndarray) -> float:
+        return compare(items(old, counts=counts), items(vectors, counts=later))["norm_change_p95"]
+
+    assert change(grown) == pytest.approx(0, abs=1e-5)
+    scaled = grown.copy()
+    scaled[:60] *= 1.5
+    assert change(scaled) == pytest.approx(0.5, abs=0.05)  # the line itself moves a little
+    scaled[:60] /= 1.5**2
+    assert change(scaled) == pytest.approx(0.5, abs=0.05)
+    # Alike counts have no line, and one item in twenty is not seen.
+    assert compare(items(old, counts=counts), items(old * 2, counts=counts))["norm_change_p95"] == pytest.approx(0)
+    few = old.copy()
+    few[:25] *= 10
+    assert compare(items(old, counts=counts), items(few, counts=counts))["norm_change_p95"] == pytest.approx(0)
+
+
 def test_cosines_against_plain_ones() -> None:
     rng = np.random.default_rng(3)
     old, counts = geometry(), rng.integers(0, 500, N)

@@ -182,7 +182,7 @@ def test_what_cannot_be_halved_is_left_to_calibrate_by_hand(make_run):
     assert halves.unsupported(one, 301.0, 600.0) == "halves would take some 602 seconds, more than calibrate_seconds"
 
 
-def test_limits_of_halves_are_never_tighter_than_the_starting_ones():
+def test_limits_of_halves_are_never_tighter_than_starting_ones_that_bind():
     quiet = {"dim": 16.0, "cosine_mean": 0.99, "cosine_low": 0.0, "knn_overlap": 0.9, "kernel_rms": 0.1}
     assert calibrated_by_halves([quiet, quiet]).limits == {}
     noisy = quiet | {"cosine_mean": 0.82, "cosine_low": 0.08, "kernel_rms": 0.9, "cosine_mean_traffic": 0.84}
