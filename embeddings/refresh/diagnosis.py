@@ -9,10 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from embeddings.refresh.gate import Check
+from embeddings.refresh.gate_checks.norms import Norms
 from embeddings.refresh.gate_checks.registry import subject_of
 
 Cause = Literal["data", "items", "vectors", "run", "generation", "stale"]
 NEW_GENERATION = ("same_dim", "same_model", "shared")
+_NORMS = frozenset(limit.metric for limit in Norms.limits)
 MAX_NAMED = 3
 """Rows' comparisons and metrics that a sentence names; the others are in the lists."""
 
@@ -117,7 +119,9 @@ def stale(message: str) -> Diagnosis:
 def _cause(failed: Sequence[Failure], rows: Sequence[str] | None) -> Cause:
     if any(one.metric in NEW_GENERATION for one in failed):
         return "generation"
-    subjects = {one.about for one in failed}
+    # Norms alone are the run's doing; where directions moved too, both come from the same.
+    moved = any(one.about == "vectors" for one in failed)
+    subjects = {one.about for one in failed if not (moved and one.metric in _NORMS)}
     if "run" in subjects:
         return "run"
     if subjects == {"items"}:
