@@ -162,7 +162,7 @@ def test_faults_of_a_run_are_never_the_datas(refresh: Refresh, fault: str) -> No
     assert end.diagnosis["cause"] == ("generation" if fault == "without a model" else "run")
 
 
-def test_norms_are_the_runs_doing_where_directions_held(refresh: Refresh) -> None:
+def test_norms_are_the_runs_doing_where_directions_held() -> None:
     norms = [Check("norm_shift", 3.0, 1.5, at_most=True), Check("norm_change_p95", 0.8, 0.4, at_most=True)]
     turned = Check("cosine_mean", 0.70, 0.85, at_most=False)
     collapsed = Check("effective_rank", 2.0, 4.0, at_most=False)
