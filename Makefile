@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 DATA ?=
 MINUTES ?= 30
 KILLS ?= 100
-WORKERS ?= 2
+# Tests wait for processes and disks: three keep two cores busy.
+WORKERS ?= 3
 # The longer forms of tests that are marked `long`.
 LONG = EVENKEEL_TEST_HOSTS=1 HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
 	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
@@ -30,7 +31,7 @@ setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu, cuda or cpu-torch-2.
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data $(DATA))
 
-test: setup  ## what CI runs, in WORKERS processes at once (2); OPTIONS: of pytest
+test: setup  ## what CI runs, in WORKERS processes at once (3); OPTIONS: of pytest
 	@$(PYTEST) $(OPTIONS)
 
 test-fast: setup  ## no process, no PostgreSQL, no interpreted Triton, nothing slow: two minutes
