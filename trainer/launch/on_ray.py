@@ -19,7 +19,7 @@ from trainer.launch.rank_actors import rank_actors, train_on
 from trainer.launch.rank_link import start_driver_end
 from trainer.runs.directory import RUN_FILE, THIS_CLUSTER, Run
 from trainer.runs.events import EventWriter, phase
-from trainer.runs.failures import Cancelled, ResourceError
+from trainer.runs.failures import ResourceError
 from trainer.runs.protocol import RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def start_ranks(run: Run) -> None:
         RanksFailed: a rank ended with an error.
         ResourceError: the cluster is not reached or too small.
     """
+    from ray.exceptions import RayError
+
     with connected(run):
         run = _fitted(run)
         # Kept: the actor ends with what refers to it.
@@ -43,11 +45,9 @@ def start_ranks(run: Run) -> None:
         with rank_actors(run, worker_resources(run.job)) as actors:
             try:
                 train_on(actors, run, document)
-            except (Cancelled, ResourceError, KeyboardInterrupt):
-                raise
-            except Exception as error:
-                # Of an exception Ray's text is a traceback; what it was raised from is what it was.
-                raise RanksFailed(str(error.__cause__ or error)) from error
+            except RayError as error:
+                # What a rank raised is this class and its own at once, and has a traceback for its text.
+                raise RanksFailed(str(getattr(error, "cause", error))) from error
 
 
 @contextlib.contextmanager

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
+
+from trainer.launch import on_ray
+from trainer.launch.driver import RanksFailed
 from trainer.launch.rank_actors import places
 from trainer.launch.ray_rank import Place, Seat
+from trainer.runs.failures import ResourceError
 
 
 def test_ranks_of_a_host_are_consecutive_in_the_order_of_its_gpus() -> None:
@@ -33,3 +40,21 @@ def test_a_rank_sees_the_gpus_of_all_ranks_of_its_host() -> None:
     found = places([Seat("a", "10.0.0.1", ("3",)), Seat("a", "10.0.0.1", ("1",)), Seat("b", "10.0.0.2", ("0",))])
     assert [place.environment()["CUDA_VISIBLE_DEVICES"] for place in found] == ["1,3", "1,3", "0"]
     assert [place.environment()["LOCAL_RANK"] for place in found] == ["1", "0", "0"]
+
+
+def test_what_a_rank_raised_is_a_failure_of_the_ranks_whatever_its_class(make_run, monkeypatch) -> None:
+    """The driver then tells what the rank recorded. Ray's error of a rank is an instance of the rank's own too."""
+    from ray.exceptions import RayTaskError
+
+    error = RayTaskError("train", "a traceback", ResourceError("no GPU here")).as_instanceof_cause()
+    assert isinstance(error, ResourceError)
+
+    def train_on(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(on_ray, "connected", contextlib.nullcontext)
+    monkeypatch.setattr(on_ray, "_fitted", lambda run: run)
+    monkeypatch.setattr(on_ray, "rank_actors", lambda *_: contextlib.nullcontext([]))
+    monkeypatch.setattr(on_ray, "train_on", train_on)
+    with pytest.raises(RanksFailed, match=r"^no GPU here$"):
+        on_ray.start_ranks(make_run())
