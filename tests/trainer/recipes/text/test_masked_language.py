@@ -26,14 +26,6 @@ SMALL = PretrainingSettings(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_fifteen_of_a_hundred_known_words_are_to_be_told_and_four_of_five_of_them_are_masked() -> None:
     words = torch.randint(0, NUM_WORDS, (400, 500), generator=torch.Generator().manual_seed(1))
     read, told = masked(words, NUM_WORDS, torch.Generator().manual_seed(2))

@@ -30,14 +30,6 @@ PRETRAINING = PretrainingSettings(
 FINE_TUNING = FineTuningSettings(num_words=9, epochs=2, learning_rate=0.02)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     write_quick_texts(tmp_path)

@@ -14,14 +14,6 @@ from trainer.recipes.text.word_lstm import LstmSettings, Streams, train_on, wind
 SMALL = LstmSettings(num_words=12, dim=8, length=10, batch_size=4, epochs=2)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def cycle(count: int) -> torch.Tensor:
     """Words that follow each other without exception."""
     return torch.arange(count) % 12
