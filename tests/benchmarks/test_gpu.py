@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import gpu
-from benchmarks.gpu_tests import Suite, run_suite
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.suites import Suite, run_suite
 
 
 def test_what_is_missing_is_said(capsys, monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, triton and torch for CUDA,
 whatever their versions: they are recorded. Nothing of Evenkeel need be installed: run it from the repository. Where
 FBGEMM for CUDA is, its module is tested as a backend, and where Evenkeel's dependencies are, whole jobs; else it says
-what was missing (:mod:`benchmarks.gpu_tests`). Lines are those of :mod:`benchmarks.gpu_kernels`.
+what was missing (:mod:`benchmarks.gpu.suites`). Lines are those of :mod:`benchmarks.gpu.kernels`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_tests import BEYOND_THE_KERNEL, KERNEL, run_suite
+from benchmarks.gpu.suites import BEYOND_THE_KERNEL, KERNEL, run_suite
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("numpy", "torch", "triton", "pytest", "hypothesis", "psutil")
 PACKAGES = (*NEEDED, "fbgemm-gpu")
 
@@ -79,7 +79,7 @@ def main() -> int:
         return 1
     import torch
 
-    from benchmarks import gpu_kernels
+    from benchmarks.gpu import kernels
 
     name = torch.cuda.get_device_name()
     path = options.out or ROOT / "docs" / "gpu" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
@@ -90,11 +90,11 @@ def main() -> int:
     }  # fmt: skip
     tested = report["tests"]["outcome"] == "passed"
     if tested:
-        copy = gpu_kernels.copy_bandwidth()
+        copy = kernels.copy_bandwidth()
         report["copy_gb_per_second"] = round(copy / 1e9, 1)
-        for case in gpu_kernels.CASES:
+        for case in kernels.CASES:
             if options.case in str(case):
-                for bench in (gpu_kernels.lookups, gpu_kernels.updates):
+                for bench in (kernels.lookups, kernels.updates):
                     report["lines"] += bench(case, copy, options.iterations)
                     torch.cuda.empty_cache()
     path.parent.mkdir(parents=True, exist_ok=True)
