@@ -1,9 +1,9 @@
-"""make gpu-check: tests and benchmarks on the GPU of this machine; writes docs/gpu/NAME.json.
+"""make gpu-check: tests and benchmarks on the GPU of this machine, in stages; writes docs/gpu/NAME.json after each.
 
 Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, triton and torch for CUDA,
 whatever their versions: they are recorded. Nothing of Evenkeel need be installed: run it from the repository. Where
-FBGEMM for CUDA is, its module is tested as a backend, and where Evenkeel's dependencies are, whole jobs; else it says
-what was missing (:mod:`benchmarks.gpu.suites`). Lines are those of :mod:`benchmarks.gpu.kernels`.
+FBGEMM for CUDA is, it is a peer of what is timed and its module is tested as a backend, and where Evenkeel's
+dependencies are, whole jobs; else it says what was missing (:mod:`benchmarks.gpu.suites`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import platform
 import re
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from benchmarks.gpu.suites import BEYOND_THE_KERNEL, KERNEL, run_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("numpy", "torch", "triton", "pytest", "hypothesis", "psutil")
-PACKAGES = (*NEEDED, "fbgemm-gpu")
+PACKAGES = (*NEEDED, "fbgemm-gpu", "torchrec")
+STAGES = ("tests", "suites", "lookups", "updates", "steps", "train_steps", "tuning")
 
 
 def missing() -> list[str]:
@@ -62,10 +65,72 @@ def commit() -> str:
         return "unknown"
 
 
+class Report:
+    """What the stages found, written after each line."""
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        self.path = path
+        self.found: dict[str, Any] = {**head, "stages": {}, "lines": []}
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
+
+    def add(self, stage: str, lines: Callable[[], Iterable[dict[str, Any]]]) -> None:
+        """Run a part of a stage; what fails is recorded, and the next part begins."""
+        outcomes = self.found["stages"]
+        try:
+            for one in lines():
+                self.found["lines"].append(one)
+                self.write()
+            outcomes.setdefault(stage, "passed")
+        except Exception as error:
+            traceback.print_exc()
+            outcomes[stage] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        self.write()
+
+
+def run_stages(report: Report, stages: Iterable[str], case_name: str, rounds: int) -> None:
+    """Run ``stages`` in their order."""
+    import torch
+
+    from benchmarks.gpu import kernels, timing, train_step, tuning
+
+    copy = timing.copy_bandwidth()
+    report.found["copy_gb_per_second"] = round(copy / 1e9, 1)
+    cases = [case for case in kernels.CASES if case_name in str(case)]
+    for stage in STAGES:
+        if stage not in stages:
+            continue
+        if stage == "tests":
+            report.found["tests"] = run_suite(KERNEL)
+            report.found["stages"][stage] = report.found["tests"]["outcome"]
+            report.write()
+        elif stage == "suites":
+            report.found["suites"] = {name: run_suite(suite) for name, suite in BEYOND_THE_KERNEL.items()}
+            outcomes = {suite["outcome"] for suite in report.found["suites"].values()}
+            report.found["stages"][stage] = "failed" if "failed" in outcomes else "passed"
+            report.write()
+        elif stage == "tuning":
+            tuning.warm_all(cases)
+            for case in cases:
+                report.add(stage, lambda case=case: tuning.tuned(case, rounds))
+                torch.cuda.empty_cache()
+        else:
+            bench = train_step.train_steps if stage == "train_steps" else kernels.BENCHES[stage]
+            for case in cases:
+                arguments = (case, rounds) if stage == "train_steps" else (case, copy, rounds)
+                report.add(stage, lambda bench=bench, arguments=arguments: bench(*arguments))
+                torch.cuda.empty_cache()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=31)
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds of eight inputs each")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument(
+        "--stages", nargs="+", choices=STAGES, default=STAGES[:-1], help="default: all but tuning", metavar="STAGE"
+    )
     parser.add_argument("--out", type=Path, help="file to write (default: docs/gpu/NAME.json, NAME being the GPU's)")
     options = parser.parse_args()
     lacking = missing()
@@ -79,30 +144,17 @@ def main() -> int:
         return 1
     import torch
 
-    from benchmarks.gpu import kernels
-
     name = torch.cuda.get_device_name()
     path = options.out or ROOT / "docs" / "gpu" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
-    report: dict[str, Any] = {
+    head = {
         "gpu": name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "versions": versions(),
-        "num_gpus": torch.cuda.device_count(), "tests": run_suite(KERNEL),
-        "suites": {name: run_suite(suite) for name, suite in BEYOND_THE_KERNEL.items()}, "lines": [],
+        "num_gpus": torch.cuda.device_count(),
     }  # fmt: skip
-    tested = report["tests"]["outcome"] == "passed"
-    if tested:
-        copy = kernels.copy_bandwidth()
-        report["copy_gb_per_second"] = round(copy / 1e9, 1)
-        for case in kernels.CASES:
-            if options.case in str(case):
-                for bench in (kernels.lookups, kernels.updates):
-                    report["lines"] += bench(case, copy, options.iterations)
-                    torch.cuda.empty_cache()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    outcomes = {name: suite["outcome"] for name, suite in {"tests": report["tests"], **report["suites"]}.items()}
-    said = ", ".join(f"{name} {outcome}" for name, outcome in outcomes.items())
-    print(f"gpu-check: {path}: {said}{'' if tested else '; nothing was timed'}")
-    return 1 if not tested or "failed" in outcomes.values() else 0
+    report = Report(path, head)
+    run_stages(report, options.stages, options.case, options.rounds)
+    outcomes = report.found["stages"]
+    print(f"gpu-check: {path}: {', '.join(f'{stage} {outcome}' for stage, outcome in outcomes.items())}")
+    return 1 if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
 
 
 if __name__ == "__main__":

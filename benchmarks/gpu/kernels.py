@@ -1,32 +1,30 @@
-"""Lookups and updates of the Triton kernel on a GPU: what `python -m benchmarks.gpu` times.
+"""Lookups, updates and whole steps of the Triton kernel on a GPU: what `python -m benchmarks.gpu` times.
 
-Times are of CUDA events, contestants interleaved on the same fresh ids, medians. ``bandwidth_ratio`` is bytes that
-have to be moved for each second, over what a copy within the GPU's memory moves. Lookups: each id, row, last step and
-output once. Updates: each distinct row with its state read and written, each output gradient read; the time contains
-sorting, whose part is ``sort_ms``. Where FBGEMM's CUDA build is not installed, lines have peer ``copy``: the time in
-which a copy would move as many bytes.
+``bandwidth_ratio`` is bytes that have to be moved for each second, over what a copy within the GPU's memory moves; rows
+that several samples share count as often as they are looked up, so it can be above 1 where they are cached. Lookups:
+each id, row and output once; with AdamAR also each last step, and the moments of rows that momentum still moves.
+Updates: each distinct row with its state read and written, each output gradient read; the time contains sorting, whose
+part is ``sort_ms``. Peers are :mod:`benchmarks.gpu.peers`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gpu.peers import FUSED, TorchBags, fbgemm
+from benchmarks.gpu.timing import DEVICE, interleave, line
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.layout import Record
-from embeddings.optim import SGD, Adagrad, AdamAR
+from embeddings.optim import SGD, Adagrad, AdamAR, RowwiseAdagrad
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import TableConfig
 
-DEVICE = "cuda"
-COPY_BYTES = 1 << 31
-# Steps before training lookups are timed: most rows have then been idle for longer than momentum lives, some not.
+# Steps before anything with AdamAR is timed: rows then have the ages and moments that training gives them.
 NUM_STEPS = 300
 INPUT_SETS = 8
 
@@ -50,15 +48,14 @@ class Case:
     def num_ids(self) -> int:
         return self.num_tables * self.batch_size * self.length
 
+    @property
+    def output_bytes(self) -> int:
+        return 4 * self.num_tables * self.batch_size * self.dim
+
 
 CASES = [
     Case(distribution, *sizes)
-    for sizes in (
-        (8, 200_000, 64, 4096),
-        (26, 50_000, 16, 2048),
-        (10, 200_000, 128, 512, 20),
-        (10, 1_000_000, 128, 5243, 20),
-    )
+    for sizes in ((8, 200_000, 64, 4096), (26, 1_000_000, 16, 8192), (10, 1_000_000, 128, 5243, 20))
     for distribution in ("uniform", "zipf")
 ]
 
@@ -100,132 +97,107 @@ def train(tables: Any, draw: Callable[[], tuple[Any, Any]], num_steps: int) -> N
         tables.step(tables.completed_steps + 1)
 
 
-def fbgemm(case: Case, optimizer: str) -> Any:
-    """Return FBGEMM's table-batched embedding in the GPU's memory; None where it is not installed."""
-    if importlib.util.find_spec("fbgemm_gpu") is None:
-        return None
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    peer = SplitTableBatchedEmbeddingBagsCodegen(
-        [(case.num_rows, case.dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)] * case.num_tables,
-        optimizer=getattr(EmbOptimType, optimizer), learning_rate=1e-3, eps=1e-8,
-    )  # fmt: skip
-    for weight in peer.split_embedding_weights():
-        weight.normal_(std=0.1)
-    return peer
+def moving_share(tables: Any, inputs: list[Any]) -> float:
+    """Return the share of looked-up ids whose rows momentum still moves: their moments have to be read."""
+    deferred = tables._idle_now()
+    last, size = tables.layout.last_steps, inputs[0][0].numel() // len(tables.layout.tables)
+    bases = torch.from_numpy(tables.layout.step_base).to(DEVICE).repeat_interleave(size)
+    shares = []
+    for ids, _ in inputs:
+        steps = last[ids + bases]
+        shares.append(
+            float(((steps > 0) & (deferred.completed_steps - steps < len(deferred.movements))).float().mean())
+        )
+    return float(np.mean(shares))
 
 
-def interleave(
-    contestants: Mapping[str, Callable[[Any], Any]],
-    inputs: Sequence[Any],
-    iterations: int,
-    prepare: Mapping[str, Callable[[Any], Any]] | None = None,
-) -> dict[str, np.ndarray]:
-    """Return milliseconds for one input of each contestant, [iterations], by CUDA events; 3 rounds are not timed.
-
-    A round is all inputs one after the other, so that the host's work for one is hidden behind the GPU's work for the
-    one before, as in training. ``prepare`` makes, untimed, what a contestant is given instead of an input.
-    """
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    names = list(contestants)
-    for i in range(-3, iterations):
-        for j in range(len(names)):
-            name = names[(i + j) % len(names)]
-            given = [prepare[name](each) for each in inputs] if prepare else inputs
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            start.record()
-            for each in given:
-                contestants[name](each)
-            end.record()
-            end.synchronize()
-            if i >= 0:
-                times[name].append(start.elapsed_time(end) / len(inputs))
-    return {name: np.array(values) for name, values in times.items()}
-
-
-def copy_bandwidth(iterations: int = 15) -> float:
-    """Return bytes read and written for each second by a copy within the GPU's memory, far larger than its cache."""
-    source = torch.ones(COPY_BYTES // 4, device=DEVICE)
-    target = torch.empty_like(source)
-    times = interleave({"copy": lambda _: target.copy_(source)}, [None], iterations)["copy"]
-    return 2 * COPY_BYTES / (float(np.median(times)) / 1e3)
-
-
-def line(bench: str, case: str, times: dict[str, Any], copy: float, moved: float, **more: Any) -> dict[str, Any]:
-    """Return the line of ours against its peer, or against the time that a copy of as many bytes would take."""
-    medians = {name: float(np.median(values)) for name, values in times.items()}
-    iqr = {name: float(np.subtract(*np.percentile(values, [75, 25]))) for name, values in times.items()}
-    peer = next((name for name in times if name != "ours"), "copy")
-    peer_ms = medians.get(peer, 1e3 * moved / copy)
-    found = {
-        "bench": bench, "case": case, "ours_ms": round(medians["ours"], 4), "peer": peer,
-        "peer_ms": round(peer_ms, 4), "ratio": round(medians["ours"] / peer_ms, 4),
-        "iqr": {name: round(value, 4) for name, value in iqr.items()},
-        "gb_per_second": round(moved / medians["ours"] / 1e6, 1),
-        "bandwidth_ratio": round(moved / (medians["ours"] / 1e3) / copy, 4), "iterations": len(times["ours"]), **more,
-    }  # fmt: skip
-    print(json.dumps(found), flush=True)
-    return found
-
-
-def lookups(case: Case, copy: float, iterations: int) -> Iterator[dict[str, Any]]:
-    """Yield lines of lookups: ``plain``, ``training`` and ``sse``.
-
-    ``training`` is AdamAR: decay, idle momentum at read. ``sse`` has p = .01; its peer is ours without.
-    """
+def lookups(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield lines of lookups: ``plain``, ``sse`` (p = .01; beside ours without) and ``training`` (AdamAR)."""
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]
-    moved = case.num_ids * (4 * case.dim + 8) + 4 * case.num_tables * case.batch_size * case.dim
-    peer = fbgemm(case, "EXACT_ADAGRAD")
-    beside = {} if peer is None else {"fbgemm": call(peer)}
+    moved = case.num_ids * (4 * case.dim + 8) + case.output_bytes
+    beside = {"torch": call(TorchBags(case))}
+    if (peer := fbgemm(case, "EXACT_ROWWISE_ADAGRAD")) is not None:
+        beside["fbgemm"] = call(peer)
     tables, swapping = build(case, SGD(0.1)), build(case, SGD(0.1), sse=0.01)
-    with torch.no_grad():
-        yield line("plain", str(case), interleave({"ours": call(tables), **beside}, inputs, iterations), copy, moved)
-        times = interleave({"ours": call(swapping), "without_sse": call(tables)}, inputs, iterations)
-        yield line("sse", str(case), times, copy, moved + 8 * case.num_ids)
-    del swapping
+    yield line("plain", str(case), interleave({"ours": call(tables), **beside}, inputs, rounds), copy, moved)
+    times = interleave({"ours": call(swapping), "without_sse": call(tables)}, inputs, rounds)
+    yield line("sse", str(case), times, copy, moved + 8 * case.num_ids)
+    del swapping, tables
+    beside.pop("torch")
     tables = build(case, AdamAR(1e-3, alpha=1e-5))
     train(tables, draw, NUM_STEPS)
-    with torch.no_grad():
-        times = interleave({"ours": call(tables), **beside}, inputs, iterations)
-        yield line("training", f"{case} adam_ar dense", times, copy, moved + 4 * case.num_ids)
+    moving = moving_share(tables, inputs)
+    yield line(
+        "training", f"{case} adam_ar", interleave({"ours": call(tables), **beside}, inputs, rounds), copy,
+        moved + case.num_ids * (4 + moving * 8 * case.dim), moving_share=round(moving, 3),
+    )  # fmt: skip
 
 
-def updates(case: Case, copy: float, iterations: int) -> Iterator[dict[str, Any]]:
-    """Yield lines of backward and update of outputs made before.
+def updates(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield lines of backward and update of outputs made before; FBGEMM's is its fused backward."""
+    draw = sampler(case)
+    inputs = [draw() for _ in range(INPUT_SETS)]
+    grad = 1e-3 * torch.randn(case.batch_size, case.num_tables * case.dim, device=DEVICE)
+    distinct = num_distinct(case, inputs)
+    for name, optimizer, num_vectors, peers, dtype in (
+        ("rowwise_adagrad", RowwiseAdagrad(1e-3), 0, ("EXACT_ROWWISE_ADAGRAD",), torch.float32),
+        ("adagrad", Adagrad(1e-3), 1, ("EXACT_ADAGRAD",), torch.float32),
+        ("adam_ar", AdamAR(1e-3, alpha=1e-5), 2, ("ADAM", "EXACT_ROWWISE_ADAGRAD"), torch.float32),
+        ("adam_ar bfloat16", AdamAR(1e-3, alpha=1e-5), 2, (), torch.bfloat16),
+    ):
+        tables = build(case, optimizer, dtype=dtype)
+        train(tables, draw, NUM_STEPS if num_vectors == 2 else 3)
+        modules = {"ours": tables}
+        for peer_name in peers:
+            if (peer := fbgemm(case, peer_name)) is not None:
+                modules[f"fbgemm_{peer_name.lower()}"] = peer
+        times = interleave(
+            {key: updating(module, grad) for key, module in modules.items()}, inputs, rounds,
+            prepare={key: call(module) for key, module in modules.items()},
+        )  # fmt: skip
+        row_bytes = 2 * case.dim * (4 * num_vectors + dtype.itemsize) + (8 if num_vectors else 16)
+        records = [[Record(ids, offsets, None, grad)] for ids, offsets in inputs]
+        sorting = interleave({"sort": tables._kernel._sorted}, records, rounds)["sort"]
+        yield line(
+            "update", f"{case} {name}", times, copy, distinct * row_bytes + grad.numel() * 4,
+            sort_ms=round(sorting.median, 4),
+        )  # fmt: skip
+        del tables, modules, times
 
-    FBGEMM's is its fused backward with the optimizer that the peer names.
+
+def steps(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield lines of lookup, backward and update with AdamAR, beside peers' whole steps.
+
+    ``bytes_ratio``: bytes that ours has to move, over those of a step of rowwise Adagrad; a ratio of times below it says
+    that ours makes more of the memory than that peer.
     """
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]
     grad = 1e-3 * torch.randn(case.batch_size, case.num_tables * case.dim, device=DEVICE)
+    distinct = num_distinct(case, inputs)
+    read = case.num_ids * (4 * case.dim + 8) + case.output_bytes + 4 * grad.numel()
+    least = read + distinct * (8 * case.dim + 8)
+    tables = build(case, AdamAR(1e-3, alpha=1e-5))
+    train(tables, draw, NUM_STEPS)
+    modules = {"ours": tables}
+    for name in ("EXACT_ROWWISE_ADAGRAD", "ADAM"):
+        if (peer := fbgemm(case, name)) is not None:
+            modules[f"fbgemm_{name.lower()}"] = peer
+    modules["torch_sparse_adam"] = TorchBags(case, train=True)
+    moving = moving_share(tables, inputs)
+    moved = read + case.num_ids * (4 + moving * 8 * case.dim) + distinct * (24 * case.dim + 8)
+    times = interleave({key: stepping(module, grad) for key, module in modules.items()}, inputs, rounds)
+    yield line("step", f"{case} adam_ar", times, copy, moved, bytes_ratio=round(moved / least, 3))
+
+
+BENCHES = {"lookups": lookups, "updates": updates, "steps": steps}
+
+
+def num_distinct(case: Case, inputs: list[Any]) -> float:
+    """Return the mean number of distinct rows of an input."""
     parts = [part for ids, _ in inputs for part in ids.split(case.batch_size * case.length)]
-    distinct = sum(len(torch.unique(part)) for part in parts) / len(inputs)
-    for name, optimizer, num_vectors, peer_name, dtype in (
-        ("adagrad", Adagrad(1e-3), 1, "EXACT_ADAGRAD", torch.float32),
-        ("adam_ar dense", AdamAR(1e-3, alpha=1e-5), 2, "ADAM", torch.float32),
-        ("adam_ar dense bfloat16", AdamAR(1e-3, alpha=1e-5), 2, "", torch.bfloat16),
-    ):
-        tables = build(case, optimizer, dtype=dtype)
-        peer = fbgemm(case, peer_name) if peer_name else None
-        modules = {"ours": tables} if peer is None else {"ours": tables, f"fbgemm_{peer_name.lower()}": peer}
-        times = interleave(
-            {key: updating(module, grad) for key, module in modules.items()}, inputs, iterations,
-            prepare={key: call(module) for key, module in modules.items()},
-        )  # fmt: skip
-        row_bytes = 2 * case.dim * (4 * num_vectors + dtype.itemsize) + 8
-        records = [[Record(ids, offsets, None, grad)] for ids, offsets in inputs]
-        sorting = interleave({"sort": tables._kernel._sorted}, records, iterations)["sort"]
-        yield line(
-            "update", f"{case} {name}", times, copy, distinct * row_bytes + grad.numel() * 4,
-            sort_ms=round(float(np.median(sorting)), 4),
-        )  # fmt: skip
+    return sum(len(torch.unique(part)) for part in parts) / len(inputs)
 
 
 def call(module: Any) -> Callable[[Any], Any]:
@@ -237,7 +209,13 @@ def updating(module: Any, grad: Any) -> Callable[[Any], None]:
 
     def update(pooled: Any) -> None:
         pooled.backward(grad)
-        if isinstance(module, EmbeddingTables):
-            module.step(module.completed_steps + 1)
+        if not isinstance(module, FUSED):
+            module.step(getattr(module, "completed_steps", 0) + 1)
 
     return update
+
+
+def stepping(module: Any, grad: Any) -> Callable[[Any], None]:
+    """Return a function that looks up ids, and runs backward and update."""
+    update = updating(module, grad)
+    return lambda given: update(module(*given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,15 +24,18 @@ _FBGEMM = (
 
 @dataclass(frozen=True)
 class Suite:
-    """``arguments`` of pytest; ``probe``: code that fails where what the tests import is not there."""
+    """``arguments`` of pytest; ``probe``: code that fails where what the tests import is not there; whether tests may run
+    side by side, where pytest-xdist is there."""
 
     arguments: tuple[str, ...]
     probe: str = ""
+    is_parallel: bool = False
 
 
 KERNEL = Suite(
     # What kernels compile to is tested against the locked version of Triton, not against this machine's.
-    ("-k", "not compiles", "tests/embeddings/kernels/test_triton.py")
+    ("-k", "not compiles", "tests/embeddings/kernels/test_triton.py"),
+    is_parallel=True,
 )
 BEYOND_THE_KERNEL = {
     "fbgemm_module": Suite(
@@ -69,6 +73,9 @@ def run_suite(suite: Suite) -> dict[str, Any]:
         # Without the repository's pytest settings: they name plugins and make warnings of other versions errors.
         command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT)]
         command += ["-p", "no:cacheprovider", f"--junitxml={report}", *suite.arguments]
+        if suite.is_parallel and importlib.util.find_spec("xdist"):
+            # Most of their time they compile kernels.
+            command += ["-n", str(os.cpu_count())]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         print(done.stdout[-6000:], done.stderr[-2000:], flush=True)
         cases = _cases(report) if report.exists() else {}

@@ -55,12 +55,18 @@ class Tiling(NamedTuple):
         elements: elements of rows, at most ``rows`` rows.
         drawn: ids whose swaps are drawn at a time.
         window: blocks of ``split`` entries that one program of the finish looks through.
+        per_warp: elements of a tile for each warp of a program.
     """
 
     elements: int
     rows: int
     drawn: int
     window: int
+    per_warp: int = 512
+
+    def warps(self, elements: int) -> int:
+        """Return the warps of a program with tiles of so many elements: four of them are in registers at a time."""
+        return max(1, min(16, elements // self.per_warp))
 
 
 # With 4 warps 16 elements for each thread, so four accesses of 16 bytes in flight; a draw takes many registers.
@@ -194,7 +200,7 @@ class TritonKernel:
             DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=self._positions(num_ids, num_bags, tile),
             ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), ROWWISE=bool(layout.row_names), POOLED=pooled,
             SCALED=weights is not None, SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore",
-            **self._deferred_options(deferred),
+            **self._deferred_options(deferred), num_warps=self.tiling.warps(tile * group.block),
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
@@ -297,11 +303,11 @@ class TritonKernel:
                 *storage, norms, entries.grads, *sources, entries.pooling_weights, partials, self._table_descriptors,
                 settings,
                 *tables, *ends, **common, TILE=tile, ALIGNMENT=group.alignment, SHARED=entries.shared,
-                num_warps=_warps(tile * group.block),
+                num_warps=self.tiling.warps(tile * group.block),
             )  # fmt: skip
             finish[(finishers,)](
                 *storage, more_norms, *sources, partials, self._table_descriptors, settings, *tables, *ends, **common,
-                WINDOW=self.tiling.window, DEPTH=DEPTH, num_warps=_warps(DEPTH * group.block),
+                WINDOW=self.tiling.window, DEPTH=DEPTH, num_warps=self.tiling.warps(DEPTH * group.block),
             )  # fmt: skip
             if rule is rules.NORM:
                 total = total + norms.sum() + more_norms.sum()
@@ -411,11 +417,6 @@ def _check_device(device: torch.device, interpreted: bool) -> None:
         )
     if device.type != "cpu" and interpreted:
         raise ValueError(f"TRITON_INTERPRET=1 runs backend 'triton' on the CPU: unset it to use device {device}")
-
-
-def _warps(elements: int) -> int:
-    """Return the warps of a program with tiles of so many elements: four of them are in registers at a time."""
-    return max(4, min(16, elements // 512))
 
 
 def _power_of_two_in(number: int, limit: int = 16) -> int:

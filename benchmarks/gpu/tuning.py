@@ -1,0 +1,90 @@
+"""How much a program of the Triton kernel should do at a time: times of lookups and updates for each way of tiling.
+
+Kernels of every way are compiled first, in processes of their own side by side: `--warm I N` is the I-th of N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.kernels import CASES, INPUT_SETS, NUM_STEPS, Case, build, call, sampler, train, updating
+from benchmarks.gpu.timing import DEVICE, interleave
+from embeddings.kernels.triton.kernel import TILING
+from embeddings.optim import SGD, AdamAR
+
+ROOT = Path(__file__).resolve().parents[2]
+ELEMENTS, PER_WARP, SPLITS = (1024, 2048, 4096), (256, 512, 1024), (8, 16, 32)
+WAYS = [
+    (elements, per_warp, split)
+    for elements, per_warp, split in itertools.product(ELEMENTS, PER_WARP, SPLITS)
+    if split == 16 or (elements, per_warp) == (2048, 512)
+]
+SMALL_ROWS = 1000
+
+
+def tile(tables: Any, way: tuple[int, int, int]) -> None:
+    elements, per_warp, split = way
+    tables._kernel.tiling = TILING._replace(elements=elements, per_warp=per_warp)
+    tables._kernel.split = split
+
+
+def warm(cases: list[Case], index: int, count: int) -> None:
+    """Compile the kernels of every ``count``-th way and case, on small tables."""
+    for number, (case, way) in enumerate(itertools.product(cases, WAYS)):
+        if number % count == index:
+            small = dataclasses.replace(case, num_rows=SMALL_ROWS)
+            draw = sampler(small)
+            for optimizer in (SGD(0.1), AdamAR(1e-3, alpha=1e-5)):
+                tables = build(small, optimizer)
+                tile(tables, way)
+                train(tables, draw, 2)
+
+
+def warm_all(cases: list[Case]) -> None:
+    """Compile all of :data:`WAYS`, on every CPU."""
+    count = max(1, (os.cpu_count() or 1) - 2)
+    command = [sys.executable, "-m", "benchmarks.gpu.tuning", "--cases", *[str(case) for case in cases], "--warm"]
+    running = [subprocess.Popen([*command, str(i), str(count)], cwd=ROOT) for i in range(count)]
+    for each in running:
+        if each.wait():
+            raise RuntimeError(f"compiling the kernels of a way of tiling failed: {each.args}")
+
+
+def tuned(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a line for each way: milliseconds of a plain lookup, and of AdamAR's lookup and update."""
+    draw = sampler(case)
+    inputs = [draw() for _ in range(INPUT_SETS)]
+    grad = 1e-3 * torch.randn(case.batch_size, case.num_tables * case.dim, device=DEVICE)
+    plain, tables = build(case, SGD(0.1)), build(case, AdamAR(1e-3, alpha=1e-5))
+    train(tables, draw, NUM_STEPS)
+    for way in WAYS:
+        tile(plain, way)
+        tile(tables, way)
+        lookups = interleave({"plain": call(plain), "training": call(tables)}, inputs, rounds)
+        update = interleave({"ours": updating(tables, grad)}, inputs, rounds, prepare={"ours": call(tables)})["ours"]
+        found = {
+            "bench": "tuning", "case": str(case), "elements": way[0], "per_warp": way[1], "split": way[2],
+            "plain_ms": round(lookups["plain"].median, 4), "training_ms": round(lookups["training"].median, 4),
+            "update_ms": round(update.median, 4),
+        }  # fmt: skip
+        print(json.dumps(found), flush=True)
+        yield found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="+")
+    parser.add_argument("--warm", nargs=2, type=int)
+    options = parser.parse_args()
+    warm([case for case in CASES if str(case) in options.cases], *options.warm)
