@@ -169,8 +169,8 @@ def updates(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
 def steps(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield lines of lookup, backward and update with AdamAR, beside peers' whole steps.
 
-    ``bytes_ratio``: bytes that ours has to move, over those of a step of rowwise Adagrad; a ratio of times below it says
-    that ours makes more of the memory than that peer.
+    ``bytes_ratio``: bytes that ours has to move, over those of a step of rowwise Adagrad; a ratio of times below it
+    says that ours makes more of the memory than that peer.
     """
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]

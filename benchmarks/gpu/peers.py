@@ -1,4 +1,4 @@
-"""Peers of the Triton kernel: FBGEMM's CUDA kernels where they are installed, and torch's EmbeddingBag and SparseAdam."""
+"""Peers of the Triton kernel: FBGEMM's CUDA kernels where installed, and torch's EmbeddingBag and SparseAdam."""
 
 from __future__ import annotations
 

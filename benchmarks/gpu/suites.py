@@ -24,8 +24,10 @@ _FBGEMM = (
 
 @dataclass(frozen=True)
 class Suite:
-    """``arguments`` of pytest; ``probe``: code that fails where what the tests import is not there; whether tests may run
-    side by side, where pytest-xdist is there."""
+    """``arguments`` of pytest; ``probe``: code that fails where what the tests import is not there.
+
+    ``is_parallel``: whether tests run side by side, where pytest-xdist is there.
+    """
 
     arguments: tuple[str, ...]
     probe: str = ""

@@ -1,4 +1,4 @@
-"""How work on a GPU is timed: by CUDA events behind a GPU that is kept waiting, contestants in turn, on the same inputs."""
+"""How work on a GPU is timed: by CUDA events behind a GPU that is kept waiting, contestants in turn, on same inputs."""
 
 from __future__ import annotations
 

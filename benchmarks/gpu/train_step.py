@@ -89,7 +89,8 @@ def eager(trainer: Trainer, batches: list[list[Any]], num_steps: int) -> None:
 def overlapped(trainer: Trainer, batches: list[list[Any]], num_steps: int) -> None:
     """Train steps during each of which the next batch is copied."""
     if not ON_GPU:
-        return eager(trainer, batches, num_steps)
+        eager(trainer, batches, num_steps)
+        return
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     with torch.cuda.stream(side):
         following = copied(batches[0])

@@ -88,10 +88,12 @@ def chunks(table: TableConfig) -> list[tuple[int, int]]:
 
 
 def chunks_to_write(table: TableConfig) -> list[tuple[int, int]]:
-    """Return :func:`chunks`; of a dynamic table the rows of padding and the unknown id alone.
+    """Return :func:`chunks`; none of zeros; of a dynamic table the rows of padding and the unknown id alone.
 
     The others start as zeros, and to write them would take their memory.
     """
+    if table.init.kind == "zero":
+        return []
     if not table.grows:
         return chunks(table)
     count = _num_special(table, 0, table.row_count)
