@@ -27,7 +27,7 @@ from benchmarks.gpu.suites import BEYOND_THE_KERNEL, KERNEL, run_suite
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("numpy", "torch", "triton", "pytest", "hypothesis", "psutil")
 PACKAGES = (*NEEDED, "fbgemm-gpu", "torchrec")
-STAGES = ("tests", "suites", "lookups", "updates", "steps", "train_steps", "tuning")
+STAGES = ("tests", "suites", "lookups", "updates", "steps", "train_steps", "profile", "tuning")
 
 
 def missing() -> list[str]:
@@ -94,7 +94,7 @@ def run_stages(report: Report, stages: Iterable[str], case_name: str, rounds: in
     """Run ``stages`` in their order."""
     import torch
 
-    from benchmarks.gpu import kernels, timing, train_step, tuning
+    from benchmarks.gpu import kernels, profile, timing, train_step, tuning
 
     copy = timing.copy_bandwidth()
     report.found["copy_gb_per_second"] = round(copy / 1e9, 1)
@@ -117,9 +117,10 @@ def run_stages(report: Report, stages: Iterable[str], case_name: str, rounds: in
                 report.add(stage, lambda case=case: tuning.tuned(case, rounds))
                 torch.cuda.empty_cache()
         else:
-            bench = train_step.train_steps if stage == "train_steps" else kernels.BENCHES[stage]
+            others = {"train_steps": train_step.train_steps, "profile": profile.profile}
+            bench: Callable[..., Any] = others.get(stage) or kernels.BENCHES[stage]
             for case in cases:
-                arguments = (case, rounds) if stage == "train_steps" else (case, copy, rounds)
+                arguments = (case, rounds) if stage in others else (case, copy, rounds)
                 report.add(stage, lambda bench=bench, arguments=arguments: bench(*arguments))
                 torch.cuda.empty_cache()
 
@@ -129,7 +130,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds of eight inputs each")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument(
-        "--stages", nargs="+", choices=STAGES, default=STAGES[:-1], help="default: all but tuning", metavar="STAGE"
+        "--stages",
+        nargs="+",
+        choices=STAGES,
+        default=STAGES[:-2],
+        help="default: all but the last two",
+        metavar="STAGE",
     )
     parser.add_argument("--out", type=Path, help="file to write (default: docs/gpu/NAME.json, NAME being the GPU's)")
     options = parser.parse_args()

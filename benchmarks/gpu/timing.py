@@ -16,8 +16,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = DEVICE == "cuda"
 COPY_BYTES = 1 << (31 if ON_GPU else 21)
 UNTIMED_ROUNDS = 3
-# The GPU waits for so long while a round is handed to it: some 8 ms at 1.8 GHz, longer than the host takes.
-WAIT_CYCLES = 15_000_000
+# The GPU waits for so long while a round is handed to it: some 20 ms at 2 GHz, longer than the host takes.
+WAIT_CYCLES = 40_000_000
 
 
 @dataclass(frozen=True)

@@ -24,24 +24,26 @@ from embeddings.kernels.triton.kernel import TILING
 from embeddings.optim import SGD, AdamAR
 
 ROOT = Path(__file__).resolve().parents[2]
-ELEMENTS, PER_WARP, SPLITS = (1024, 2048, 4096), (256, 512, 1024), (8, 16, 32)
 WAYS = [
-    (elements, per_warp, split)
-    for elements, per_warp, split in itertools.product(ELEMENTS, PER_WARP, SPLITS)
-    if split == 16 or (elements, per_warp) == (2048, 512)
-]
+    {"elements": 1024, "per_warp": 256, "entries": 64, "split": 16} | change
+    for change in (
+        {}, {"per_warp": 128}, {"per_warp": 512}, {"elements": 2048}, {"elements": 2048, "per_warp": 128},
+        {"elements": 512}, {"elements": 512, "per_warp": 128}, {"entries": 32}, {"entries": 128},
+        {"entries": 32, "per_warp": 128}, {"entries": 128, "per_warp": 128}, {"split": 8}, {"split": 32},
+    )
+]  # fmt: skip
 SMALL_ROWS = 1000
 
 
-def tile(tables: Any, way: tuple[int, int, int]) -> None:
-    elements, per_warp, split = way
-    tables._kernel.tiling = TILING._replace(elements=elements, per_warp=per_warp)
-    tables._kernel.split = split
+def tile(tables: Any, way: dict[str, int]) -> None:
+    tables._kernel.tiling = TILING._replace(**{name: value for name, value in way.items() if name != "split"})
+    tables._kernel.split = way["split"]
 
 
 def warm(cases: list[Case], index: int, count: int) -> None:
     """Compile the kernels of every ``count``-th way and case, on small tables."""
-    for number, (case, way) in enumerate(itertools.product(cases, WAYS)):
+    alike = {(case.num_tables, case.dim, case.length): case for case in cases}
+    for number, (case, way) in enumerate(itertools.product(alike.values(), WAYS)):
         if number % count == index:
             small = dataclasses.replace(case, num_rows=SMALL_ROWS)
             draw = sampler(small)
@@ -74,7 +76,7 @@ def tuned(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
         lookups = interleave({"plain": call(plain), "training": call(tables)}, inputs, rounds)
         update = interleave({"ours": updating(tables, grad)}, inputs, rounds, prepare={"ours": call(tables)})["ours"]
         found = {
-            "bench": "tuning", "case": str(case), "elements": way[0], "per_warp": way[1], "split": way[2],
+            "bench": "tuning", "case": str(case), **way,
             "plain_ms": round(lookups["plain"].median, 4), "training_ms": round(lookups["training"].median, 4),
             "update_ms": round(update.median, 4),
         }  # fmt: skip

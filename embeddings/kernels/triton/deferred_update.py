@@ -32,7 +32,7 @@ def deferred_decay(
         end = num_logs - 1
         later = tl.maximum(last - end, 0).to(tl.float64)
         log = tl.load(now) - tl.load(logs + tl.minimum(last, end)) - tl.load(now + 1) * later
-        p = p * tl.where(owing, tl.exp(log), 1.0).to(p.dtype)
+        p = p * tl.where(owing, tl.exp(log.to(p.dtype)), 1.0)
     return p, idle_steps, owing & (idle_steps < num_near)
 
 

@@ -13,7 +13,6 @@ class Lookup(NamedTuple):
     """A lookup whose ids the device may not have checked yet."""
 
     done: torch.cuda.Event
-    found: torch.Tensor  # int32 [1], pinned
     indices: torch.Tensor
     offsets: torch.Tensor
 
@@ -23,11 +22,14 @@ class Faults:
 
     On a GPU a bad lookup is found after its backward may have been recorded: every :meth:`check` raises for it until it
     is forgotten, so that no step applies it.
+
+    Attributes:
+        flag: int32 [1], in memory of the host, to which a GPU writes where it finds a fault: so nothing is copied.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.flag = torch.zeros(1, dtype=torch.int32, device=layout.device)
+        self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=layout.device.type != "cpu")
         self._pending: list[Lookup] = []
         self._known: str | None = None
 
@@ -35,13 +37,12 @@ class Faults:
         """Watch the lookup that was just started; on the CPU, where it is over, raise what :meth:`check` does."""
         if self.layout.device.type == "cpu":
             if int(self.flag):
+                self.flag.zero_()
                 self._report(indices, offsets)
             return
-        found = torch.empty(1, dtype=torch.int32, pin_memory=True)
-        found.copy_(self.flag, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        self._pending.append(Lookup(done, found, indices, offsets))
+        self._pending.append(Lookup(done, indices, offsets))
         while self._pending and self._pending[0].done.query():
             self._look_at_first()
 
@@ -54,23 +55,31 @@ class Faults:
 
     def forget(self) -> None:
         """Forget the lookups until now: they will not be applied."""
-        self._pending.clear()
         self._known = None
+        self._clear()
+
+    def _clear(self) -> None:
+        for lookup in self._pending:
+            # None of them is to raise the flag afterwards.
+            lookup.done.synchronize()
+        self._pending.clear()
         self.flag.zero_()
 
     def _look_at_first(self) -> None:
         lookup = self._pending.pop(0)
         lookup.done.synchronize()
-        if int(lookup.found):
-            self._pending.clear()
-            try:
-                self._report(lookup.indices, lookup.offsets)
-            except ValueError as error:
-                self._known = str(error)
-                raise
+        if not int(self.flag):
+            return
+        try:
+            # Where it finds nothing, a later lookup has raised the flag.
+            self._report(lookup.indices, lookup.offsets)
+        except ValueError as error:
+            self._known = str(error)
+            self._clear()
+            raise
 
     def _report(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
-        self.flag.zero_()
+        """Raise ValueError for the first fault of a lookup, if it has one."""
         layout, batch_size = self.layout, (offsets.numel() - 1) // len(self.layout.descriptors)
         ids, bounds = indices.cpu(), offsets.cpu()
         if int(bounds[0]) != 0 or int(bounds[-1]) != ids.numel():
@@ -83,4 +92,3 @@ class Faults:
             bad = (span < 0) | (span >= layout.tables[descriptor.table].row_count)
             if layout.bounds == "fatal" and bool(bad.any()):
                 raise layout.bad_id(descriptor, int(span[bad][0]))
-        raise AssertionError("a lookup found an id or offset bad that is not")

@@ -29,6 +29,8 @@ MAX_POSITIONS = 16
 SPLIT = 16
 # Pieces of a run that the finish adds at a time.
 DEPTH = 32
+# Of a beta of 0: 2 to this is 0 in every type, and, unlike infinity, it can be multiplied and subtracted.
+LOG2_ZERO = -1e5
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Tiling(NamedTuple):
 
     Attributes:
         elements: elements of rows, at most ``rows`` rows.
-        drawn: ids whose swaps are drawn at a time.
+        drawn: walks from hit to hit of SSE at a time.
+        entries: sorted entries of one program of the update.
         window: blocks of ``split`` entries that one program of the finish looks through.
         per_warp: elements of a tile for each warp of a program.
     """
@@ -61,18 +64,18 @@ class Tiling(NamedTuple):
     elements: int
     rows: int
     drawn: int
+    entries: int
     window: int
-    per_warp: int = 512
+    per_warp: int
 
     def warps(self, elements: int) -> int:
-        """Return the warps of a program with tiles of so many elements: four of them are in registers at a time."""
+        """Return the warps of a program that has so many elements at a time."""
         return max(1, min(16, elements // self.per_warp))
 
 
-# With 4 warps 16 elements for each thread, so four accesses of 16 bytes in flight; a draw takes many registers.
-TILING = Tiling(elements=2048, rows=128, drawn=512, window=16)
+TILING = Tiling(elements=1024, rows=64, drawn=32, entries=64, window=16, per_warp=256)
 # The interpreter takes a tenth of a millisecond for an operation whatever its size.
-INTERPRETED_TILING = Tiling(elements=1 << 17, rows=2048, drawn=1 << 15, window=1 << 12)
+INTERPRETED_TILING = Tiling(elements=1 << 17, rows=2048, drawn=1 << 15, entries=2048, window=1 << 12, per_warp=512)
 
 
 class Sorted(NamedTuple):
@@ -197,20 +200,24 @@ class TritonKernel:
             indices, offsets, self._scales(weights), self._faults.flag, *draws, *self._deferred.at(deferred),
             num_ids, num_bags, batch_size, output.shape[1], swaps.sample_offset if swaps else 0,
             swaps.step if swaps else 0, deferred.completed_steps if deferred else 0,
-            DIM=group.dim, BLOCK=group.block, TILE=tile, POSITIONS=self._positions(num_ids, num_bags, tile),
+            DIM=group.dim, BLOCK=group.block, TILE=tile, WALKERS=self.tiling.drawn,
             ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), ROWWISE=bool(layout.row_names), POOLED=pooled,
             SCALED=weights is not None, SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore",
             **self._deferred_options(deferred), num_warps=self.tiling.warps(tile * group.block),
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
-        """Return the number of bags of a program."""
-        return int(max(1, min(self.tiling.elements // group.block, self.tiling.rows, triton.next_power_of_2(limit))))
+        """Return the number of bags, or rows, that a program has at a time.
+
+        On a GPU it does not depend on how many there are: each number is a kernel to compile.
+        """
+        most = int(max(1, min(self.tiling.elements // group.block, self.tiling.rows)))
+        return min(most, int(triton.next_power_of_2(limit))) if self.interpreted else most
 
     def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
         """Return how many positions of the bags of a tile are looked at together: about as many as bags have."""
         mean = triton.next_power_of_2(max(1, -(-num_ids // num_bags)))
-        return int(max(1, min(MAX_POSITIONS, self.tiling.drawn // tile, mean)))
+        return int(max(1, min(MAX_POSITIONS, mean)))
 
     # --- update ------------------------------------------------------------------------------------------------------
 
@@ -278,12 +285,14 @@ class TritonKernel:
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
         blocks = triton.cdiv(num_entries, self.split)
         # Memory is taken before the first row is changed.
+        pieces = torch.empty(num_entries, dtype=torch.int32, device=layout.device)
         sums = [
             torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
             for group in self._groups
         ]
         for group, partials in zip(self._groups, sums, strict=True):
-            tile = int(max(self.split, min(self.tiling.elements // group.block, self.tiling.rows)))
+            rows = self._tile(group, num_entries)
+            tile = max(self.split, rows, self.tiling.entries)
             programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, self.tiling.window)
             norms = more_norms = self._no_norms
             if rule is rules.NORM:
@@ -300,10 +309,10 @@ class TritonKernel:
                 "AHEAD": deferred is not None and deferred.ahead, **self._deferred_options(deferred),
             }  # fmt: skip
             update[(programs,)](
-                *storage, norms, entries.grads, *sources, entries.pooling_weights, partials, self._table_descriptors,
-                settings,
-                *tables, *ends, **common, TILE=tile, ALIGNMENT=group.alignment, SHARED=entries.shared,
-                num_warps=self.tiling.warps(tile * group.block),
+                *storage, norms, entries.grads, *sources, entries.pooling_weights, partials, pieces,
+                self._table_descriptors, settings,
+                *tables, *ends, **common, TILE=tile, ROWS=rows, ALIGNMENT=group.alignment, SHARED=entries.shared,
+                num_warps=self.tiling.warps(rows * group.block),
             )  # fmt: skip
             finish[(finishers,)](
                 *storage, more_norms, *sources, partials, self._table_descriptors, settings, *tables, *ends, **common,
@@ -334,7 +343,7 @@ class TritonKernel:
             values["fading"] = float(optimizer.fading)
             for number, beta in zip("12", optimizer.betas, strict=True):
                 values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
-                values["log_beta" + number] = math.log(beta) if beta > 0.0 else -math.inf
+                values["log2_beta" + number] = math.log2(beta) if beta > 0.0 else LOG2_ZERO
         return self._deferred.carry(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)
 
     def _deferred_options(self, deferred: DeferredUpdateCoefficients | None) -> dict[str, bool]:

@@ -1,7 +1,7 @@
 """Lookup in Triton: swap, gather, apply deferred updates and pool in one kernel.
 
-A program takes TILE bags of one feature. First it swaps all their ids and writes them to ``used``, one thread for each
-id: a draw is some hundred instructions, and where rows are gathered every id is known to a whole warp. Then it walks
+A program takes TILE bags of one feature. First it writes their ids, swapped, to ``used``, where a thread draws for each
+hit: a draw is some hundred instructions, and where rows are gathered every id is known to a whole warp. Then it walks
 the positions of its bags in step, gathering TILE rows at a time; a row is read in accesses of 16 bytes.
 """
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from embeddings.kernels.triton.deferred_update import deferred_decay, movement
-from embeddings.kernels.triton.swap import DRAW_WORDS, swap
+from embeddings.kernels.triton.swap import DRAW_WORDS, swap_tile
 
 # Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.
 DESCRIPTOR_WORDS = tl.constexpr(8)
@@ -30,7 +30,7 @@ def lookup(
     draws, graph_offsets, neighbours, thresholds, near, num_near, num_pairs, lookahead, decay, num_decay, logs,
     num_logs, now,
     num_ids, num_bags, batch_size, total_dim, sample_offset, step, completed,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr, ALIGNMENT: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WALKERS: tl.constexpr, ALIGNMENT: tl.constexpr,
     VECTORS: tl.constexpr, ROWWISE: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr,
     GRAPH: tl.constexpr, DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
     INSIDE: tl.constexpr, IGNORE: tl.constexpr,
@@ -66,21 +66,17 @@ def lookup(
     looked_up = indices
     if SWAP:
         looked_up = used
-        swaps = tl.load(draws + feature * DRAW_WORDS)
-        for start in range(0, longest, POSITIONS):
-            position = start + tl.arange(0, POSITIONS)[None, :]
-            live = position < length[:, None]
-            at = first[:, None] + position
-            ids = tl.load(indices + at, mask=live, other=0).to(tl.int64)
-            if swaps > 0:
-                ids = swap(
-                    ids, live & (ids >= 0) & (ids < num_rows), tl.zeros_like(ids) + (sample_offset + sample)[:, None],
-                    tl.zeros_like(ids) + position, step.to(tl.uint32), draws + feature * DRAW_WORDS,
-                    graph_offsets, neighbours, thresholds, GRAPH,
-                )  # fmt: skip
-            tl.store(used + at, ids, mask=live)
-        # What other threads of the program have written is read below.
-        tl.debug_barrier()
+        tile_start = (tl.program_id(0) % num_tiles) * TILE
+        num_samples = tl.minimum(TILE, batch_size - tile_start)
+        first_bag = feature * batch_size + tile_start
+        # Of offsets that are bad whatever is looked up comes to nothing, but it is to be inside.
+        first_id = tl.minimum(tl.maximum(tl.load(offsets + first_bag).to(tl.int64), 0), num_ids)
+        end_id = tl.minimum(tl.maximum(tl.load(offsets + first_bag + num_samples).to(tl.int64), 0), num_ids)
+        swap_tile(
+            used, indices, offsets, first_bag, first_id, end_id, sample_offset.to(tl.int64) + tile_start, num_samples,
+            num_rows, longest, step.to(tl.uint32), draws + feature * DRAW_WORDS, graph_offsets, neighbours, thresholds,
+            WALKERS, GRAPH,
+        )  # fmt: skip
 
     d = tl.arange(0, BLOCK)[None, :]
     pooled = tl.zeros([TILE, BLOCK], dtype=compute)

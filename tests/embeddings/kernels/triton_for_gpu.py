@@ -26,7 +26,7 @@ POINTERS = {
     "neighbours": "i32", "thresholds": "i64", "near": "fp32", "lookahead": "fp32", "decay": "fp32", "logs": "fp64",
     "now": "fp64", "keys": "i32", "grad_offsets": "i64", "pooling_weights": "fp32", "norms": "fp64",
     "grads": "fp32", "order": "i64",
-    "partials": "fp32", "table_descriptors": "i64", "settings": "fp64",
+    "partials": "fp32", "pieces": "i32", "table_descriptors": "i64", "settings": "fp64",
 }  # fmt: skip
 OPTIONS = {
     "CLIP": True,
@@ -40,9 +40,10 @@ OPTIONS = {
 }
 DIM, TILE, SPLIT = 64, 32, 16
 CONSTANTS = {
-    "DIM": DIM, "BLOCK": DIM, "TILE": TILE, "POSITIONS": 16, "ALIGNMENT": 16, "VECTORS": 2, "ROWWISE": False,
-    "POOLED": True, "SCALED": True, "SWAP": True, "GRAPH": True, "IGNORE": False, "SHARED": True, "SPLIT": SPLIT,
-    "RULE": ADAM, "WINDOW": 16, "DEPTH": 32, "QUADS": True, **OPTIONS,
+    "DIM": DIM, "BLOCK": DIM, "TILE": TILE, "POSITIONS": 16, "WALKERS": 32, "ROWS": 32, "ALIGNMENT": 16,
+    "VECTORS": 2, "ROWWISE": False, "POOLED": True, "SCALED": True, "SWAP": True, "GRAPH": True, "IGNORE": False,
+    "SHARED": True, "SPLIT": SPLIT, "RULE": ADAM, "WINDOW": 16, "DEPTH": 32, "QUADS": True,
+    **OPTIONS,
 }  # fmt: skip
 # What other row optimizers than Adam are.
 NO_MOMENTUM = {"MOMENTUM": False, "AHEAD": False}
