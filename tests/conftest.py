@@ -129,7 +129,7 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    return scheduling.groups(config, log)
+    return scheduling.groups(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +115,14 @@ def run_stages(report: Report, stages: Iterable[str], case_name: str, rounds: in
         elif stage == "tuning":
             tuning.warm_all(cases)
             for case in cases:
-                report.add(stage, lambda case=case: tuning.tuned(case, rounds))
+                report.add(stage, partial(tuning.tuned, case, rounds))
                 torch.cuda.empty_cache()
         else:
             others = {"train_steps": train_step.train_steps, "profile": profile.profile}
             bench: Callable[..., Any] = others.get(stage) or kernels.BENCHES[stage]
             for case in cases:
                 arguments = (case, rounds) if stage in others else (case, copy, rounds)
-                report.add(stage, lambda bench=bench, arguments=arguments: bench(*arguments))
+                report.add(stage, partial(bench, *arguments))
                 torch.cuda.empty_cache()
 
 

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class Trainer:
         self.tables = tables
         dense = Dense(case.num_tables * case.dim).to(DEVICE)
         self.optimizer = torch.optim.Adam(dense.parameters(), lr=1e-3, fused=ON_GPU)
-        self.dense: Callable[..., torch.Tensor] = dense
+        self.dense: Callable[..., Any] = dense
         if dense_graph and ON_GPU:
             pooled = torch.randn(case.batch_size, case.num_tables * case.dim, device=DEVICE, requires_grad=True)
             labels = torch.zeros(case.batch_size, device=DEVICE)
@@ -125,10 +126,10 @@ def train_steps(case: Case, rounds: int, num_steps: int = 30) -> Iterator[dict[s
     runs: dict[tuple[str, str], Callable[[], float]] = {}
     for name, each in tables.items():
         plain, graphed = Trainer(case, each), Trainer(case, each, dense_graph=True)
-        runs[name, "eager"] = lambda trainer=plain: step_ms(eager, trainer, batches, num_steps)
-        runs[name, "overlapped"] = lambda trainer=plain: step_ms(overlapped, trainer, batches, num_steps)
-        runs[name, "dense_graph"] = lambda trainer=graphed: step_ms(overlapped, trainer, batches, num_steps)
-        runs[name, "host"] = lambda trainer=plain: step_ms(eager, trainer, few_batches, num_steps)
+        runs[name, "eager"] = partial(step_ms, eager, plain, batches, num_steps)
+        runs[name, "overlapped"] = partial(step_ms, overlapped, plain, batches, num_steps)
+        runs[name, "dense_graph"] = partial(step_ms, overlapped, graphed, batches, num_steps)
+        runs[name, "host"] = partial(step_ms, eager, plain, few_batches, num_steps)
     times: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
     for i in range(-UNTIMED_ROUNDS, rounds):
         for key, run in runs.items():

@@ -58,9 +58,9 @@ def warm_all(cases: list[Case]) -> None:
     count = max(1, (os.cpu_count() or 1) - 2)
     command = [sys.executable, "-m", "benchmarks.gpu.tuning", "--cases", *[str(case) for case in cases], "--warm"]
     running = [subprocess.Popen([*command, str(i), str(count)], cwd=ROOT) for i in range(count)]
-    for each in running:
-        if each.wait():
-            raise RuntimeError(f"compiling the kernels of a way of tiling failed: {each.args}")
+    # All are waited for before any failure is told.
+    if any([each.wait() for each in running]):
+        raise RuntimeError("a process that compiled the kernels of some ways of tiling failed: its error is above")
 
 
 def tuned(case: Case, rounds: int) -> Iterator[dict[str, Any]]:

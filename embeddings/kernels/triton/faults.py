@@ -31,6 +31,8 @@ class Faults:
         self.layout = layout
         self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=layout.device.type != "cpu")
         self._pending: list[Lookup] = []
+        # Making one takes longer than recording it.
+        self._events: list[torch.cuda.Event] = []
         self._known: str | None = None
 
     def watch(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
@@ -40,7 +42,7 @@ class Faults:
                 self.flag.zero_()
                 self._report(indices, offsets)
             return
-        done = torch.cuda.Event()
+        done = self._events.pop() if self._events else torch.cuda.Event()
         done.record()
         self._pending.append(Lookup(done, indices, offsets))
         while self._pending and self._pending[0].done.query():
@@ -68,6 +70,7 @@ class Faults:
     def _look_at_first(self) -> None:
         lookup = self._pending.pop(0)
         lookup.done.synchronize()
+        self._events.append(lookup.done)
         if not int(self.flag):
             return
         try:

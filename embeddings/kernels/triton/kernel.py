@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from embeddings.kernels.triton import rules
 from embeddings.kernels.triton.deferred_update import DeferredSource
 from embeddings.kernels.triton.entries import entries
 from embeddings.kernels.triton.faults import Faults
+from embeddings.kernels.triton.launch import Launcher
 from embeddings.kernels.triton.lookup import lookup
 from embeddings.kernels.triton.update import finish, update
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
@@ -28,7 +30,7 @@ MAX_POSITIONS = 16
 # Entries after which a run is split: see embeddings.kernels.triton.update.
 SPLIT = 16
 # Pieces of a run that the finish adds at a time.
-DEPTH = 32
+DEPTH = 16
 # Of a beta of 0: 2 to this is 0 in every type, and, unlike infinity, it can be multiplied and subtracted.
 LOG2_ZERO = -1e5
 
@@ -44,10 +46,10 @@ class Group:
     first_key: int  # rows of these tables have keys in [first_key, end_key)
     end_key: int
 
-    @property
+    @functools.cached_property
     def block(self) -> int:
         """The number of columns of a tile."""
-        return int(triton.next_power_of_2(self.dim))
+        return _power_of_two_from(self.dim)
 
 
 class Tiling(NamedTuple):
@@ -73,7 +75,7 @@ class Tiling(NamedTuple):
         return max(1, min(16, elements // self.per_warp))
 
 
-TILING = Tiling(elements=1024, rows=64, drawn=32, entries=64, window=16, per_warp=256)
+TILING = Tiling(elements=1024, rows=64, drawn=32, entries=64, window=8, per_warp=256)
 # The interpreter takes a tenth of a millisecond for an operation whatever its size.
 INTERPRETED_TILING = Tiling(elements=1 << 17, rows=2048, drawn=1 << 15, entries=2048, window=1 << 12, per_warp=512)
 
@@ -119,6 +121,7 @@ class TritonKernel:
         self._no_norms = torch.zeros(1, dtype=torch.float64, device=layout.device)
         self._last_sorted: tuple[tuple[Record, ...], Sorted] | None = None
         self._faults = Faults(layout)
+        self._launch = Launcher(self.interpreted)
         self._draws: dict[Any, tuple[tuple[torch.Tensor, ...], bool]] = {}
         self._deferred = DeferredSource(layout.compute_dtype, layout.device)
 
@@ -195,15 +198,21 @@ class TritonKernel:
         layout, num_ids, num_bags = self.layout, indices.numel(), offsets.numel() - 1
         draws, has_graph = self._swap_draws(swaps)
         tile = self._tile(group, batch_size)
-        lookup[(len(group.descriptors) * triton.cdiv(batch_size, tile),)](
+        constants = {
+            "DIM": group.dim, "BLOCK": group.block, "TILE": tile, "WALKERS": self.tiling.drawn,
+            "ALIGNMENT": group.alignment, "VECTORS": len(layout.vector_names), "ROWWISE": bool(layout.row_names),
+            "POOLED": pooled, "SCALED": weights is not None, "SWAP": swaps is not None, "GRAPH": has_graph,
+            **self._deferred_options(deferred), "IGNORE": layout.bounds == "ignore",
+        }  # fmt: skip
+        arguments = (
             output, used, layout.weights, layout.vectors, layout.row_values, layout.last_steps, group.descriptors,
             indices, offsets, self._scales(weights), self._faults.flag, *draws, *self._deferred.at(deferred),
             num_ids, num_bags, batch_size, output.shape[1], swaps.sample_offset if swaps else 0,
             swaps.step if swaps else 0, deferred.completed_steps if deferred else 0,
-            DIM=group.dim, BLOCK=group.block, TILE=tile, WALKERS=self.tiling.drawn,
-            ALIGNMENT=group.alignment, VECTORS=len(layout.vector_names), ROWWISE=bool(layout.row_names), POOLED=pooled,
-            SCALED=weights is not None, SWAP=swaps is not None, GRAPH=has_graph, IGNORE=layout.bounds == "ignore",
-            **self._deferred_options(deferred), num_warps=self.tiling.warps(tile * group.block),
+        )  # fmt: skip
+        self._launch(
+            lookup, len(group.descriptors) * _blocks(batch_size, tile), arguments, constants,
+            self.tiling.warps(tile * group.block), (indices, offsets, weights, num_ids, output.shape[1]),
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int) -> int:
@@ -212,11 +221,11 @@ class TritonKernel:
         On a GPU it does not depend on how many there are: each number is a kernel to compile.
         """
         most = int(max(1, min(self.tiling.elements // group.block, self.tiling.rows)))
-        return min(most, int(triton.next_power_of_2(limit))) if self.interpreted else most
+        return min(most, _power_of_two_from(limit)) if self.interpreted else most
 
     def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
         """Return how many positions of the bags of a tile are looked at together: about as many as bags have."""
-        mean = triton.next_power_of_2(max(1, -(-num_ids // num_bags)))
+        mean = _power_of_two_from(max(1, -(-num_ids // num_bags)))
         return int(max(1, min(MAX_POSITIONS, mean)))
 
     # --- update ------------------------------------------------------------------------------------------------------
@@ -260,12 +269,18 @@ class TritonKernel:
             batch_size, num_ids = record.batch_size(num_features), record.indices.numel()
             for group in self._groups if num_ids else ():
                 tile = self._tile(group, batch_size)
-                entries[(len(group.entry_descriptors) * triton.cdiv(batch_size, tile),)](
+                arguments = (
                     keys, grad_offsets, pooling_weights, group.entry_descriptors, record.indices, record.offsets,
                     self._scales(record.weights), self._num_keys, batch_size, layout.total_dim,
                     first_entry, first_offset,
-                    TILE=tile, POSITIONS=self._positions(num_ids, record.offsets.numel() - 1, tile),
-                    POOLED=layout.pooled, SCALED=record.weights is not None, SHARED=shared,
+                )  # fmt: skip
+                constants = {
+                    "TILE": tile, "POSITIONS": self._positions(num_ids, record.offsets.numel() - 1, tile),
+                    "POOLED": layout.pooled, "SCALED": record.weights is not None, "SHARED": shared,
+                }  # fmt: skip
+                self._launch(
+                    entries, len(group.entry_descriptors) * _blocks(batch_size, tile), arguments, constants, 4,
+                    (record.indices, record.offsets, record.weights, num_entries, first_offset),
                 )  # fmt: skip
             first_entry, first_offset = first_entry + num_ids, first_offset + grad.numel()
         keys, order = torch.sort(keys, stable=True)
@@ -277,13 +292,12 @@ class TritonKernel:
         self, entries: Sorted, rule: Any, step: int, deferred: DeferredUpdateCoefficients | None, scale: float
     ) -> torch.Tensor:
         layout, num_entries = self.layout, entries.keys.numel()
-        total = torch.zeros((), dtype=torch.float64, device=layout.device)
         if num_entries == 0:
-            return total
-        settings, tables = self._settings(step, scale), self._deferred.at(deferred)
+            return self._no_norms
+        settings, tables, total = self._settings(step, scale), self._deferred.at(deferred), self._no_norms
         sources = (entries.keys, entries.order, entries.grad_offsets)
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
-        blocks = triton.cdiv(num_entries, self.split)
+        blocks = _blocks(num_entries, self.split)
         # Memory is taken before the first row is changed.
         pieces = torch.empty(num_entries, dtype=torch.int32, device=layout.device)
         sums = [
@@ -293,7 +307,7 @@ class TritonKernel:
         for group, partials in zip(self._groups, sums, strict=True):
             rows = self._tile(group, num_entries)
             tile = max(self.split, rows, self.tiling.entries)
-            programs, finishers = triton.cdiv(num_entries, tile), triton.cdiv(blocks, self.tiling.window)
+            programs, finishers = _blocks(num_entries, tile), _blocks(blocks, self.tiling.window)
             norms = more_norms = self._no_norms
             if rule is rules.NORM:
                 norms, more_norms = (
@@ -308,16 +322,18 @@ class TritonKernel:
                 "DECAY": bool(layout.optimizer.idle_alpha or layout.optimizer.constant_decay),
                 "AHEAD": deferred is not None and deferred.ahead, **self._deferred_options(deferred),
             }  # fmt: skip
-            update[(programs,)](
+            arguments = (
                 *storage, norms, entries.grads, *sources, entries.pooling_weights, partials, pieces,
-                self._table_descriptors, settings,
-                *tables, *ends, **common, TILE=tile, ROWS=rows, ALIGNMENT=group.alignment, SHARED=entries.shared,
-                num_warps=self.tiling.warps(rows * group.block),
+                self._table_descriptors, settings, *tables, *ends,
             )  # fmt: skip
-            finish[(finishers,)](
-                *storage, more_norms, *sources, partials, self._table_descriptors, settings, *tables, *ends, **common,
-                WINDOW=self.tiling.window, DEPTH=DEPTH, num_warps=self.tiling.warps(DEPTH * group.block),
-            )  # fmt: skip
+            constants = common | {
+                "TILE": tile, "ROWS": rows, "ALIGNMENT": group.alignment, "SHARED": entries.shared,
+            }  # fmt: skip
+            differing = (entries.keys, entries.grads, entries.pooling_weights, group.first_key, group.end_key)
+            self._launch(update, programs, arguments, constants, self.tiling.warps(rows * group.block), differing)
+            rest = (*storage, more_norms, *sources, partials, self._table_descriptors, settings, *tables, *ends)
+            constants = common | {"WINDOW": self.tiling.window, "DEPTH": DEPTH}
+            self._launch(finish, finishers, rest, constants, self.tiling.warps(DEPTH * group.block), differing)
             if rule is rules.NORM:
                 total = total + norms.sum() + more_norms.sum()
         return total
@@ -358,7 +374,8 @@ class TritonKernel:
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Make the tables' device current: Triton launches on the current device, whatever the tensors are on."""
         device = self.layout.weights.device
-        return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+        is_current = device.type == "cpu" or torch.cuda.current_device() == device.index
+        return contextlib.nullcontext() if is_current else torch.cuda.device(device)
 
     # --- what kernels are given --------------------------------------------------------------------------------------
 
@@ -426,6 +443,16 @@ def _check_device(device: torch.device, interpreted: bool) -> None:
         )
     if device.type != "cpu" and interpreted:
         raise ValueError(f"TRITON_INTERPRET=1 runs backend 'triton' on the CPU: unset it to use device {device}")
+
+
+def _blocks(count: int, size: int) -> int:
+    """Return how many blocks of ``size`` hold ``count``."""
+    return -(-count // size)
+
+
+def _power_of_two_from(number: int) -> int:
+    """Return the smallest power of two that is not below ``number``, which is at least 1."""
+    return 1 << (number - 1).bit_length()
 
 
 def _power_of_two_in(number: int, limit: int = 16) -> int:

@@ -51,7 +51,9 @@ SMALL = Tiling(elements=256, rows=16, drawn=8, entries=32, window=2, per_warp=51
 @triton.jit
 def draw_words(output, counters, key0, key1, n, COUNT: tl.constexpr):
     i = tl.arange(0, COUNT)
-    c0, c1, c2 = (tl.load(counters + row * COUNT + i).to(tl.uint32) for row in tl.static_range(3))
+    c0 = tl.load(counters + i).to(tl.uint32)
+    c1 = tl.load(counters + COUNT + i).to(tl.uint32)
+    c2 = tl.load(counters + 2 * COUNT + i).to(tl.uint32)
     key0, key1 = key0.to(tl.uint32), key1.to(tl.uint32)
     stream = tl.full([], 1, tl.uint32)
     tl.store(output + i, philox.one_word(c0, c1, c2, stream, key0, key1, i % 4).to(tl.int64))

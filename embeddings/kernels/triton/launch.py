@@ -1,0 +1,54 @@
+"""Launches of the kernels of one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+_MAX_INT32 = 2**31 - 1
+
+
+class Launcher:
+    """Launches kernels: compiled ones without Triton's look at every argument, which takes a tenth of a millisecond.
+
+    What Triton would find out is kept by kernel, constants and the kinds of those arguments that may differ between two
+    calls of one layout: types, and what it specializes on.
+    """
+
+    def __init__(self, interpreted: bool) -> None:
+        self._interpreted = interpreted
+        self._compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+
+    def __call__(
+        self,
+        kernel: Any,
+        num_programs: int,
+        arguments: Sequence[Any],
+        constants: Mapping[str, Any],
+        num_warps: int,
+        differing: Sequence[torch.Tensor | int | None],
+    ) -> None:
+        """Launch ``kernel``; ``differing`` are the arguments whose kinds may differ from call to call."""
+        if self._interpreted:
+            kernel[(num_programs,)](*arguments, **constants)
+            return
+        key = (kernel, num_warps, *constants.values(), *map(_kind, differing))
+        found = self._compiled.get(key)
+        if found is None:
+            compiled = kernel[(num_programs,)](*arguments, **constants, num_warps=num_warps)
+            values = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+            self._compiled[key] = compiled, values
+            return
+        compiled, values = found
+        compiled[num_programs, 1, 1](*arguments, *values)
+
+
+def _kind(argument: torch.Tensor | int | None) -> Any:
+    """Return what a compiled kernel takes for granted of an argument."""
+    if argument is None:
+        return None
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, argument > _MAX_INT32
+    return argument.dtype, argument.data_ptr() % 16 == 0
