@@ -59,7 +59,8 @@ def warm_all(cases: list[Case]) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.tuning", "--cases", *[str(case) for case in cases], "--warm"]
     running = [subprocess.Popen([*command, str(i), str(count)], cwd=ROOT) for i in range(count)]
     # All are waited for before any failure is told.
-    if any([each.wait() for each in running]):
+    codes = [each.wait() for each in running]
+    if any(codes):
         raise RuntimeError("a process that compiled the kernels of some ways of tiling failed: its error is above")
 
 
