@@ -25,7 +25,7 @@ from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import TableConfig
 
 # Steps before anything with AdamAR is timed: rows then have the ages and moments that training gives them.
-NUM_STEPS = 300
+NUM_STEPS = 150
 INPUT_SETS = 8
 
 

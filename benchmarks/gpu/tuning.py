@@ -20,16 +20,18 @@ import torch
 
 from benchmarks.gpu.kernels import CASES, INPUT_SETS, NUM_STEPS, Case, build, call, sampler, train, updating
 from benchmarks.gpu.timing import DEVICE, interleave
-from embeddings.kernels.triton.kernel import TILING
+from embeddings.kernels.triton.kernel import SPLIT, TILING
 from embeddings.optim import SGD, AdamAR
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = [
-    {"elements": 1024, "per_warp": 256, "entries": 64, "split": 16} | change
+    {"elements": TILING.elements, "moving": TILING.moving, "rows": TILING.rows, "entries": TILING.entries}
+    | {"warps": TILING.warps, "split": SPLIT}
+    | change
     for change in (
-        {}, {"per_warp": 128}, {"per_warp": 512}, {"elements": 2048}, {"elements": 2048, "per_warp": 128},
-        {"elements": 512}, {"elements": 512, "per_warp": 128}, {"entries": 32}, {"entries": 128},
-        {"entries": 32, "per_warp": 128}, {"entries": 128, "per_warp": 128}, {"split": 8}, {"split": 32},
+        {}, {"warps": 2}, {"warps": 8}, {"elements": 512, "moving": 256}, {"elements": 2048, "moving": 1024},
+        {"elements": 2048, "moving": 1024, "rows": 128, "warps": 8}, {"elements": 512, "moving": 256, "warps": 2},
+        {"entries": 32}, {"entries": 128}, {"split": 8}, {"split": 32},
     )
 ]  # fmt: skip
 SMALL_ROWS = 1000

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from embeddings.kernels.triton.staging import Staging
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 
@@ -81,7 +82,9 @@ class DeferredSource:
     """DeferredUpdateCoefficients on the device: what changes at each step, and the rest where it has grown."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        # Of its own: what it returns is to last for a step, however often settings are copied in it.
+        self._staging = Staging(device)
         self._nothing = torch.zeros(2, dtype=dtype, device=device)
         self._no_logs = torch.zeros(2, dtype=torch.float64, device=device)
         self._decay = self._logs = (np.zeros(0), self._nothing)
@@ -95,14 +98,14 @@ class DeferredSource:
                 self._nothing, 1, 0, self._nothing, self._nothing, 1, self._no_logs, 1, self._no_logs
             )  # fmt: skip
         if self._decay[0] is not deferred.decay:
-            self._decay = (deferred.decay, self.carry(deferred.decay, self.dtype))
+            self._decay = (deferred.decay, _kept(deferred.decay, self.dtype, self._nothing.device))
         if self._near[0] is not deferred.movements:
             both = np.concatenate([deferred.lookahead[None], deferred.movements])
-            self._near = (deferred.movements, self.carry(both, self.dtype))
+            self._near = (deferred.movements, self._staging(both, self.dtype))
         if len(deferred.log_sums) and self._logs[0] is not deferred.log_sums:
-            self._logs = (deferred.log_sums, self.carry(deferred.log_sums, torch.float64))
+            self._logs = (deferred.log_sums, _kept(deferred.log_sums, torch.float64, self._nothing.device))
         if len(deferred.log_sums) and self._now[0] != deferred.completed_steps:
-            now = self.carry(np.array([deferred.log_now, deferred.log_slope]), torch.float64)
+            now = self._staging(np.array([deferred.log_now, deferred.log_slope]), torch.float64)
             self._now = (deferred.completed_steps, now)
         return DeferredTables(
             self._near[1][1:], len(deferred.movements), deferred.lookahead.shape[0] // 2, self._near[1][0],
@@ -110,8 +113,9 @@ class DeferredSource:
             self._logs[1] if len(deferred.log_sums) else self._no_logs, len(deferred.log_sums), self._now[1],
         )  # fmt: skip
 
-    def carry(self, values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-        """Return ``values`` on the device, without waiting for what runs there."""
-        tensor = torch.from_numpy(values).to(dtype)
-        # From pinned memory the copy waits for nothing, and the allocator keeps the memory until it is done.
-        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+
+def _kept(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return ``values`` on the device, in memory of their own: they change seldom."""
+    tensor = torch.from_numpy(values).to(dtype)
+    # From pinned memory the copy waits for nothing, and the allocator keeps the memory until it is done.
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

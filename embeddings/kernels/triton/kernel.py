@@ -21,6 +21,7 @@ from embeddings.kernels.triton.entries import entries
 from embeddings.kernels.triton.faults import Faults
 from embeddings.kernels.triton.launch import Launcher
 from embeddings.kernels.triton.lookup import lookup
+from embeddings.kernels.triton.staging import Staging
 from embeddings.kernels.triton.update import finish, update
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 from embeddings.sse.swap import swap_draws
@@ -57,27 +58,27 @@ class Tiling(NamedTuple):
 
     Attributes:
         elements: elements of rows, at most ``rows`` rows.
+        moving: elements of rows of a lookup that also reads moments: it has more of each to hold.
         drawn: walks from hit to hit of SSE at a time.
         entries: sorted entries of one program of the update.
         window: blocks of ``split`` entries that one program of the finish looks through.
-        per_warp: elements of a tile for each warp of a program.
+        warps: warps of a program with so many elements; one with fewer has less.
     """
 
     elements: int
+    moving: int
     rows: int
     drawn: int
     entries: int
     window: int
-    per_warp: int
-
-    def warps(self, elements: int) -> int:
-        """Return the warps of a program that has so many elements at a time."""
-        return max(1, min(16, elements // self.per_warp))
+    warps: int
 
 
-TILING = Tiling(elements=1024, rows=64, drawn=32, entries=64, window=8, per_warp=256)
+TILING = Tiling(elements=1024, moving=512, rows=64, drawn=32, entries=64, window=8, warps=4)
 # The interpreter takes a tenth of a millisecond for an operation whatever its size.
-INTERPRETED_TILING = Tiling(elements=1 << 17, rows=2048, drawn=1 << 15, entries=2048, window=1 << 12, per_warp=512)
+INTERPRETED_TILING = Tiling(
+    elements=1 << 17, moving=1 << 17, rows=2048, drawn=1 << 15, entries=2048, window=1 << 12, warps=4
+)
 
 
 class Sorted(NamedTuple):
@@ -123,6 +124,7 @@ class TritonKernel:
         self._faults = Faults(layout)
         self._launch = Launcher(self.interpreted)
         self._draws: dict[Any, tuple[tuple[torch.Tensor, ...], bool]] = {}
+        self._staging = Staging(layout.device)
         self._deferred = DeferredSource(layout.compute_dtype, layout.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TritonKernel:
@@ -197,7 +199,8 @@ class TritonKernel:
             return
         layout, num_ids, num_bags = self.layout, indices.numel(), offsets.numel() - 1
         draws, has_graph = self._swap_draws(swaps)
-        tile = self._tile(group, batch_size)
+        moving = deferred is not None and deferred.momentum
+        tile = self._tile(group, batch_size, self.tiling.moving if moving else self.tiling.elements)
         constants = {
             "DIM": group.dim, "BLOCK": group.block, "TILE": tile, "WALKERS": self.tiling.drawn,
             "ALIGNMENT": group.alignment, "VECTORS": len(layout.vector_names), "ROWWISE": bool(layout.row_names),
@@ -212,16 +215,20 @@ class TritonKernel:
         )  # fmt: skip
         self._launch(
             lookup, len(group.descriptors) * _blocks(batch_size, tile), arguments, constants,
-            self.tiling.warps(tile * group.block), (indices, offsets, weights, num_ids, output.shape[1]),
+            self._warps(tile * group.block), (indices, offsets, weights, num_ids, output.shape[1]),
         )  # fmt: skip
 
-    def _tile(self, group: Group, limit: int) -> int:
+    def _tile(self, group: Group, limit: int, elements: int) -> int:
         """Return the number of bags, or rows, that a program has at a time.
 
         On a GPU it does not depend on how many there are: each number is a kernel to compile.
         """
-        most = int(max(1, min(self.tiling.elements // group.block, self.tiling.rows)))
+        most = int(max(1, min(elements // group.block, self.tiling.rows)))
         return min(most, _power_of_two_from(limit)) if self.interpreted else most
+
+    def _warps(self, elements: int) -> int:
+        """Return the warps of a program that has so many elements at a time: a thread moves at least four at once."""
+        return max(1, min(self.tiling.warps, elements // 128))
 
     def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
         """Return how many positions of the bags of a tile are looked at together: about as many as bags have."""
@@ -268,7 +275,7 @@ class TritonKernel:
         for record, grad in zip(records, grads, strict=True):
             batch_size, num_ids = record.batch_size(num_features), record.indices.numel()
             for group in self._groups if num_ids else ():
-                tile = self._tile(group, batch_size)
+                tile = self._tile(group, batch_size, self.tiling.elements)
                 arguments = (
                     keys, grad_offsets, pooling_weights, group.entry_descriptors, record.indices, record.offsets,
                     self._scales(record.weights), self._num_keys, batch_size, layout.total_dim,
@@ -305,7 +312,7 @@ class TritonKernel:
             for group in self._groups
         ]
         for group, partials in zip(self._groups, sums, strict=True):
-            rows = self._tile(group, num_entries)
+            rows = self._tile(group, num_entries, self.tiling.elements)
             tile = max(self.split, rows, self.tiling.entries)
             programs, finishers = _blocks(num_entries, tile), _blocks(blocks, self.tiling.window)
             norms = more_norms = self._no_norms
@@ -330,10 +337,10 @@ class TritonKernel:
                 "TILE": tile, "ROWS": rows, "ALIGNMENT": group.alignment, "SHARED": entries.shared,
             }  # fmt: skip
             differing = (entries.keys, entries.grads, entries.pooling_weights, group.first_key, group.end_key)
-            self._launch(update, programs, arguments, constants, self.tiling.warps(rows * group.block), differing)
+            self._launch(update, programs, arguments, constants, self._warps(rows * group.block), differing)
             rest = (*storage, more_norms, *sources, partials, self._table_descriptors, settings, *tables, *ends)
             constants = common | {"WINDOW": self.tiling.window, "DEPTH": DEPTH}
-            self._launch(finish, finishers, rest, constants, self.tiling.warps(DEPTH * group.block), differing)
+            self._launch(finish, finishers, rest, constants, self._warps(DEPTH * group.block), differing)
             if rule is rules.NORM:
                 total = total + norms.sum() + more_norms.sum()
         return total
@@ -360,7 +367,7 @@ class TritonKernel:
             for number, beta in zip("12", optimizer.betas, strict=True):
                 values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
                 values["log2_beta" + number] = math.log2(beta) if beta > 0.0 else LOG2_ZERO
-        return self._deferred.carry(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)
+        return self._staging(np.array([values.get(name, 0.0) for name in rules.SETTINGS]), torch.float64)
 
     def _deferred_options(self, deferred: DeferredUpdateCoefficients | None) -> dict[str, bool]:
         return {

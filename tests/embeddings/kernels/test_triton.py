@@ -45,7 +45,7 @@ from embeddings.tables.config import InitConfig, TableConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
-SMALL = Tiling(elements=256, rows=16, drawn=8, entries=32, window=2, per_warp=512)
+SMALL = Tiling(elements=256, moving=128, rows=16, drawn=8, entries=32, window=2, warps=4)
 
 
 @triton.jit
@@ -381,7 +381,7 @@ def test_devices_that_do_not_fit_are_refused():
         "from embeddings import EmbeddingTables, TableConfig\n"
         "from embeddings.optim import SGD\n"
         "try:\n"
-        "    EmbeddingTables([TableConfig('a', 9, 4, ('a',))], SGD(), backend='triton')\n"
+        "    EmbeddingTables([TableConfig('a', 9, 4, ('a',))], SGD(), backend='triton', device='cpu')\n"
         "except ValueError as error:\n"
         "    print(error)\n"
     )
