@@ -22,6 +22,7 @@ from embeddings.kernels.triton.faults import Faults
 from embeddings.kernels.triton.launch import Launcher
 from embeddings.kernels.triton.lookup import lookup
 from embeddings.kernels.triton.staging import Staging
+from embeddings.kernels.triton.swap import swap
 from embeddings.kernels.triton.update import finish, update
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 from embeddings.sse.swap import swap_draws
@@ -59,7 +60,8 @@ class Tiling(NamedTuple):
     Attributes:
         elements: elements of rows, at most ``rows`` rows.
         moving: elements of rows of a lookup that also reads moments: it has more of each to hold.
-        drawn: walks from hit to hit of SSE at a time.
+        samples: samples of one program of SSE.
+        walkers: its walks from hit to hit at a time.
         entries: sorted entries of one program of the update.
         window: blocks of ``split`` entries that one program of the finish looks through.
         warps: warps of a program with so many elements; one with fewer has less.
@@ -68,16 +70,17 @@ class Tiling(NamedTuple):
     elements: int
     moving: int
     rows: int
-    drawn: int
+    samples: int
+    walkers: int
     entries: int
     window: int
     warps: int
 
 
-TILING = Tiling(elements=1024, moving=512, rows=64, drawn=32, entries=64, window=8, warps=4)
+TILING = Tiling(elements=1024, moving=512, rows=64, samples=256, walkers=32, entries=64, window=8, warps=4)
 # The interpreter takes a tenth of a millisecond for an operation whatever its size.
 INTERPRETED_TILING = Tiling(
-    elements=1 << 17, moving=1 << 17, rows=2048, drawn=1 << 15, entries=2048, window=1 << 12, warps=4
+    elements=1 << 17, moving=1 << 17, rows=2048, samples=1 << 10, walkers=1 << 12, entries=2048, window=1 << 12, warps=4
 )
 
 
@@ -162,12 +165,10 @@ class TritonKernel:
             raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
         shape = (batch_size if layout.pooled else indices.numel(), layout.total_dim)
         output = torch.empty(shape, dtype=layout.compute_dtype, device=layout.device)
-        used = indices if swaps is None else torch.empty_like(indices)
         with self._on_device():
+            used = indices if swaps is None else self._swapped(indices, offsets, batch_size, swaps)
             for group in self._groups:
-                self._look_up(
-                    group, output, used, indices, offsets, weights, batch_size, swaps, deferred, layout.pooled
-                )
+                self._look_up(group, output, used, offsets, weights, batch_size, deferred, layout.pooled)
             self._faults.watch(indices, offsets)
         return output, used
 
@@ -179,39 +180,49 @@ class TritonKernel:
         group = Group(table.dim, _power_of_two_in(table.dim), self._integers(words), self._nothing, 0, 0)
         offsets = torch.arange(len(rows) + 1, device=self.layout.device)
         with self._on_device():
-            self._look_up(group, output, rows, rows, offsets, None, len(rows), None, deferred, True)
+            self._look_up(group, output, rows, offsets, None, len(rows), deferred, True)
         return output
+
+    def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
+        """Return the ids after SSE."""
+        used, num_features = torch.empty_like(indices), len(self.layout.descriptors)
+        draws, has_graph = self._swap_draws(swaps)
+        tiling = self.tiling
+        arguments = (
+            used, indices, offsets, *draws, indices.numel(), batch_size, swaps.sample_offset, swaps.step,
+        )  # fmt: skip
+        constants = {"SAMPLES": tiling.samples, "WALKERS": tiling.walkers, "GRAPH": has_graph}
+        num_programs = num_features * _blocks(batch_size, tiling.samples)
+        if num_programs:
+            self._launch(swap, num_programs, arguments, constants, 1, (indices, offsets, indices.numel()))
+        return used
 
     def _look_up(
         self,
         group: Group,
         output: torch.Tensor,
-        used: torch.Tensor,
         indices: torch.Tensor,
         offsets: torch.Tensor,
         weights: torch.Tensor | None,
         batch_size: int,
-        swaps: Swaps | None,
         deferred: DeferredUpdateCoefficients | None,
         pooled: bool,
     ) -> None:
         if batch_size == 0:
             return
         layout, num_ids, num_bags = self.layout, indices.numel(), offsets.numel() - 1
-        draws, has_graph = self._swap_draws(swaps)
         moving = deferred is not None and deferred.momentum
         tile = self._tile(group, batch_size, self.tiling.moving if moving else self.tiling.elements)
         constants = {
-            "DIM": group.dim, "BLOCK": group.block, "TILE": tile, "WALKERS": self.tiling.drawn,
+            "DIM": group.dim, "BLOCK": group.block, "TILE": tile,
             "ALIGNMENT": group.alignment, "VECTORS": len(layout.vector_names), "ROWWISE": bool(layout.row_names),
-            "POOLED": pooled, "SCALED": weights is not None, "SWAP": swaps is not None, "GRAPH": has_graph,
+            "POOLED": pooled, "SCALED": weights is not None,
             **self._deferred_options(deferred), "IGNORE": layout.bounds == "ignore",
         }  # fmt: skip
         arguments = (
-            output, used, layout.weights, layout.vectors, layout.row_values, layout.last_steps, group.descriptors,
-            indices, offsets, self._scales(weights), self._faults.flag, *draws, *self._deferred.at(deferred),
-            num_ids, num_bags, batch_size, output.shape[1], swaps.sample_offset if swaps else 0,
-            swaps.step if swaps else 0, deferred.completed_steps if deferred else 0,
+            output, layout.weights, layout.vectors, layout.row_values, layout.last_steps, group.descriptors,
+            indices, offsets, self._scales(weights), self._faults.flag, *self._deferred.at(deferred),
+            num_ids, num_bags, batch_size, output.shape[1], deferred.completed_steps if deferred else 0,
         )  # fmt: skip
         self._launch(
             lookup, len(group.descriptors) * _blocks(batch_size, tile), arguments, constants,
@@ -424,10 +435,8 @@ class TritonKernel:
     def _scales(self, weights: torch.Tensor | None) -> torch.Tensor:
         return self._nothing if weights is None else weights.to(self.layout.compute_dtype).contiguous()
 
-    def _swap_draws(self, swaps: Swaps | None) -> tuple[tuple[torch.Tensor, ...], bool]:
+    def _swap_draws(self, swaps: Swaps) -> tuple[tuple[torch.Tensor, ...], bool]:
         """Return embeddings.sse.SwapDraws on the device, words as int64, and whether there is a graph."""
-        if swaps is None:
-            return (self._nothing,) * 4, False
         if swaps.configs not in self._draws:
             layout = self.layout
             features = [

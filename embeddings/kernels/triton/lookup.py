@@ -1,8 +1,8 @@
-"""Lookup in Triton: swap, gather, apply deferred updates and pool in one kernel.
+"""Lookup in Triton: gather, apply deferred updates and pool in one kernel.
 
-A program takes TILE bags of one feature. First it writes their ids, swapped, to ``used``, where a thread draws for each
-hit: a draw is some hundred instructions, and where rows are gathered every id is known to a whole warp. Then it walks
-the positions of its bags in step, gathering TILE rows at a time; a row is read in accesses of 16 bytes.
+A program takes TILE bags of one feature and walks their positions in step, gathering TILE rows at a time; a row is read
+in accesses of 16 bytes. Ids are swapped before, where a thread has an id of its own: here every id is known to a whole
+warp, and a draw is some hundred instructions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from embeddings.kernels.triton.deferred_update import deferred_decay, movement
-from embeddings.kernels.triton.swap import DRAW_WORDS, swap_tile
 
 # Columns of a feature's description: number, output column, whether it is a mean, rows, padding row, bases.
 DESCRIPTOR_WORDS = tl.constexpr(8)
@@ -19,20 +18,20 @@ DESCRIPTOR_WORDS = tl.constexpr(8)
 
 # These change from batch to batch: without this a version for each kind of value would be compiled in mid-training.
 VARYING = [
-    "num_ids", "num_bags", "batch_size", "sample_offset", "step", "completed", "num_near", "num_pairs", "num_decay",
+    "num_ids", "num_bags", "batch_size", "completed", "num_near", "num_pairs", "num_decay",
     "num_logs",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING)
 def lookup(
-    output, used, weights, vectors, row_values, last_steps, descriptors, indices, offsets, scales, fault,
-    draws, graph_offsets, neighbours, thresholds, near, num_near, num_pairs, lookahead, decay, num_decay, logs,
+    output, weights, vectors, row_values, last_steps, descriptors, indices, offsets, scales, fault,
+    near, num_near, num_pairs, lookahead, decay, num_decay, logs,
     num_logs, now,
-    num_ids, num_bags, batch_size, total_dim, sample_offset, step, completed,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, WALKERS: tl.constexpr, ALIGNMENT: tl.constexpr,
-    VECTORS: tl.constexpr, ROWWISE: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr, SWAP: tl.constexpr,
-    GRAPH: tl.constexpr, DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
+    num_ids, num_bags, batch_size, total_dim, completed,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, ALIGNMENT: tl.constexpr,
+    VECTORS: tl.constexpr, ROWWISE: tl.constexpr, POOLED: tl.constexpr, SCALED: tl.constexpr,
+    DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr,
     INSIDE: tl.constexpr, IGNORE: tl.constexpr,
 ):  # fmt: skip
     """Look up and pool; grid: features times tiles.
@@ -63,29 +62,14 @@ def lookup(
     bad = present & ~sound
     longest = tl.max(length)
 
-    looked_up = indices
-    if SWAP:
-        looked_up = used
-        tile_start = (tl.program_id(0) % num_tiles) * TILE
-        num_samples = tl.minimum(TILE, batch_size - tile_start)
-        first_bag = feature * batch_size + tile_start
-        # Of offsets that are bad whatever is looked up comes to nothing, but it is to be inside.
-        first_id = tl.minimum(tl.maximum(tl.load(offsets + first_bag).to(tl.int64), 0), num_ids)
-        end_id = tl.minimum(tl.maximum(tl.load(offsets + first_bag + num_samples).to(tl.int64), 0), num_ids)
-        swap_tile(
-            used, indices, offsets, first_bag, first_id, end_id, sample_offset.to(tl.int64) + tile_start, num_samples,
-            num_rows, longest, step.to(tl.uint32), draws + feature * DRAW_WORDS, graph_offsets, neighbours, thresholds,
-            WALKERS, GRAPH,
-        )  # fmt: skip
-
     d = tl.arange(0, BLOCK)[None, :]
     pooled = tl.zeros([TILE, BLOCK], dtype=compute)
     count = tl.zeros([TILE], dtype=tl.int32)
-    following = tl.load(looked_up + first, mask=length > 0, other=0).to(tl.int64)
+    following = tl.load(indices + first, mask=length > 0, other=0).to(tl.int64)
     for position in range(longest):
         ids, live = following, position < length
         # The next ids are on their way while this position's rows are read.
-        following = tl.load(looked_up + first + position + 1, mask=position + 1 < length, other=0).to(tl.int64)
+        following = tl.load(indices + first + position + 1, mask=position + 1 < length, other=0).to(tl.int64)
         inside = (ids >= 0) & (ids < num_rows)
         if not IGNORE:
             bad = bad | (live & ~inside)

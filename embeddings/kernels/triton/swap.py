@@ -1,4 +1,8 @@
-"""Stochastic Shared Embeddings inside the lookup: the swaps of :mod:`embeddings.sse`, bit for bit."""
+"""Stochastic Shared Embeddings before the lookup: the swaps of :mod:`embeddings.sse`, bit for bit.
+
+It is a launch of its own: in the lookup, whose programs take a few samples each, every one of them would walk through
+the whole block of samples that its own lie in.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +19,48 @@ _LEVELS = tl.constexpr(LONGEST_BLOCK.bit_length() - 1)
 DRAW_WORDS = tl.constexpr(10)
 
 
-@triton.jit
-def swap_tile(
-    used, indices, offsets, bag, first_id, end_id, first_sample, num_samples, num_rows, longest, step, draws,
-    graph_offsets, neighbours, thresholds, WALKERS: tl.constexpr, GRAPH: tl.constexpr,
-):  # fmt: skip
-    """Write the ids of ``num_samples`` bags of one feature after SSE to ``used``.
+# These change from batch to batch: see lookup.
+VARYING = ["num_ids", "batch_size", "sample_offset", "step"]
 
-    ``bag`` is the number of the first bag and [first_id, end_id) its and the others' ids; ``longest`` is the most ids
-    of one. ``first_sample``, int64, is the first bag's sample in the global batch, ``num_rows`` that of the table.
-    ``draws`` points to the feature's SwapDraws.words, as int64; ``graph_offsets``, ``neighbours`` and ``thresholds``
-    are the rest of SwapDraws. GRAPH: whether any feature of the launch has a graph.
+
+@triton.jit(do_not_specialize=VARYING)
+def swap(
+    used, indices, offsets, draws, graph_offsets, neighbours, thresholds, num_ids, batch_size, sample_offset, step,
+    SAMPLES: tl.constexpr, WALKERS: tl.constexpr, GRAPH: tl.constexpr,
+):  # fmt: skip
+    """Write the ids after SSE to ``used``; grid: features times tiles of SAMPLES samples.
+
+    ``draws`` is SwapDraws.words, as int64; ``graph_offsets``, ``neighbours`` and ``thresholds`` are the rest of
+    SwapDraws. ``sample_offset`` is the first sample's number in the global batch. GRAPH: whether any feature of the
+    launch has a graph.
 
     The ids are copied; then WALKERS threads at a time each walk from hit to hit of one block of samples and one
-    position, so that only what hits is drawn for.
+    position, so that only what hits is drawn for. Of offsets that are bad whatever is written comes to nothing: it is
+    the lookup that finds them; but it is to be inside.
     """
-    for start in range(first_id, end_id, 4 * WALKERS):
-        at = start + tl.arange(0, 4 * WALKERS)
+    num_tiles = tl.cdiv(batch_size, SAMPLES)
+    feature = tl.program_id(0) // num_tiles
+    tile_start = (tl.program_id(0) % num_tiles) * SAMPLES
+    num_samples = tl.minimum(SAMPLES, batch_size - tile_start)
+    bag = feature * batch_size + tile_start
+    draws += feature * DRAW_WORDS
+    first_id = tl.minimum(tl.maximum(tl.load(offsets + bag).to(tl.int64), 0), num_ids)
+    end_id = tl.minimum(tl.maximum(tl.load(offsets + bag + num_samples).to(tl.int64), 0), num_ids)
+    for start in range(first_id, end_id, 2 * SAMPLES):
+        at = start + tl.arange(0, 2 * SAMPLES)
         tl.store(used + at, tl.load(indices + at, mask=at < end_id, other=0), mask=at < end_id)
     distances = tl.load(draws)
     if distances > 0:
-        distances_at, feature = thresholds + distances - 1, tl.load(draws + 1).to(tl.uint32)
+        distances_at, third_word = thresholds + distances - 1, tl.load(draws + 1).to(tl.uint32)
         key0, key1 = tl.load(draws + 2).to(tl.uint32), tl.load(draws + 3).to(tl.uint32)
         first_live, shift = tl.load(draws + 5), tl.load(draws + 9)
+        num_rows = first_live + tl.load(draws + 4) + 1
+        sample_at = bag + tl.arange(0, SAMPLES)
+        mine = tl.arange(0, SAMPLES) < num_samples
+        first = tl.load(offsets + sample_at, mask=mine, other=0).to(tl.int64)
+        last = tl.load(offsets + sample_at + 1, mask=mine, other=0).to(tl.int64)
+        longest = tl.max(tl.where((first >= 0) & (last <= num_ids), last - first, 0))
+        counter, first_sample = step.to(tl.uint32), sample_offset.to(tl.int64) + tile_start
         first_block = first_sample >> shift
         num_walks = (((first_sample + num_samples - 1) >> shift) - first_block + 1) * longest
         # What other threads of the program have copied is overwritten below.
@@ -46,7 +69,7 @@ def swap_tile(
             walk = start + tl.arange(0, WALKERS)
             walking = walk < num_walks
             block, position = first_block + walk // longest, walk % longest
-            place = feature | (position & 0xFFFF).to(tl.uint32)
+            place = third_word | (position & 0xFFFF).to(tl.uint32)
             # Samples count from the first of the tile; the block's first may lie before it.
             behind = (block << shift) - first_sample
             sample = behind - 1
@@ -55,10 +78,8 @@ def swap_tile(
             drawn, stream = tl.full([], 0, tl.int32), tl.full([], _DISTANCE_STREAM, tl.uint32)
             while tl.max(walking.to(tl.int32)) > 0:
                 if drawn % 4 == 0:
-                    w0, w1, w2, w3 = four_words(step, block.to(tl.uint32), place, stream, key0, key1)
-                    # Independent of one another, so that none waits for another's thresholds.
-                    d0, d1 = _distance(w0, distances_at), _distance(w1, distances_at)
-                    d2, d3 = _distance(w2, distances_at), _distance(w3, distances_at)
+                    w0, w1, w2, w3 = four_words(counter, block.to(tl.uint32), place, stream, key0, key1)
+                    d0, d1, d2, d3 = _distances(w0, w1, w2, w3, distances_at)
                     stream += 1
                 even, odd = tl.where(drawn % 4 == 0, d0, d2), tl.where(drawn % 4 == 1, d1, d3)
                 sample += tl.where(drawn % 2 == 0, even, odd)
@@ -68,28 +89,38 @@ def swap_tile(
                 if tl.max(hit.to(tl.int32)) > 0:
                     id_at = tl.load(offsets + bag + sample, mask=hit, other=0).to(tl.int64) + position
                     hit = hit & (id_at < tl.load(offsets + bag + sample + 1, mask=hit, other=0).to(tl.int64))
+                    hit = hit & (id_at >= 0) & (id_at < num_ids)
                     ids = tl.load(indices + id_at, mask=hit, other=0).to(tl.int64)
                     hit = hit & (ids >= first_live) & (ids < num_rows)
                     ids = _new_rows(
-                        ids, hit, sample + first_sample, place, first_live, step, draws, graph_offsets, neighbours,
+                        ids, hit, sample + first_sample, place, first_live, counter, draws, graph_offsets, neighbours,
                         thresholds, key0, key1, GRAPH,
                     )  # fmt: skip
                     tl.store(used + id_at, ids, mask=hit)
-    # What other threads of the program have written is read by the caller.
-    tl.debug_barrier()
 
 
 @triton.jit
-def _distance(word, distances):
-    """Return how far the next hit is: one more than the thresholds not above the word, found by bisection.
+def _distances(w0, w1, w2, w3, thresholds):
+    """Return how far the next hits are: one more than the thresholds not above each word, found by bisection.
 
-    ``distances`` points to embeddings.sse.swap.distance_thresholds.
+    ``thresholds`` points to embeddings.sse.swap.distance_thresholds. All four are searched in step, so that none waits
+    for another's.
     """
-    word, count = word.to(tl.int64), word.to(tl.int64) * 0
+    w0, w1, w2, w3 = w0.to(tl.int64), w1.to(tl.int64), w2.to(tl.int64), w3.to(tl.int64)
+    d0, d1, d2, d3 = w0 * 0, w1 * 0, w2 * 0, w3 * 0
     for level in tl.static_range(1, _LEVELS + 1):
-        is_behind = tl.load(distances + count + (_LONGEST >> level) - 1) <= word
-        count += tl.where(is_behind, _LONGEST >> level, 0)
-    return 1 + count + (tl.load(distances + count) <= word).to(tl.int64)
+        half = thresholds + (_LONGEST >> level) - 1
+        t0, t1, t2, t3 = tl.load(half + d0), tl.load(half + d1), tl.load(half + d2), tl.load(half + d3)
+        d0 += tl.where(t0 <= w0, _LONGEST >> level, 0)
+        d1 += tl.where(t1 <= w1, _LONGEST >> level, 0)
+        d2 += tl.where(t2 <= w2, _LONGEST >> level, 0)
+        d3 += tl.where(t3 <= w3, _LONGEST >> level, 0)
+    t0, t1, t2, t3 = (
+        tl.load(thresholds + d0), tl.load(thresholds + d1), tl.load(thresholds + d2), tl.load(thresholds + d3),
+    )  # fmt: skip
+    d0, d1 = d0 + 1 + (t0 <= w0).to(tl.int64), d1 + 1 + (t1 <= w1).to(tl.int64)
+    d2, d3 = d2 + 1 + (t2 <= w2).to(tl.int64), d3 + 1 + (t3 <= w3).to(tl.int64)
+    return d0, d1, d2, d3
 
 
 @triton.jit

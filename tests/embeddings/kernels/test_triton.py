@@ -45,7 +45,7 @@ from embeddings.tables.config import InitConfig, TableConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
-SMALL = Tiling(elements=256, moving=128, rows=16, drawn=8, entries=32, window=2, warps=4)
+SMALL = Tiling(elements=256, moving=128, rows=16, samples=16, walkers=8, entries=32, window=2, warps=4)
 
 
 @triton.jit
@@ -358,7 +358,9 @@ def test_compiles_for_a_gpu(tmp_path):
     found = [json.loads(text) for text in done.stdout.splitlines()]
     kernels = {(each["kernel"], each["stored"]): each["moves"] for each in found if each["optimizer"] == "adam"}
     others = {(each["kernel"], each["optimizer"]): each["moves"] for each in found if each["optimizer"] != "adam"}
-    assert set(kernels) == {(name, "fp32") for name in ("lookup", "entries", "update", "finish")} | {("update", "bf16")}
+    assert set(kernels) == {(name, "fp32") for name in ("swap", "lookup", "entries", "update", "finish")} | {
+        ("update", "bf16")
+    }
     # A tile of 32 rows of 64 over 128 threads: 4 accesses for each of rows, m and v, and of the output.
     assert kernels["lookup", "fp32"]["ld.global.v4.b32"] == 12
     assert kernels["lookup", "fp32"]["st.global.v4.b32"] == 4

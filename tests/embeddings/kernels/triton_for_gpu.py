@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 from embeddings.kernels.triton.entries import entries
 from embeddings.kernels.triton.lookup import lookup
 from embeddings.kernels.triton.rules import ADAGRAD, ADAM, RMSPROP
+from embeddings.kernels.triton.swap import swap
 from embeddings.kernels.triton.update import finish, update
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -40,9 +41,9 @@ OPTIONS = {
 }
 DIM, TILE, SPLIT = 64, 32, 16
 CONSTANTS = {
-    "DIM": DIM, "BLOCK": DIM, "TILE": TILE, "POSITIONS": 16, "WALKERS": 32, "ROWS": 32, "ALIGNMENT": 16,
-    "VECTORS": 2, "ROWWISE": False, "POOLED": True, "SCALED": True, "SWAP": True, "GRAPH": True, "IGNORE": False,
-    "SHARED": True, "SPLIT": SPLIT, "RULE": ADAM, "WINDOW": 16, "DEPTH": 32, "QUADS": True,
+    "DIM": DIM, "BLOCK": DIM, "TILE": TILE, "POSITIONS": 16, "WALKERS": 32, "SAMPLES": 256, "ROWS": 32, "ALIGNMENT": 16,
+    "VECTORS": 2, "ROWWISE": False, "POOLED": True, "SCALED": True, "GRAPH": True, "IGNORE": False,
+    "SHARED": True, "SPLIT": SPLIT, "RULE": ADAM, "WINDOW": 16, "DEPTH": 16, "QUADS": True,
     **OPTIONS,
 }  # fmt: skip
 # What other row optimizers than Adam are.
@@ -82,7 +83,7 @@ def compile_for_gpu(kernel, stored: str, optimizer: str = "adam") -> dict[str, o
 
 if __name__ == "__main__":
     for stored in sys.argv[1:] or ["fp32"]:
-        for kernel in (lookup, entries, update, finish) if stored == "fp32" else (update,):
+        for kernel in (swap, lookup, entries, update, finish) if stored == "fp32" else (update,):
             print(json.dumps(compile_for_gpu(kernel, stored)), flush=True)
     for optimizer in ("rmsprop", "rowwise_adam", "rowwise_adagrad"):
         for kernel in (lookup, update, finish) if optimizer == "rowwise_adam" else (update,):
