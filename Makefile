@@ -20,7 +20,7 @@ SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = $(filter-out __init__ harness hosts serving peers baselines stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long test-hosts test-containers check docs reference notebooks format serve bench soak gpu-check images dist sbom lock clean
+.PHONY: help setup demo test test-fast test-long test-hosts test-containers check docs reference notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ bench: setup  ## every benchmark, one JSON line per case
 
 gpu-check:  ## on a machine with a GPU: tests, whole jobs, benchmarks, into docs/gpu/; GPU_PYTHON: with torch for CUDA
 	@TRITON_INTERPRET=0 $(GPU_PYTHON) -m benchmarks.gpu
+
+gpu-package:  ## what gpu-check needs of the last commit, for a machine that has no network: build/gpu-check.tar.gz
+	@mkdir -p build && git archive -o build/gpu-check.tar.gz HEAD Makefile pyproject.toml benchmarks embeddings tests
 
 soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES, KILLS)
 	@$(BIN)/python tests/end_to_end/soak.py --minutes $(MINUTES) --kills $(KILLS)
