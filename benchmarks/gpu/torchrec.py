@@ -55,7 +55,6 @@ from embeddings.embedding_tables import Backend, EmbeddingTables
 from embeddings.optim import AdamAR, RowOptimizer, RowwiseAdagrad
 from embeddings.sharding import ModelTables, TableSettings, TableSharder, embedding_bag_collection
 from embeddings.sharding.exchange.collectives import all_reduce
-from embeddings.sharding.exchange.ids import IdExchange
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
 from embeddings.tables.config import InitConfig, TableConfig
@@ -181,20 +180,6 @@ def parallel(
     )
 
 
-def pipeline_of(wrapped: Any, optimizers: Optimizers, batch: Batch, device: torch.device) -> TrainPipelineSparseDist:
-    """Return TorchRec's pipeline around a wrapped model; ``batch`` is looked up once, and nothing learnt from it."""
-    wrapped.eval()
-    with torch.no_grad():
-        # Only now are there distributions of inputs.
-        wrapped(batch.to(device))
-    wrapped.train()
-    for distribution in wrapped.module.tables._input_dists:
-        # The pipeline takes none but its own class in that place, and puts another forward there.
-        if isinstance(distribution._dist, IdExchange):
-            distribution._dist = distribution._dist._torchrecs
-    return TrainPipelineSparseDist(wrapped, optimizers, device, execute_all_batches=True)
-
-
 def sharding_of(name: str, number: int) -> Any:
     """Return TorchRec's way to split table ``number`` over the ranks."""
     if name == "row_wise":
@@ -293,16 +278,20 @@ def by_torchrec(
     tables = ModelTables(wrapped.module)
     dense = torch.optim.Adam(model.net.parameters(), lr=DENSE_RATE)
     optimizers, rank, world_size = Optimizers(dense, tables), dist.get_rank(), dist.get_world_size()
-    batches = (small_batch(settings, step, size, rank, world_size) for step in range(1, num_steps + 1))
+
+    def batches() -> Iterator[Batch]:
+        for step in range(1, num_steps + 1):
+            tables.set_context(step, rank * size // world_size)
+            yield small_batch(settings, step, size, rank, world_size)
+
     if pipelined:
-        pipeline = pipeline_of(wrapped, optimizers, small_batch(settings, 1, size), device)
+        pipeline, iterator = TrainPipelineSparseDist(wrapped, optimizers, device), batches()
         with contextlib.suppress(StopIteration):
             while True:
-                pipeline.progress(batches)
+                pipeline.progress(iterator)
         pipeline.detach()
     else:
-        for step, batch in enumerate(batches, 1):
-            tables.set_context(step, rank * size // world_size)
+        for batch in batches():
             optimizers.zero_grad()
             wrapped(batch.to(device))[0].backward()
             if world_size > 1:
@@ -507,7 +496,7 @@ class Contestant:
         dense = torch.optim.Adam(wrapped.module.net.parameters(), lr=DENSE_RATE)
         optimizers = Optimizers(dense, ModelTables(wrapped.module) if is_ours else None)
         self.wrapped, self._device, self._batches = wrapped, device, itertools.cycle(batches)
-        self._pipeline = pipeline_of(wrapped, optimizers, batches[0], device)
+        self._pipeline = TrainPipelineSparseDist(wrapped, optimizers, device)
 
     def run(self, num_steps: int) -> tuple[float, float, float]:
         """Return seconds by the clock, of this thread and of the process, for each step."""

@@ -13,6 +13,8 @@ TorchRec plans, wraps and distributes inputs; the sharders here make its lookups
   unequal parts that TorchRec uses, so ``SumExchange`` sums after an all-to-all, in rank order.
 * Mean pooling of split rows divides by the exact number of ids. TorchRec divides by that number + 1e-6.
 * Bad input on one rank is agreed on before any rank waits for its rows.
+* Each batch keeps the place in training that was set before its ids were distributed, so TorchRec's
+  TrainPipelineSparseDist may distribute the next one early: set it where the iterator yields the batch.
 """
 
 from embeddings.sharding.embedding import SEQUENCE_SHARDINGS, SequenceSharder, ShardedSequences

@@ -63,7 +63,7 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
         return super().input_dist(ctx, self._checked(ctx, features))
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
-        ctx.check.count()
+        self._begin_lookup(ctx)
         rows = []
         # As TorchRec's, which cannot shape the lengths of a batch without samples.
         for lookup, features, sharding, kind in zip(

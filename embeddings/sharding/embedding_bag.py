@@ -98,7 +98,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         return distributed
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
-        ctx.check.count()
+        self._begin_lookup(ctx)
         pooled: list[Tensor] = super().compute(ctx, dist_input)
         return pooled
 
@@ -106,7 +106,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         return self._with_means(super().output_dist(ctx, output), ctx)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        ctx.check.count()
+        self._begin_lookup(ctx)
         return self._with_means(super().compute_and_output_dist(ctx, input), ctx)
 
     def _with_means(self, awaitable: Any, ctx: Any) -> Any:

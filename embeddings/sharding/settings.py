@@ -101,10 +101,14 @@ class LocalPiece(NamedTuple):
 
 @dataclass
 class StepContext:
-    """The position in training of the next forward; shared by the input distributions of a module."""
+    """The position in training of the next batch to be distributed; shared by the input distributions of a module.
 
-    step: int = 1
+    ``step`` is None before the first one is set.
+    """
+
+    step: int | None = None
     sample_offset: int = 0
+    part_offset: int = 0
     training: bool = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,18 +31,18 @@ class RowsOfRank:
         raise NotImplementedError
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        """Set where in training the next forward is; call it before each training forward.
+        """Set where in training the next batch is; call it before the batch's ids are distributed.
+
+        That is before each training forward; under TrainPipelineSparseDist, which distributes a batch while it trains
+        on the one before, where the iterator that it is given yields the batch.
 
         Args:
-            step: the step that the forward computes.
+            step: the step that the batch is for.
             sample_offset: the index in the global batch of this rank's first sample.
             part_offset: the index of the first sample of all ranks, which is not 0 in the later micro-batches of a
                 step.
         """
-        for kernel in self.kernels():
-            # A replica sees this rank's samples. Other lookups that swap see those of all ranks; those of split rows
-            # swap nothing.
-            kernel.set_context(step, sample_offset if isinstance(kernel, ReplicatedTables) else part_offset)
+        raise NotImplementedError
 
     def step(self, k: int, scale: float = 1.0) -> None:
         """Apply what this rank's backward recorded, times ``scale``, as step ``k``.
@@ -136,11 +137,44 @@ class ShardedTables(RowsOfRank, nn.Module):
     def _checked(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return what to distribute: the input, or nothing of it where it is bad.
 
-        ``ctx.check`` is to be counted later.
+        ``ctx`` goes to :meth:`_begin_lookup` later, maybe after the next batch was distributed.
+
+        Raises:
+            ValueError: ids are to be swapped, and nobody has said where in training they are.
         """
+        place = self._step_context
+        if place.training and place.step is None and any(map(self.settings.probability, self.settings.sse)):
+            raise ValueError(
+                "SSE draws by step and sample, and it is not set which ones come: call set_context(step, "
+                "sample_offset) before each training batch is distributed"
+            )
+        ctx.place = dataclasses.replace(place)
         problem = problem_of(features, self._readers, self.settings.bounds == "fatal")
         ctx.check = CollectiveCheck(problem, self._env.process_group, features.values().device)
         return features if problem is None else emptied(features)
+
+    def _begin_lookup(self, ctx: Any) -> None:
+        """Go on with a batch that was distributed: count the votes on it, and set where in training it is.
+
+        Raises:
+            ValueError: its ids are bad, or it was distributed for another step than the one that comes now.
+            OtherRankFailed: those of another rank are bad.
+        """
+        ctx.check.count()
+        place: StepContext = ctx.place
+        if not place.training or place.step is None:
+            return
+        for kernel in self.kernels():
+            if kernel.completed_steps + 1 != place.step:
+                raise ValueError(
+                    f"a batch distributed for step {place.step} does not follow {kernel.completed_steps} completed "
+                    "steps: call set_context before each training batch is distributed (in TrainPipelineSparseDist "
+                    "where the iterator yields it), and step once after it"
+                )
+            # A replica sees this rank's samples. Other lookups that swap see those of all ranks; those of split rows
+            # swap nothing.
+            is_replica = isinstance(kernel, ReplicatedTables)
+            kernel.set_context(place.step, place.sample_offset if is_replica else place.part_offset)
 
     def kernels(self) -> Iterator[EmbeddingTables]:
         for lookup in self._lookups:
@@ -149,8 +183,9 @@ class ShardedTables(RowsOfRank, nn.Module):
                     yield module
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        self._step_context.step, self._step_context.sample_offset = step, sample_offset
-        super().set_context(step, sample_offset, part_offset)
+        # Kernels are told when the batch is looked up: the one before may still be on its way.
+        place = self._step_context
+        place.step, place.sample_offset, place.part_offset = step, sample_offset, part_offset
 
     def init_data_parallel(self) -> None:
         """Put :class:`Replicas` where TorchRec puts DistributedDataParallel."""

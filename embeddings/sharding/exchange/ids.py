@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.dist_data import KJTAllToAll, KJTAllToAllTensorsAwaitable
 from torchrec.distributed.types import Awaitable, NoWait
 
-from embeddings.sharding.exchange.shm_transport import host_memory
+from embeddings.sharding.exchange.shm_transport import HostMemory, host_memory
 
 
 def in_one_exchange(distribution: Any) -> Any:
@@ -22,26 +22,27 @@ def in_one_exchange(distribution: Any) -> Any:
     return distribution
 
 
-class IdExchange(nn.Module):
-    """The work of TorchRec's KJTAllToAll, whose arguments it takes: each rank's features go to their ranks."""
+class IdExchange(KJTAllToAll):
+    """TorchRec's KJTAllToAll, by which each rank's features go to their ranks, for ranks that may share memory."""
 
     def __init__(self, torchrecs: KJTAllToAll) -> None:
-        super().__init__()
-        self._group: dist.ProcessGroup = torchrecs._pg
-        self._ends: list[int] = torchrecs._splits_cumsum
-        self._order = _order(dist.get_world_size(self._group), torchrecs._stagger)
-        self._torchrecs = torchrecs
+        super().__init__(torchrecs._pg, torchrecs._splits, torchrecs._stagger)
+        self._order = _order(dist.get_world_size(self._pg), self._stagger)
 
-    def forward(self, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        shared = host_memory(self._group) if features.values().device.type == "cpu" else None
+    def __call__(self, features: KeyedJaggedTensor) -> Any:
+        # Not in forward: TorchRec's pipelines put one there that joins the exchanges of all modules over the network.
+        shared = host_memory(self._pg) if features.values().device.type == "cpu" else None
         # A batch size by feature is refused by every rank's vote, after the exchange of none.
         if shared is None or features.variable_stride_per_key():
-            return self._torchrecs(features)  # type: ignore[no-any-return]
-        rank, weights = dist.get_rank(self._group), features.weights_or_none()
+            return super().__call__(features)
+        return NoWait(self._exchanged(features, shared))
+
+    def _exchanged(self, features: KeyedJaggedTensor, shared: HostMemory) -> Received:
+        rank, ends, weights = dist.get_rank(self._pg), self._splits_cumsum, features.weights_or_none()
         lengths = features.lengths().view(len(features.keys()), features.stride())
         starts = features.offset_per_key()
         sent = [lengths, features.values(), torch.tensor(starts)] + ([] if weights is None else [weights])
-        first, last = self._ends[rank], self._ends[rank + 1]
+        first, last = ends[rank], ends[rank + 1]
         # Everybody sees all and takes its own: copied once, and not again for every rank.
         gathered = shared.exchange("ids", *sent)
         places = [of_rank[2][first : last + 1].tolist() for of_rank in gathered]
@@ -61,13 +62,11 @@ class IdExchange(nn.Module):
             lengths=bags.view(-1),
             stride=bags.shape[1],
         )
-        return NoWait(
-            Received(
-                received,
-                sent=[starts[end] - starts[start] for start, end in itertools.pairwise(self._ends)],
-                received=[bounds[-1] - bounds[0] for bounds in places],
-                batch_sizes=[of_rank[0].shape[1] for of_rank in gathered],
-            )
+        return Received(
+            received,
+            sent=[starts[end] - starts[start] for start, end in itertools.pairwise(ends)],
+            received=[bounds[-1] - bounds[0] for bounds in places],
+            batch_sizes=[of_rank[0].shape[1] for of_rank in gathered],
         )
 
 
@@ -85,6 +84,10 @@ class Received(KJTAllToAllTensorsAwaitable):
         self._input_splits, self._output_splits = {"values": sent}, {"values": received}
         self._stride_per_rank: list[int] | None = batch_sizes
         self._recat: Tensor | None = None
+
+    def clear_inputs(self) -> int:
+        """Return 0, the bytes that it frees: what was sent is not kept here."""
+        return 0
 
     def _wait_impl(self) -> KeyedJaggedTensor:
         return self._features

@@ -65,9 +65,9 @@ class Swapper:
             yield values[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]
 
     def _swap(self, ids: Tensor, offsets: Tensor, draws: SwapDraws) -> Tensor:
-        swapped = swap_feature(
-            ids.cpu(), offsets.cpu(), draws, self._step_context.step, self._step_context.sample_offset
-        )
+        step = self._step_context.step
+        assert step is not None, "checked before input is distributed"
+        swapped = swap_feature(ids.cpu(), offsets.cpu(), draws, step, self._step_context.sample_offset)
         return swapped.to(ids.device)
 
 
