@@ -47,6 +47,7 @@ def test_plots_are_of_the_tables_of_today() -> None:
     assert not stale, f"docs/pictures/reports: {stale} are out of date: run `make reference`"
 
 
+@pytest.mark.process
 def test_what_the_stamp_promises_is_drawn() -> None:
     """One is drawn: all would take seconds. The name of a row is text, of which no digit is lost."""
     drawn = PLOTS["event_loop"].svg()

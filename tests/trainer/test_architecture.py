@@ -131,6 +131,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_name_taken_from_torchrec_is_documented_and_no_other():
     used = {
         name

@@ -34,6 +34,7 @@ def check_whole(ids):
     assert np.array_equal(ids.find(raw), entries)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(settings=SETTINGS, batches=BATCHES)
 def test_equals_the_plain_form(settings, batches):

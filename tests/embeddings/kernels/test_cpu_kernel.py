@@ -212,6 +212,7 @@ def test_offsets_that_do_not_cover_the_ids_are_refused():
             swap_feature(torch.arange(3), torch.tensor(offsets), draws, 1, 0)
 
 
+@pytest.mark.slow
 def test_buffers_come_back_once_nothing_refers_to_them():
     pool = BufferPool()
     first = pool.take(100, 16, torch.float32)
@@ -239,6 +240,7 @@ def test_copies_of_scratch_space_are_their_own():
     assert len({each.handle for each in alive}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [AdamAR(0.01), AdamAR(0.01, moments="lazy")], ids=["dense", "lazy"])
 def test_a_step_allocates_nothing(optimizer):
     """After some steps outputs and swapped ids lie where others lay, and Python and numpy allocate less than the ids.

@@ -215,12 +215,14 @@ def training(request) -> tuple[Batches, int]:
     return amazon_sports(request.getfixturevalue("real_data"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_hundred_steps_of_training_equal_dense_adam(backend, training):
     difference = relative(train_ours(training, Adam(0.01, eps=1e-13), backend), train_torch(training, eps=1e-13))
     assert difference < 1e-5
 
 
+@pytest.mark.slow
 def test_at_the_usual_eps_closer_than_a_tiny_perturbation(training):
     """Training from zero is chaotic: the yardstick is what 1e-9 on the initial table does to torch's own result."""
     theirs = train_torch(training, eps=1e-8)

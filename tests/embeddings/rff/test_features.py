@@ -84,6 +84,7 @@ def test_a_rotation_of_another_size_does_not_fold() -> None:
         RandomFourierFeatures(4, 8).fold(np.eye(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim_in", "dim"), [(64, 128), (32, 64), (8, 4096), (300, 600)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_single_precision_is_exact_to_a_millionth(dim_in: int, dim: int, dtype: type) -> None:

@@ -145,6 +145,7 @@ async def test_made_up_methods_leave_nothing_behind(client: httpx.AsyncClient) -
     assert 'evenkeel_http_requests_total{method="other",route="/healthz",status="405"} 20.0' in metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

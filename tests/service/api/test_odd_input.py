@@ -32,6 +32,7 @@ async def test_in_paths_and_queries(client: httpx.AsyncClient, dataset: str) -> 
     assert (await client.get("/v1/jobs", params={"cursor": "AAAA"})).status_code < 500
 
 
+@pytest.mark.slow
 async def test_in_bodies(client: httpx.AsyncClient, dataset: str, dataset_body: dict[str, Any]) -> None:
     headers = {"Content-Type": "application/json"}
     for odd in ODD:

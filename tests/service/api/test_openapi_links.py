@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 
 
@@ -35,6 +36,7 @@ def test_links_lead_somewhere_and_name_all_that_is_needed(app: FastAPI) -> None:
     assert below - led_to == {"/v1/collections/{collection}/canaries/{name}"}
 
 
+@pytest.mark.slow
 def test_a_made_object_and_a_list_name_what_their_operations_take(app: FastAPI) -> None:
     links = links_of(app.openapi())
     made, listed = links["POST", "/v1/jobs"], links["GET", "/v1/jobs"]

@@ -54,6 +54,7 @@ async def state(client: httpx.AsyncClient, visits: list[Visit]) -> dict[str, Any
     return found
 
 
+@pytest.mark.slow
 @BOTH
 async def test_every_route_with_a_key_of_another_tenant(
     app: FastAPI, client: httpx.AsyncClient, settings: Settings
@@ -100,6 +101,7 @@ async def test_every_route_with_a_key_of_another_tenant(
     assert await state(client, visits) == before
 
 
+@pytest.mark.slow
 async def test_names_are_a_tenants_own(app: FastAPI, client: httpx.AsyncClient, settings: Settings) -> None:
     """The same tour, with the same names, for two tenants side by side."""
     own = dataclasses.replace(settings, data_roots=(settings.data_roots[0].with_name("ads_data"),))

@@ -77,6 +77,7 @@ async def test_vectors_from_redis(settings: Settings, redis: Any) -> None:
             assert "EVENKEEL_STORE_URL" in answer.json()["errors"][0]["remedy"]
 
 
+@pytest.mark.slow
 async def test_a_store_that_was_never_seen_is_not_an_empty_one(settings: Settings) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and nobody listens

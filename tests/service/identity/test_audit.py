@@ -132,6 +132,7 @@ async def test_an_entry_that_was_cut_off_holds_up_no_other(
     assert whole[: len(whole) // 2] in cut
 
 
+@pytest.mark.slow
 @BOTH
 async def test_entries_of_the_same_moment_share_a_commit_and_none_keeps_another_out(
     app: FastAPI, client: httpx.AsyncClient, settings: Settings, caplog: pytest.LogCaptureFixture

@@ -239,6 +239,7 @@ async def test_a_wrong_key_opens_no_session(stranger: httpx.AsyncClient) -> None
     assert "set-cookie" not in response.headers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("origin", [None, "http://evil.example", "http://127.0.0.1:9999", "null"])
 async def test_unsafe_requests_by_cookie_need_our_own_origin(
     stranger: httpx.AsyncClient, admin_key: str, origin: str | None

@@ -406,6 +406,7 @@ async def test_report_draws_calibration_and_frequency_buckets(
     assert shown["metrics"][1]["frequency_buckets"][1]["auc"] == 0.6543
 
 
+@pytest.mark.slow
 async def test_report_of_real_valued_labels_is_of_their_rmse(
     app: FastAPI, client: httpx.AsyncClient, dataset: str
 ) -> None:

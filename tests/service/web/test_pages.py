@@ -218,6 +218,7 @@ async def test_content_is_304_until_something_changes(app, client, stranger, adm
     assert "mean_cosine" in changed.text
 
 
+@pytest.mark.slow
 async def test_the_list_is_filtered_and_goes_page_by_page(
     app, client, stranger, admin_key: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):

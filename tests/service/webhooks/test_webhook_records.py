@@ -150,6 +150,7 @@ async def test_a_known_signature() -> None:
     assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
+@pytest.mark.slow
 async def test_a_delivery_is_tried_again_and_then_given_up(
     app: FastAPI, client: httpx.AsyncClient, receiver: Receiver
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_run_whose_checkpoint_cannot_be_written_ends_soon_and_says_why(make_ru
     assert latest_valid(run.checkpoints) is None
 
 
+@pytest.mark.slow
 def test_in_the_background_or_not_a_run_ends_with_the_same_bits(make_run):
     ends = []
     for asynchronous in (True, False):

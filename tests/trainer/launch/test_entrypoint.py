@@ -66,6 +66,7 @@ def test_without_a_directory_it_is_that_of_the_run_in_the_cache(monkeypatch, tmp
 # --- a run that succeeds ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_life(make_run, small, monkeypatch):
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
     monkeypatch.setattr(progress, "REPORT_SECONDS", -1.0)

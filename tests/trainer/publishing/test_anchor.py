@@ -256,6 +256,7 @@ def clustered(path: Any, day: int) -> Any:
     return path
 
 
+@pytest.mark.slow
 def test_items_that_move_to_another_cluster_are_followed_and_the_others_stay(make_run, tmp_path):
     """Retrains from scratch, each with its own seed, through the whole stage. Measured beside it: without an anchor the
     others have a cosine of .86 to the day before, and with ten times the strength the moved ones stay behind (.2)."""

@@ -176,6 +176,7 @@ def test_the_lemma_bounds_the_risk_of_the_estimator() -> None:
     assert [float(line[2]) for line in lines] == sorted((float(line[2]) for line in lines), reverse=True)
 
 
+@pytest.mark.slow
 def test_a_report_tells_rotations_from_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors that are only turned: refitted consumers do not notice, a frozen one does until they are aligned. Vectors
     of noise: no claim holds."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard, get_args, get_origin
 
+import pytest
+
 from trainer.spec import DatasetSpec, JobSpec, Spec
 
 ROOT = Path(__file__).parents[3]
@@ -64,6 +66,7 @@ def is_problem(node: ast.AST) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FieldProblem"
 
 
+@pytest.mark.slow
 def test_each_field_that_a_problem_names_is_there() -> None:
     paths = list(named())
     assert len(paths) > 60

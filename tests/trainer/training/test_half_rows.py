@@ -42,6 +42,7 @@ def went_on(run, epochs):
     return read_run(run.directory)
 
 
+@pytest.mark.slow
 def test_a_job_trains_half_rows_and_a_resume_changes_no_bit(make_run, small):
     whole = make_run("whole", tables=TABLES, publish=PUBLISH)
     assert execute(whole, start_ranks) == EXIT_SUCCEEDED

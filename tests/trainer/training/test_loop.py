@@ -272,6 +272,7 @@ def test_all_ranks_refuse_what_one_rank_cannot_take(make_run, ranks, which):
 WARM = {"kind": "cosine", "warmup_steps": 10, "decay_steps": 30}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [

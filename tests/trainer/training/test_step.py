@@ -202,6 +202,7 @@ def test_one_schedule_leaves_the_other_rate_alone(prepared, small):
 COSINE = {"kind": "cosine", "warmup_steps": 5, "decay_steps": 60, "final_factor": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -43,6 +43,7 @@ async def test_collection_serves_its_rff_view_in_request_order_with_duplicates(c
     np.testing.assert_allclose(np.linalg.norm(got.vectors[got.found], axis=1), 1, atol=1e-6)  # float32 rounding
 
 
+@pytest.mark.slow
 async def test_answers_that_would_hold_up_the_others_are_refused(client, settings: Settings):
     published.publish(settings)
     view = {"name": "wide", "collection": "items", "kind": "rff", "dim": 8192}
@@ -250,6 +251,7 @@ def test_int64_ids_survive_being_written_as_strings(ids: list[int]):
     assert ids_as("int64", [str(one) for one in ids]) == ids
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.integers(), st.text(max_size=3), st.floats(), st.booleans(), st.none()), max_size=4))
 def test_ids_of_any_kind_are_taken_or_refused(ids: list[Any]):
     for id_type, kind in (("int64", int), ("string", str)):

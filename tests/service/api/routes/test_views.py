@@ -85,6 +85,7 @@ async def test_the_default_view_stays(client, settings: Settings):
     assert (await client.get("/v1/views/items_rff")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_scopes(stranger, settings: Settings, key_with: Any):
     published.publish(settings)
     reader = {"Authorization": f"Bearer {await key_with('features:read')}"}

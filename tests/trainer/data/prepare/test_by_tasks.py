@@ -132,6 +132,7 @@ EVERYTHING = Case(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES, ids_bytes=st.sampled_from((400, 1 << 29)))
 @example(case=EVERYTHING, ids_bytes=400)
@@ -151,6 +152,7 @@ def test_tasks_in_any_order_write_the_bytes_of_one_process(case, ids_bytes, tmp_
 ROWS = Case(history=False, bad_rows=True, split="time", num_rows=230)
 
 
+@pytest.mark.slow
 def test_what_was_done_before_the_end_of_the_process_is_not_done_again(tmp_path):
     write_rows(ROWS, tmp_path)
     expected = prepared_bytes(ROWS, tmp_path, 1)

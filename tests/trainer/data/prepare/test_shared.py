@@ -74,6 +74,7 @@ def test_many_runs_at_once_over_one_file_prepare_it_once(tmp_path, readings):
     assert column[0].st_ino == column[1].st_ino, "the disk holds them once"
 
 
+@pytest.mark.slow
 def test_what_makes_other_data_is_prepared_anew(tmp_path, readings):
     """One after the other over one file: each has the bytes that it has alone."""
     case = dataclasses.replace(CASE, joined=False, history=False, weighted=False)

@@ -199,6 +199,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(writing, "_REMAP_ROWS", 64)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=CASES)
 def test_any_number_of_threads_and_any_memory_writes_the_same_bytes(case, small_pieces, tmp_path_factory):

@@ -125,6 +125,7 @@ def test_the_distance_is_from_the_initial_values_of_rows_and_dense_weights(make_
     assert moved.squared_distance == pytest.approx(length, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_measures_have_bounds_of_classifiers_alone(make_run: Callable[..., Run]) -> None:
     model = {"kind": "dnn", "embedding_dim": 4, "hidden": [8]}
     subject = subject_of(make_run("dnn", model=model, epochs=1, evaluation=RANDOM))

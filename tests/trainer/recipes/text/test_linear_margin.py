@@ -19,6 +19,7 @@ def sentences(tmp_path: Path) -> Path:
     return tmp_path / "sentence_polarity.parquet"
 
 
+@pytest.mark.slow
 def test_the_sparse_one_has_the_mean_variance_and_support_of_the_lecture() -> None:
     draw = np.random.default_rng(0)
     direction = draw.standard_t(3, 300)

@@ -110,6 +110,7 @@ def flat(checkpoint: Any, table: str) -> list[Any]:
     return [weight, *(state[name] for name in sorted(state))]
 
 
+@pytest.mark.slow
 def test_the_last_epoch_is_kept_where_that_is_asked_for_and_it_publishes(make_run, small):
     settings = stopped(keep="last") | {
         "model": {"kind": "two_tower", "embedding_dim": 8, "hidden": [16]},

@@ -532,6 +532,7 @@ def test_memory_counts_masks_and_copies(small):
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_meda_run_publishes_and_is_a_parent(make_run, small):
     """Rows have evidence by their own count of steps, in the run and in a warm start from it, whose steps go on."""
     publish = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
