@@ -43,9 +43,9 @@ def test_every_check_runs_on_the_cpu(tmp_path):
 @pytest.mark.process
 def test_a_check_that_fails_is_recorded_and_the_next_ones_run(tmp_path):
     out = tmp_path / "torchrec.json"
-    command = [sys.executable, "-c", "import sys; from benchmarks.gpu import torchrec as t\n"
+    command = [sys.executable, "-c", "import sys; from benchmarks.gpu.torchrec import __main__ as t, results, steps\n"
                "def bad(*_): raise ValueError('no such thing')\n"
-               "t.by_reference = t.theirs = bad\n"
+               "results.by_reference = steps.theirs = bad\n"
                f"sys.exit(t.main(['--device', 'cpu', '--out', {str(out)!r}, '--only', 'one_rank', 'steps', "
                f"*{[*SMALL, *SHORT]!r}]))"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
