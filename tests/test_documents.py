@@ -146,7 +146,9 @@ def test_make_targets_and_files_exist(document: Path) -> None:
         for path in re.findall(r"\b(?:examples|docs|deploy|tests|benchmarks)/[\w./-]+\.(?:yaml|py|md|sh|lock)\b", code):
             assert "NNNN" in path or (ROOT / path).exists(), f"{document.name}: there is no {path}"
         for module in re.findall(r"python -m ((?:benchmarks|trainer|service)\.[\w.]+)", code):
-            assert (ROOT / (module.replace(".", "/") + ".py")).exists(), f"{document.name}: there is no module {module}"
+            place = ROOT / module.replace(".", "/")
+            there = place.with_suffix(".py").exists() or (place / "__main__.py").exists()
+            assert there, f"{document.name}: there is no module {module}"
 
 
 def test_commands_exist() -> None:
