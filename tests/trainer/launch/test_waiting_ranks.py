@@ -15,11 +15,14 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 def test_a_rank_that_is_killed_while_it_waits_ends_the_run(make_run) -> None:
     run = make_run("waiting", resources={"num_workers": 2, "cpus_per_worker": 1})
+    me = psutil.Process()
+    # Of other tests of this process, which may be dead and not waited for.
+    others = me.children()
     with forked_ranks(run) as go:
-        me = psutil.Process()
-        ranks = []
+        ranks: list[psutil.Process] = []
         while len(ranks) < 2:
-            ranks = [one for one in me.children() if one.name().startswith("evenkeel-rank")]
+            mine = [one for one in me.children() if one not in others]
+            ranks = [one for one in mine if one.name().startswith("evenkeel-rank")]
         while any(one.status() != psutil.STATUS_SLEEPING for one in ranks):
             time.sleep(0.01)
         ranks[0].kill()
