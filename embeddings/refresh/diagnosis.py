@@ -21,8 +21,9 @@ MAX_NAMED = 3
 _ADVICE: dict[Cause, str] = {
     "data": "Look at the rows of the window. If the world moved, promote the version with a reason, or let a rule do "
     "it (publish.gate.promote); if the rows are wrong, mend them and run the job again.",
-    "items": "See that the window holds a whole day and that ids are the same ones. If the assortment changed, promote "
-    "the version with a reason, or let a rule do it (publish.gate.promote).",
+    "items": "See that the window holds a whole day and that ids are the same ones. A job on fewer days than the one "
+    "before says so by dataset.window, in both, and the gate asks for no more than so many days have. If the "
+    "assortment changed, promote the version with a reason, or let a rule do it (publish.gate.promote).",
     "vectors": "Look at the run first: was it warm-started from the served version (init_from), with the learning rate "
     "and the ids of before? Where refreshes always move so much, let them train for fewer epochs or at a lower "
     "learning rate, or calibrate the gate: evenkeel calibrate COLLECTION.",

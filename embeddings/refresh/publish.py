@@ -46,6 +46,7 @@ from embeddings.refresh.settings import (
     View,
     ViewSettings,
 )
+from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, StaleParent, Store, StoreError, VersionReader, ViewExists
 from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors, shared_rows
@@ -296,6 +297,7 @@ class _Refresh:
             previous, aligned, live, probes, Sampling(self.seed), self.publish.evidence.min_count,
             drift_anchor(self.target, self.parent, generation),
             {} if previous is None or self.parent is None else self.parent.manifest.extra.get("metrics") or {},
+            shorter_than_before(self.target, None if self.parent is None else self.parent.version, self.lineage),
         )  # fmt: skip
         return self._assessed(comparison, generation.checks)
 
@@ -323,8 +325,9 @@ class _Refresh:
             # What nobody is served is no reason to fail: there is nothing to have settled against.
             return None
         comparison = Comparison(
-            held_items, aligned, live, sampling=Sampling(self.seed), min_count=self.publish.evidence.min_count
-        )
+            held_items, aligned, live, sampling=Sampling(self.seed), min_count=self.publish.evidence.min_count,
+            shorter=shorter_than_before(self.target, version, self.lineage),
+        )  # fmt: skip
         verdict = self._assessed(comparison).verdict
         return Before(version, tuple(verdict.failed), is_start=version == self.start_version)
 

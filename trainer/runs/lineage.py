@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from embeddings.refresh.windows import WINDOW
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
 
@@ -31,12 +32,13 @@ def lineage_of(run: Run) -> dict[str, Any]:
 
     The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
     goes on from, trainer.data.prepare.drift), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
-    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from) and
-    ``start_version`` (the held version that these are of); null where there is none.
+    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from),
+    ``start_version`` (the held version that these are of) and ``window`` ({last, days} of the job's, by which the
+    gate tells a shorter one from lost rows); null where there is none.
     """
     from trainer.data.batches.prepared import PreparedData
 
-    data = PreparedData.open(run.data)
+    data, window = PreparedData.open(run.data), run.job.dataset.window
     return {
         "dataset_fingerprint": data.dataset_fingerprint,
         "drift": None if data.drift is None else [one for one in data.drift if one["moved"]],
@@ -46,6 +48,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
         "parent_version": run.parent_version,
         "warm_start": run.init_checkpoint,
         "start_version": run.start_version,
+        WINDOW: None if window is None else {"last": window.start, "days": window.days},
     }
 
 

@@ -45,6 +45,12 @@ class Carried(GateCheck):
 
     Where items live for a day or two most of them are gone on the next: the items that took their place tell that from
     truncated data, and a rise above what is usual tells it from changed ids.
+
+    A candidate of a share s < 1 of the days (``window_share``) cannot have the items of the others. So each item that
+    has come counts ``Shorter.stands_for`` times, and by counts is halfway to a mean one that has gone; without a day of
+    its own a candidate is asked for s of the items. ``newly_carried`` is of as many items as s of the previous rows
+    would have if they were drawn at random: nearly all where items stay, too many where they live for a day. What an
+    earlier version of more days has found counts as s items each in ``carried``.
     """
 
     about = "items"
@@ -78,29 +84,71 @@ class Carried(GateCheck):
         previous, candidate = comparison.served, comparison.candidate
         is_carried = ~comparison.renewed
         had_vector = previous.renewed
-        lost = had_vector & is_carried
-        num_had, num_found = int(np.count_nonzero(had_vector)), int(np.count_nonzero(comparison.usable))
-        num_recent = int(np.count_nonzero(is_carried & _is_recent(previous)))
-        num_new = num_found - len(comparison.shared[0])
-        newly_carried = ratio(np.count_nonzero(lost), num_had)
+        num_found, num_shared = int(np.count_nonzero(comparison.usable)), len(comparison.shared[0])
+        num_had, num_expected = int(np.count_nonzero(had_vector)), _num_expected(comparison)
+        num_new = num_found - num_shared
+        num_recent = float(_weights(comparison)[is_carried & _is_recent(previous)].sum())
+        stands_for = comparison.shorter.stands_for
+        # NaN where nothing had been found.
+        newly_carried = float(np.maximum(ratio(num_expected - num_shared, num_expected), 0.0))
+        if stands_for is None:
+            unreplaced = 1.0 - ratio(num_found, comparison.shorter.share * num_had)
+        else:
+            unreplaced = ratio(num_had - num_shared - stands_for * num_new, num_had)
         metrics = {
             "carried": num_recent / max(num_found + num_recent, 1),
             "carried_all": int(np.count_nonzero(is_carried)) / max(_num_served(comparison), 1),
             "newly_carried": newly_carried,
-            "unreplaced": max(0.0, newly_carried - ratio(num_new, num_had)),
+            "unreplaced": max(0.0, unreplaced),
         }
+        if comparison.shorter.share < 1.0:
+            metrics["window_share"] = comparison.shorter.share
         before = comparison.metrics_before.get("newly_carried")
         if before is not None:
             metrics["newly_carried_rise"] = newly_carried - before
         if previous.counts is None or not previous.counts[had_vector].any():
             return metrics
-        metrics["newly_carried_traffic"] = ratio(previous.counts[lost].sum(), previous.counts[had_vector].sum())
+        lost, had = had_vector & is_carried, previous.counts[had_vector].sum()
+        metrics["newly_carried_traffic"] = ratio(previous.counts[lost].sum(), had)
         arrived = comparison.usable.copy()
         arrived[comparison.shared[1]] = False
-        counts = candidate.counts
-        replaced = 0.0 if counts is None else ratio(counts[arrived].sum(), counts[comparison.usable].sum())
+        replaced, counts = 0.0, candidate.counts
+        if counts is not None and comparison.shorter.share < 1.0:
+            # Their lives have only begun: their rows are taken halfway to those of as many that have gone.
+            rows_of_new = (counts[arrived].sum() + num_new * previous.counts[lost].sum() / max(lost.sum(), 1)) / 2
+            replaced = (stands_for or 0.0) * ratio(rows_of_new, had)
+        elif counts is not None:
+            replaced = ratio(counts[arrived].sum(), counts[comparison.usable].sum())
         metrics["unreplaced_traffic"] = max(0.0, metrics["newly_carried_traffic"] - replaced)
+        if stands_for is None:
+            metrics["unreplaced_traffic"] = min(metrics["unreplaced_traffic"], metrics["unreplaced"])
         return metrics
+
+
+def _num_expected(comparison: Comparison) -> float:
+    """Return how many items the previous version would have found in as many of its rows as the window leaves.
+
+    The rows are drawn at random. An item without rows, which a tower knows of, needs none.
+    """
+    previous, part = comparison.served, comparison.shorter.share
+    num_had = int(np.count_nonzero(previous.renewed))
+    if part == 1.0:
+        return num_had
+    if previous.counts is None:
+        return part * num_had
+    counts = previous.counts[previous.renewed]
+    return float(np.where(counts > 0, 1.0 - (1.0 - part) ** counts, 1.0).sum())
+
+
+def _weights(comparison: Comparison) -> Array:
+    """Return what each item of the previous version counts for, were all versions of the candidate's days."""
+    shares, ages = np.asarray(comparison.shorter.shares, dtype=np.float64), comparison.served.carried_for
+    if ages is None:
+        return np.full(len(comparison.served), comparison.shorter.share)
+    weights = np.ones(len(ages))
+    known = ages < len(shares)
+    weights[known] = shares[ages[known]]
+    return weights
 
 
 def _is_recent(previous: ItemVectors) -> Array:

@@ -33,6 +33,27 @@ class Sampling:
     num_pairs: int = 20_000
 
 
+@dataclass(frozen=True)
+class Shorter:
+    """How much shorter a candidate's window is than those of the versions before it.
+
+    Attributes:
+        shares: which share of the days of the previous version, of the one before it and so on the candidate was
+            trained on; 1 where it has as many or more, and of versions beyond the last.
+        stands_for: in a shorter window, how many items that went one stands for that came. As many come on each of its
+            days that the previous version had not as went on each of those and of the days that are left out. None
+            where it has no day of its own.
+    """
+
+    shares: tuple[float, ...] = ()
+    stands_for: float | None = 1.0
+
+    @property
+    def share(self) -> float:
+        """Of the previous version's days."""
+        return self.shares[0] if self.shares else 1.0
+
+
 MIN_EVIDENT = 30
 """Where fewer shared items are evident than this, all shared items are measured: a few would say little."""
 MIN_ROWS = 2
@@ -52,6 +73,7 @@ class Comparison:
         min_count: rows of training from which on an item is evident; 0: every item is.
         anchor: the version that drift is counted from; None: there is none before the previous one.
         metrics_before: what was measured of the previous version when it was the candidate.
+        shorter: how much shorter its window is than those before it.
 
     Raises:
         ValueError: vectors of different dims.
@@ -65,6 +87,7 @@ class Comparison:
     min_count: int = 0
     anchor: ItemVectors | None = None
     metrics_before: Mapping[str, float] = field(default_factory=dict)
+    shorter: Shorter = Shorter()
 
     def __post_init__(self) -> None:
         if self.previous is not None and self.previous.dim != self.candidate.dim:

@@ -45,7 +45,8 @@ Float64s = npt.NDArray[np.float64]
 class Comparison:
     """One comparison with the parent's rows.
 
-    ``what``: columns, type, rows, label, missing, new_ids, numeric, vector. ``moved``: whether it is beyond its limit.
+    ``what``: columns, type, window, rows, label, missing, new_ids, numeric, vector. ``moved``: whether it is beyond its
+    limit.
     """
 
     what: str
@@ -60,6 +61,7 @@ class Comparison:
         return {
             "columns": f"column '{self.name}' {'is new' if self.before is None else 'is gone'}",
             "type": f"column '{self.name}' was {before} and is {now}",
+            "window": f"the window has {now} days, it had {before}",
             "rows": f"{now} rows, there were {before}",
             "label": f"mean label {name}{now}, it was {before}",
             "missing": f"{now} of '{self.name}' is missing, it was {before}",
@@ -78,16 +80,19 @@ def profile_of(
 ) -> dict[str, Any]:
     """Return what runs are compared by.
 
-    These are the types of the columns that are read and the names of all, the number of rows, the mean label (with
-    several labels that of the first, and those of all) and the shares of missing ids of the training rows, and for
-    every numeric feature the shares of all rows between deciles; of every vector of the rows the mean and its length.
+    These are the types of the columns that are read and the names of all, the days of the window, the number of rows,
+    the mean label (with several labels that of the first, and those of all) and the shares of missing ids of the
+    training rows, and for every numeric feature the shares of all rows between deciles; of every vector of the rows the
+    mean and its length.
     """
+    window = plan.job.dataset.window
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
     shapes = workers.map(lambda values: _shape_of(_sample(values)), encoded.numeric)
     numeric = {feature.name: shape for feature, shape in zip(plan.numeric, shapes, strict=True)}
     return {
         "columns": plan.source.column_names(),
         "types": read,
+        "window_days": None if window is None else window.days,
         "rows": encoded.num_rows,
         "label_mean": labels[0].mean,
         "label_means": {one.name: one.mean for one in labels if one.name},
@@ -118,6 +123,9 @@ def drift(
         for name in both
         if before["types"][name] != now["types"][name]
     ]
+    days = (before.get("window_days"), now["window_days"])
+    if None not in days:
+        comparisons.append(Comparison("window", "", *days, days[0] != days[1]))
     times = now["rows"] / max(before["rows"], 1)
     comparisons.append(Comparison("rows", "", before["rows"], now["rows"], not 1 / ROWS <= times <= ROWS))
     means = {"": (before["label_mean"], now["label_mean"])}
