@@ -144,9 +144,10 @@ def climbed(score: Callable[[int], float], start: int = 0) -> int:
         best = top
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of Python and of those of ``packages`` that are installed."""
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

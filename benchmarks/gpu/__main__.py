@@ -9,10 +9,8 @@ dependencies are, whole jobs; else it says what was missing (:mod:`benchmarks.gp
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
-import platform
 import re
 import subprocess
 import sys
@@ -42,19 +40,6 @@ def missing() -> list[str]:
     if torch.version.cuda is None:
         return [f"a build of torch for CUDA (torch {torch.__version__} is for the CPU)"]
     return [] if torch.cuda.is_available() else ["a GPU that torch can use"]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python, the packages that matter, and CUDA."""
-    import torch
-
-    found = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def commit() -> str:
@@ -151,10 +136,13 @@ def main() -> int:
         return 1
     import torch
 
+    from benchmarks.harness import versions
+
     name = torch.cuda.get_device_name()
     path = options.out or ROOT / "docs" / "gpu" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
     head = {
-        "gpu": name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "versions": versions(),
+        "gpu": name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(),
+        "versions": versions(PACKAGES) | {"cuda": str(torch.version.cuda)},
         "num_gpus": torch.cuda.device_count(),
     }  # fmt: skip
     report = Report(path, head)
