@@ -1,0 +1,69 @@
+"""What a failure means: the code of an error, and the one among those of many ranks that explains the others."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from embeddings.store import StoreBusy
+from trainer.checkpoint.format import CheckpointError
+from trainer.data.errors import DataAwayError, DataError
+from trainer.runs.failures import Cancelled, NonFiniteError, ResourceError, cause, classify, record
+from trainer.spec import SpecError
+
+
+def test_the_cause_is_found_among_its_consequences(tmp_path):
+    folder = tmp_path / "failures"
+    record(folder, 0, RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection reset by peer"))
+    assert cause(folder, RuntimeError("x")).code == "worker_died"
+    assert cause(folder, RuntimeError("x")).retryable
+    record(folder, 1, NonFiniteError(7, ("loss",)))
+    assert cause(folder, RuntimeError("x")).code == "non_finite"
+
+
+def because(error, of):
+    error.__cause__ = of
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "retryable"),
+    [
+        (SpecError("spec.yaml", [("epochs", "is wrong")]), "bad_spec", False),
+        (ResourceError("no Ray"), "no_resources", True),
+        (DataError("no such column", where="rows.csv", remedy="correct it"), "bad_data", False),
+        (DataAwayError("no answer", where="s3://rows", remedy="see that it is up"), "data_away", True),
+        (OSError(28, "No space left on device"), "disk_full", True),
+        (MemoryError(), "out_of_memory", False),
+        (StoreBusy("store/LOCK: another process has kept the writer lock"), "store_busy", True),
+        (PermissionError(13, "Permission denied", "/store"), "not_permitted", False),
+        (OSError(5, "Input/output error", "/run/checkpoints"), "io_error", True),
+        (ConnectionResetError(104, "Connection reset by peer"), "peer_lost", True),
+        (ValueError("Invalid process group specified"), "peer_lost", True),
+        (ValueError("embedding_dim is 0"), "bad_input", False),
+        (because(CheckpointError("not written"), RuntimeError("gloo: Read error")), "peer_lost", True),
+        (because(CheckpointError("not written"), OSError(5, "Input/output error")), "checkpoint", True),
+        (KeyError("surprise"), "internal", False),
+    ],
+)
+def test_every_failure_has_a_code_and_a_remedy(error, code, retryable):
+    failure = classify(error)
+    assert (failure.code, failure.retryable) == (code, retryable)
+    assert failure.message
+    assert failure.remedy or code == "peer_lost"  # never shown: the cause is another rank's
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NonFiniteError(3, ("loss", "table item")),
+        Cancelled("SIGTERM"),
+        DataAwayError("no answer", where="s3://rows", remedy="see that it is up"),
+    ],
+)
+def test_errors_survive_pickling(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert type(again) is type(error)
+    assert again.__dict__ == error.__dict__
