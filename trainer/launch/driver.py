@@ -49,7 +49,14 @@ class RunBusyError(RuntimeError):
 
 
 class RanksFailed(RuntimeError):
-    """One or more ranks ended with an error, or without any; trainer.runs.failures.cause tells which matters."""
+    """One or more ranks ended with an error, or without any; trainer.runs.failures.cause tells which matters.
+
+    ``died`` where the process of one was ended by others, by a signal or with its node.
+    """
+
+    def __init__(self, message: str, died: bool = False):
+        self.died = died
+        super().__init__(message)
 
 
 def execute(run: Run, start_ranks: StartRanks, hosts: Hosts | None = None) -> int:
@@ -179,7 +186,7 @@ class _Attempt:
             return self._end("cancelled")
         except BaseException as error:
             traceback.print_exc()
-            failure = cause(run.failures, error) if isinstance(error, RanksFailed) else classify(error)
+            failure = cause(run.failures, error, error.died) if isinstance(error, RanksFailed) else classify(error)
             return self._failed(failure)
         return self._end("succeeded")
 

@@ -97,7 +97,8 @@ def _told_as_failed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise RanksFailed(str(error)) from error
+        died = isinstance(error, multiprocessing.ProcessExitedException)
+        raise RanksFailed(str(error), died) from error
 
 
 @contextlib.contextmanager

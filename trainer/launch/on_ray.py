@@ -35,7 +35,7 @@ def start_ranks(run: Run) -> None:
         RanksFailed: a rank ended with an error.
         ResourceError: the cluster is not reached or too small.
     """
-    from ray.exceptions import RayError
+    from ray.exceptions import RayActorError, RayError
 
     with connected(run):
         run = _fitted(run)
@@ -47,7 +47,8 @@ def start_ranks(run: Run) -> None:
                 train_on(actors, run, document)
             except RayError as error:
                 # What a rank raised is this class and its own at once, and has a traceback for its text.
-                raise RanksFailed(str(getattr(error, "cause", error))) from error
+                died = isinstance(error, RayActorError)
+                raise RanksFailed(str(getattr(error, "cause", error)), died) from error
 
 
 @contextlib.contextmanager

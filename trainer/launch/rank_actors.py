@@ -13,12 +13,14 @@ from typing import Any
 
 from trainer.launch.ray_rank import Place, RankActor, Seat
 from trainer.runs.directory import Run
-from trainer.runs.failures import Cancelled, ResourceError
+from trainer.runs.failures import CONSEQUENCES, Cancelled, ResourceError, classify
 
 ROOM_SECONDS = 60.0
 """So long do ranks wait for room that the cluster had a moment ago."""
 START_SECONDS = 300.0
 """So long may their processes take to start: a node that dies just then takes its room along."""
+DEATH_SECONDS = 5.0
+"""So long may Ray take to tell of the death of a rank that others have failed of."""
 DRAIN_SECONDS = 1.0
 """Between two looks at which nodes Ray drains."""
 
@@ -105,9 +107,11 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
     Raises:
         Cancelled: the run is to stop before they have started.
         ResourceError: they do not start.
-        Exception: what the first one that failed raised, or Ray of one that died; nobody waits for the others then.
+        RayActorError: one has died.
+        RayTaskError: what the first one that failed raised, where none died; nobody waits for the others then.
     """
     import ray
+    from ray.exceptions import RayTaskError
 
     asked = [actor.seat.remote() for actor in actors]
     for _ in _while_waiting(run, START_SECONDS, "did not start", "a node may be lost, or is slow"):
@@ -126,6 +130,26 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
         while ends:
             # Signals are handled between two waits.
             ended, ends = ray.wait(ends, num_returns=1, timeout=1.0)
+            try:
+                ray.get(ended)
+            except RayTaskError as error:
+                if classify(error.cause).code in CONSEQUENCES:
+                    _raise_a_death(ends)
+                raise
+
+
+def _raise_a_death(ends: list[Any]) -> None:
+    """Wait a little for Ray to tell that a rank has died, and raise that.
+
+    One that lost its connection to it may have failed before.
+    """
+    import ray
+    from ray.exceptions import RayTaskError
+
+    deadline = time.monotonic() + DEATH_SECONDS
+    while ends and time.monotonic() < deadline:
+        ended, ends = ray.wait(ends, num_returns=1, timeout=1.0)
+        with contextlib.suppress(RayTaskError):
             ray.get(ended)
 
 

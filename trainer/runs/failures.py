@@ -66,6 +66,8 @@ class Failure:
     retryable: bool = False
 
 
+CONSEQUENCES = ("peer_lost", "internal")
+"""Codes of what a rank may fail with because another one has died."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _GROUP = "process group"
 _CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", "broken pipe", _GROUP)
@@ -122,6 +124,8 @@ def _is_of_a_lost_peer(error: BaseException | None) -> bool:
     """Whether another rank has gone, or the process group was ended beneath this one because one has."""
     if isinstance(error, ValueError):
         return _GROUP in str(error).lower()
+    if type(error).__name__ in ("DistNetworkError", "DistStoreError"):  # of torch.distributed: the ranks' store
+        return True
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error).lower() for word in _CONNECTION)
 
 
@@ -131,17 +135,22 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
     write_json(folder / f"rank-{rank:05d}.json", asdict(classify(error)))
 
 
-def cause(folder: Path, error: BaseException) -> Failure:
+def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
     """Return the one failure that explains the others.
 
     It is what a rank recorded, else that a worker died without recording anything.
+
+    Args:
+        folder: of the records.
+        error: what ended the run.
+        died: it is the death of a rank: what others then say in words that we do not know is its consequence.
     """
     failures = []
     for path in sorted(folder.glob("rank-*.json")):
         fields = json.loads(path.read_text("utf-8"))
         failures.append(Failure(**fields))
-    known = [failure for failure in failures if failure.code not in ("peer_lost", "internal")]
-    internal = [failure for failure in failures if failure.code == "internal"]
+    known = [failure for failure in failures if failure.code not in CONSEQUENCES]
+    internal = [failure for failure in failures if failure.code == "internal" and not died]
     for failure in (*known, *internal):
         return failure
     return Failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainer.launch import rank_actors
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.launch.on_ray import connected
+from trainer.launch.ray_rank import Place
 from trainer.runs import run_process
 from trainer.runs.directory import read_run
 from trainer.runs.failures import Cancelled, ResourceError
@@ -144,13 +146,29 @@ class Other:
         pass
 
 
+class LosesItsPeer(rank_actors.RankActor):
+    """A rank that fails by what it does not know, just before another one is seen to have died."""
+
+    def train(self, place: Place, *_: object) -> None:
+        if place.rank == 0:
+            raise KeyError("words that we do not know")
+        time.sleep(2)
+        os._exit(1)
+
+
 def ask_for_room(directory: Path) -> None:
-    """Ask for a run's ranks while others have the cluster's processors, then as one that is to stop."""
+    """Train on ranks one of which dies; then ask for a run's ranks while others have the cluster's processors, and as
+    one that is to stop."""
     import ray
 
-    rank_actors.ROOM_SECONDS = rank_actors.START_SECONDS = 2.0
     run, told = read_run(directory), []
     with connected(run):
+        lost = [ray.remote(LosesItsPeer).options(num_cpus=1).remote() for _ in range(2)]
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            rank_actors.train_on(lost, run, None)
+        for actor in lost:
+            ray.kill(actor)
+        rank_actors.ROOM_SECONDS = rank_actors.START_SECONDS = 2.0
         other = ray.remote(Other).options(num_cpus=2).remote()
         ray.get(other.ready.remote())
         waits = [ray.remote(rank_actors.RankActor).options(num_cpus=1).remote()]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from embeddings.store import StoreBusy
+from tests import forked
 from trainer.checkpoint.format import CheckpointError
 from trainer.data.errors import DataAwayError, DataError
 from trainer.runs.failures import Cancelled, NonFiniteError, ResourceError, cause, classify, record
@@ -18,8 +23,35 @@ def test_the_cause_is_found_among_its_consequences(tmp_path):
     record(folder, 0, RuntimeError("[gloo/transport/tcp/pair.cc:537] Connection reset by peer"))
     assert cause(folder, RuntimeError("x")).code == "worker_died"
     assert cause(folder, RuntimeError("x")).retryable
-    record(folder, 1, NonFiniteError(7, ("loss",)))
-    assert cause(folder, RuntimeError("x")).code == "non_finite"
+    record(folder, 1, KeyError("words that we do not know"))
+    assert cause(folder, RuntimeError("x")).code == "internal"
+    assert cause(folder, RuntimeError("x"), died=True).code == "worker_died"
+    record(folder, 2, NonFiniteError(7, ("loss",)))
+    assert cause(folder, RuntimeError("x"), died=True).code == "non_finite"
+
+
+def keep_a_store(port: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    port.with_suffix(".part").write_text(str(store.port))
+    port.with_suffix(".part").rename(port)
+    time.sleep(600)
+
+
+@pytest.mark.process
+def test_a_rank_that_lost_the_store_of_rank_0_has_lost_a_peer(tmp_path):
+    told = tmp_path / "port"
+    keeper = forked.start(keep_a_store, told, log=tmp_path / "log")
+    while not told.exists():
+        time.sleep(0.01)
+    port = int(told.read_text())
+    store = dist.TCPStore("127.0.0.1", port, 2, is_master=False)
+    store.set("a", "b")
+    keeper.kill()
+    keeper.join()
+    for ask in (lambda: store.get("a"), lambda: dist.TCPStore("127.0.0.1", port, 2, timeout=timedelta(seconds=1))):
+        with pytest.raises(dist.DistNetworkError) as error:
+            ask()
+        assert classify(error.value).code == "peer_lost"
 
 
 def because(error, of):
