@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from trainer.data.columns import values
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.prepare.encode import ids_of
 from trainer.data.prepare.graphs import edge_files
 from trainer.data.prepare.plan import DataPlan, make_plan
-from trainer.data.prepare.writing import NUM_SPECIAL_ROWS
 from trainer.sizing.memory import (
     FLOAT_BYTES,
     RUN_BYTES,

@@ -44,22 +44,16 @@ from trainer.data.prepare.fingerprint import (
 )
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.kept_parts import KeptParts, kept_parts
+from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
+from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows, Sequences
 from trainer.data.prepare.shared import SharedPreparedData
 from trainer.data.prepare.split import SPLIT_NAMES
+from trainer.data.prepare.table_rows import codes_to_rows, finish_tables, ids_before
 from trainer.data.prepare.workers import Workers, num_threads
-from trainer.data.prepare.writing import (
-    FinishedSplits,
-    SeenPairs,
-    codes_to_rows,
-    finish_numeric,
-    finish_tables,
-    ids_before,
-    inherited_numeric,
-    write_splits,
-)
+from trainer.data.prepare.writing import FinishedSplits, write_splits
 from trainer.data.sources.followed_folder import COLUMNS_FILE, write_columns
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.models.hard_negatives import hard_negatives_of

@@ -21,7 +21,7 @@ from tests.trainer.data.prepare.test_threads import Case, base_of, contents, pre
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns import numeric, vocabulary
 from trainer.data.errors import DataError
-from trainer.data.prepare import drift, encode, examples, writing
+from trainer.data.prepare import drift, encode, examples, numbers, table_rows
 from trainer.data.prepare.by_tasks import assembly, stages, tasks
 from trainer.data.prepare.by_tasks.assembly import forget_parts
 from trainer.data.prepare.by_tasks.tasks import Setting, Task, perform
@@ -81,7 +81,8 @@ def small_pieces(monkeypatch, tmp_path):
     monkeypatch.setattr(vocabulary, "_LEAST_MERGE", 9)
     for module in (examples, stages):
         monkeypatch.setattr(module, "CHUNK_ROWS", 53)
-    monkeypatch.setattr(writing, "_REMAP_ROWS", 64)
+    monkeypatch.setattr(table_rows, "_PIECE_ROWS", 64)
+    monkeypatch.setattr(numbers, "_PIECE_VALUES", 64)
     monkeypatch.setattr(assembly, "SPAN_ROWS", 2 * CHUNK)
     monkeypatch.setattr(drift, "_SAMPLE_ROWS", 60)
     monkeypatch.setattr(numeric, "_PIECE_ROWS", 50)

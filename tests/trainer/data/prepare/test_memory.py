@@ -28,13 +28,14 @@ import resource, sys
 from pathlib import Path
 import pyarrow as pa
 from trainer.data.columns import numeric
-from trainer.data.prepare import drift, encode, examples, writing
+from trainer.data.prepare import drift, encode, examples, numbers, table_rows
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.source import Source
 from trainer.spec import load_documents
 
 Source.stream.__defaults__ = (int(sys.argv[4]),)
-examples.CHUNK_ROWS = writing._REMAP_ROWS = numeric._PIECE_ROWS = drift._SAMPLE_ROWS = int(sys.argv[4])
+examples.CHUNK_ROWS = table_rows._PIECE_ROWS = numbers._PIECE_VALUES = int(sys.argv[4])
+numeric._PIECE_ROWS = drift._SAMPLE_ROWS = int(sys.argv[4])
 encode.IDS_BYTES = int(sys.argv[5])
 folder = Path(sys.argv[1])
 hosts = None

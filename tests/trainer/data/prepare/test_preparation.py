@@ -297,7 +297,8 @@ def test_chunks_change_nothing(clicks, dataset_spec, job_spec, read_split, tmp_p
     whole = prepare(dataset, job_spec(), tmp_path / "whole")
     monkeypatch.setattr(source_module.Source.stream, "__defaults__", (11,))
     monkeypatch.setattr("trainer.data.prepare.examples.CHUNK_ROWS", 17)
-    monkeypatch.setattr("trainer.data.prepare.writing._REMAP_ROWS", 23)
+    monkeypatch.setattr("trainer.data.prepare.table_rows._PIECE_ROWS", 23)
+    monkeypatch.setattr("trainer.data.prepare.numbers._PIECE_VALUES", 23)
     chunks = prepare(dataset, job_spec(), tmp_path / "chunks")
     assert rows_of(chunks, read_split) == rows_of(whole, read_split)
     assert chunks.unknown_share == whole.unknown_share

@@ -20,7 +20,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns import vocabulary
 from trainer.data.columns.numeric import open_numeric
 from trainer.data.errors import DataError
-from trainer.data.prepare import encode, examples, writing
+from trainer.data.prepare import encode, examples, numbers, table_rows
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.data.prepare.preparation import BAD_ROWS, prepare
 from trainer.data.prepare.workers import Workers, num_threads
@@ -196,7 +196,8 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(Source.stream, "__defaults__", (41,))
     monkeypatch.setattr(vocabulary, "_LEAST_MERGE", 9)
     monkeypatch.setattr(examples, "CHUNK_ROWS", 53)
-    monkeypatch.setattr(writing, "_REMAP_ROWS", 64)
+    monkeypatch.setattr(table_rows, "_PIECE_ROWS", 64)
+    monkeypatch.setattr(numbers, "_PIECE_VALUES", 64)
 
 
 @pytest.mark.slow

@@ -27,18 +27,14 @@ from trainer.data.prepare.encode import Encoded, check_rows
 from trainer.data.prepare.examples import AllRows
 from trainer.data.prepare.fingerprint import WarmStart, files_of
 from trainer.data.prepare.label_figures import LabelFigures
+from trainer.data.prepare.numbers import inherited_numeric
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.spans import SPAN_ROWS, Span, cut_spans
 from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits, time_limits
+from trainer.data.prepare.table_rows import tell_unknown
 from trainer.data.prepare.workers import Workers
-from trainer.data.prepare.writing import (
-    FinishedSplits,
-    check_training_split,
-    code_files,
-    inherited_numeric,
-    tell_unknown,
-)
+from trainer.data.prepare.writing import FinishedSplits, check_training_split, code_files
 from trainer.storage.base import NotWholeError, RunStorage
 
 _COPY_BYTES = 1 << 20

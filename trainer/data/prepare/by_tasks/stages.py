@@ -34,19 +34,12 @@ from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
 from trainer.data.prepare.kept_parts import KeptParts
+from trainer.data.prepare.numbers import fit_numbers, raw_file, write_numbers
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.spans import Span
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
-from trainer.data.prepare.writing import (
-    SplitWriter,
-    append_examples,
-    code_files,
-    finish_table,
-    fit_numbers,
-    occurrences,
-    raw_file,
-    write_numbers,
-)
+from trainer.data.prepare.table_rows import finish_table, occurrences
+from trainer.data.prepare.writing import SplitWriter, append_examples, code_files
 from trainer.storage.shared_directory import link_or_copy
 
 BAD_ROWS = "bad-rows"

@@ -1,0 +1,78 @@
+"""What each user of the training split had, and the items to draw negatives from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.data.columns.jagged import Jagged, sorted_unique
+from trainer.data.prepare.arrays import (
+    OFFSET,
+    write_array,
+)
+from trainer.data.prepare.catalogue import Catalogue
+from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.examples import Examples
+from trainer.data.prepare.negatives import SeenItems
+from trainer.data.prepare.plan import DataPlan
+from trainer.data.prepare.split import TRAIN
+
+
+class SeenPairs:
+    """(user, item) codes of the training split's own rows, for BPR and for rankings of all items."""
+
+    def __init__(self, plan: DataPlan, encoded: Encoded):
+        self._enabled = plan.keeps_seen
+        self._user, self._item = plan.direct("user"), plan.direct("item")
+        if not self._enabled:
+            return
+        assert self._user is not None
+        assert self._item is not None
+        self._num_items = len(encoded.codes[self._item.domain].ids)
+        self._parts: list[npt.NDArray[np.int64]] = []
+
+    def add(self, examples: Examples) -> None:
+        if self._enabled:
+            users, items = examples.features["user"], examples.features["item"]
+            assert not isinstance(users, Jagged)
+            assert not isinstance(items, Jagged)
+            own = (examples.sides == TRAIN) & ~examples.is_negative & (users >= 0) & (items >= 0)
+            self._parts.append(sorted_unique(users[own].astype(np.int64) * self._num_items + items[own]))
+
+    def write(
+        self,
+        directory: Path,
+        rows_of: Mapping[str, npt.NDArray[np.int32]],
+        row_counts: Mapping[str, npt.NDArray[np.int64]],
+        catalogue: Catalogue | None = None,
+    ) -> None:
+        """Write the items to draw negatives from, and what each user had.
+
+        ``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row that
+        only a warm start brought is left alone), or all places of a catalogue; ``seen.{shifted,starts}.bin``: SeenItems
+        by user row.
+        """
+        if not self._enabled:
+            return
+        assert self._user is not None
+        assert self._item is not None
+        pairs = np.concatenate(self._parts)
+        users, items = (
+            rows_of[self._user.domain][pairs // self._num_items],
+            rows_of[self._item.domain][pairs % self._num_items],
+        )
+        counts = row_counts[self._item.domain]
+        drawable = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
+        position = np.full(len(counts), -1, dtype=np.int64)
+        position[drawable] = np.arange(len(drawable))
+        if catalogue is not None:
+            drawable, position = np.arange(len(catalogue)), catalogue.place_of_row(len(counts))
+        live = (users >= NUM_SPECIAL_ROWS) & (position[items] >= 0)
+        num_users = len(row_counts[self._user.domain])
+        seen = SeenItems.from_pairs(users[live], position[items[live]], num_users, len(drawable))
+        for name, array in (("items", drawable), ("shifted", seen.shifted), ("starts", seen.starts)):
+            write_array(directory / f"seen.{name}.bin", array, OFFSET)

@@ -1,0 +1,159 @@
+"""Ids to rows of tables: those of a warm start that stay, then new ones, and codes of splits rewritten as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainer.data.columns.dynamic_ids import UNKNOWN_ROW, GrownTable, IdMap, grow
+from trainer.data.columns.values import Kind, as_ids
+from trainer.data.columns.vocabulary import Codes, id_type
+from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import (
+    CODE,
+    map_array,
+)
+from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.plan import DataPlan, FeaturePlan
+from trainer.data.prepare.split import SPLIT_NAMES
+from trainer.data.prepare.workers import Workers
+from trainer.data.prepare.writing import code_files
+
+_PIECE_ROWS = 1 << 22
+
+
+def finish_tables(
+    plan: DataPlan,
+    encoded: Encoded,
+    directory: Path,
+    base: Mapping[str, IdMap],
+    workers: Workers,
+) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
+    """Return per table its rows (those of ``base`` that stay, then new ones), and training occurrences per row."""
+
+    def finish(table: str) -> tuple[GrownTable, npt.NDArray[np.int64]]:
+        codes = encoded.codes[table]
+        counts = occurrences(plan, table, directory / "train", len(codes.ids))
+        return finish_table(plan, table, codes, counts, base.get(table))
+
+    tables = plan.trained_tables
+    found = dict(zip(tables, workers.map(finish, tables), strict=True))
+    return {name: grown for name, (grown, _) in found.items()}, {name: counts for name, (_, counts) in found.items()}
+
+
+def occurrences(plan: DataPlan, table: str, train: Path, num_ids: int) -> npt.NDArray[np.int64]:
+    """Return how often each code occurs in a training split, [num_ids + 1]; entry 0 counts the missing."""
+    files = code_files(plan, train)
+    counts = np.zeros(num_ids + 1, dtype=np.int64)
+    for feature in plan.trained:
+        if feature.table == table:
+            for piece in _pieces(map_array(files[feature.name], CODE)):
+                counts += np.bincount(piece.astype(np.int64) + 1, minlength=len(counts))
+    return counts
+
+
+def finish_table(
+    plan: DataPlan, table: str, codes: Codes, counts: npt.NDArray[np.int64], base: IdMap | None
+) -> tuple[GrownTable, npt.NDArray[np.int64]]:
+    """Return the rows of a table, and training occurrences per row.
+
+    Args:
+        plan: how examples are made.
+        table: its name.
+        codes: its distinct ids, ascending.
+        counts: of :func:`occurrences`.
+        base: the warm start's ids.
+    """
+    parent = None if base is None else _as_type_of(codes.ids, base, table)
+    init_from = plan.job.init_from
+    grown = grow(parent, codes, counts[1:], init_from.retire_after_runs if init_from is not None else None)
+    row_counts = np.zeros(grown.num_rows, dtype=np.int64)
+    np.add.at(row_counts, grown.row_of_code, np.append(counts[1:], counts[0]))
+    return grown, row_counts
+
+
+def codes_to_rows(
+    plan: DataPlan,
+    directory: Path,
+    rows_of: Mapping[str, npt.NDArray[np.int32]],
+    workers: Workers,
+    log: Callable[[str], Any],
+) -> dict[str, dict[str, float]]:
+    """Rewrite every code as its table row, in place; return (and log) the share of unknown per feature and split."""
+
+    def rewrite(feature: FeaturePlan) -> dict[str, float]:
+        shares = {}
+        for name in SPLIT_NAMES:
+            array = map_array(code_files(plan, directory / name)[feature.name], CODE, mode="r+")
+            unknown = 0
+            for piece in _pieces(array):
+                rows = rows_of[feature.table][piece]
+                piece[:] = rows
+                unknown += int(np.count_nonzero(rows == UNKNOWN_ROW))
+            shares[name] = unknown / len(array) if len(array) else 0.0
+        return shares
+
+    found = {feature.name: one for feature, one in zip(plan.trained, workers.map(rewrite, plan.trained), strict=True)}
+    tell_unknown(found, log)
+    return found
+
+
+def tell_unknown(shares: Mapping[str, Mapping[str, float]], log: Callable[[str], Any]) -> None:
+    """Log the share of unknown ids per feature and split."""
+    for feature, by_split in shares.items():
+        log(f"unknown ids of {feature}: " + ", ".join(f"{name} {share:.2%}" for name, share in by_split.items()))
+
+
+def _pieces(array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    return [array[start : start + _PIECE_ROWS] for start in range(0, len(array), _PIECE_ROWS)]
+
+
+def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
+    kind: Any = "int" if pa.types.is_int64(ids.type) else "string"
+    if pa.types.is_uint64(base.ids.type):
+        raise DataError(
+            "the warm start is from a job of one pass, whose checkpoint has hashes of strings and not the strings",
+            where=f"table '{table}'",
+            remedy="start from a job with a preparation, or without init_from",
+        )
+    if pa.types.is_integer(base.ids.type) != (kind == "int"):
+        raise DataError(
+            f"the warm start's ids are {base.ids.type}, this data's are {ids.type}",
+            where=f"table '{table}'",
+            remedy="convert the column to the earlier type, or start without init_from",
+        )
+    where = f"table '{table}'"
+    return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))
+
+
+def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool = False) -> IdMap:
+    """Return the ids that had a row before a run of one pass, with the run's number; hashes where they are strings.
+
+    Args:
+        table: the table.
+        kind: of its ids in the rows.
+        base: the map of a warm start, None without one.
+        keeps_strings: strings are not hashed.
+
+    Raises:
+        DataError: the warm start's ids are of another kind, or hashes where strings are kept.
+    """
+    none = pa.array([], id_type(kind))
+    if base is None:
+        base = IdMap(none)
+    elif kind == "int" or not pa.types.is_uint64(base.ids.type):
+        base = _as_type_of(none, base, table)
+    elif keeps_strings:
+        raise DataError(
+            "the warm start is from a job of one pass that published none of its strings, and holds hashes of them",
+            where=f"table '{table}'",
+            remedy="start from a job with a preparation or one that publishes this feature, or leave publish or "
+            "init_from out",
+        )
+    return replace(base if keeps_strings else base.hashed(), run=base.run + 1)
