@@ -35,7 +35,8 @@ import numpy as np
 import yaml
 
 from benchmarks.faults import faults_of_rows, truncated
-from embeddings.refresh.publish import Publication, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import publish_candidate
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from trainer.checkpoint.format import latest_valid

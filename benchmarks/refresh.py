@@ -48,7 +48,8 @@ from benchmarks.harness import Condition
 from benchmarks.item_tables import ItemTables
 from embeddings.refresh import probe
 from embeddings.refresh.calibration import MIN_NULLS, calibrate
-from embeddings.refresh.publish import Publication, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import publish_candidate
 from embeddings.refresh.settings import Gate, MovingAverage, Settings
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows

@@ -37,7 +37,8 @@ from benchmarks.item_tables import ItemTables
 from embeddings.refresh import probe
 from embeddings.refresh.calibration import SETTINGS, Calibration, calibrate
 from embeddings.refresh.gate import Thresholds
-from embeddings.refresh.publish import Gate, Publication, Settings, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Gate, Settings, publish_candidate
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from trainer.launch.in_process import read_spec

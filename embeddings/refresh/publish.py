@@ -16,27 +16,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from embeddings.refresh import probe
-from embeddings.refresh.diagnosis import diagnose, stale
+from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.eligibility import eligible_rows
 from embeddings.refresh.gate import Check, Thresholds, Verdict
-from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
 from embeddings.refresh.gate_run import Assessment, assess
 from embeddings.refresh.generation import Alignment, Generation, anchor_cosine, drift_anchor, drift_from
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.holding import Before, hold_or_release
 from embeddings.refresh.leaving import Leaving
-from embeddings.refresh.merge import Plan, plan
+from embeddings.refresh.merge import plan
 from embeddings.refresh.procrustes import Rotated
-from embeddings.refresh.served_rows import ServedRows
+from embeddings.refresh.publication import KEEP_LAST, TRAINING_STEP, Publication, conclude, earlier_end, nothing_written
+from embeddings.refresh.served_rows import ServedRows, few_occurrences, items_served
 from embeddings.refresh.settings import (
-    MAX_HELD,
-    EvidenceSettings,
     Expiry,
     Gate,
     MovingAverage,
@@ -47,9 +45,9 @@ from embeddings.refresh.settings import (
     ViewSettings,
 )
 from embeddings.refresh.windows import shorter_than_before
-from embeddings.store import Collection, IdsErased, StaleParent, Store, StoreError, VersionReader, ViewExists
+from embeddings.store import Collection, IdsErased, Store, StoreError, VersionReader, ViewExists
 from embeddings.store.views import PARAMETERS, default_view
-from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors, shared_rows
+from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
 from embeddings.vectors.lazy_rows import Picked
 
 __all__ = [
@@ -57,58 +55,14 @@ __all__ = [
     "Gate",
     "MovingAverage",
     "Promote",
-    "Publication",
     "Settings",
     "View",
-    "last_step",
     "publish_candidate",
 ]
 
 NORM_FLOOR = 1e-12
-KEEP_LAST = 30
 ATTEMPTS = 3
 SECONDS_PER_DAY = 86_400
-TRAINING_STEP = "training_step"
-"""Of the manifest of a version whose job publishes several times: the step that it is of."""
-
-
-# --- what is asked for and what came of it ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Publication:
-    """The result of a publish step.
-
-    Attributes:
-        status: published or held.
-        version: the version written, None where there was nothing to write.
-        reasons: why it is held, each with what to do; under gate mode report also what failed.
-        gate: checks as {metric, value, threshold, bound, verdict, remedy}.
-        metrics: every measurement, gated or not.
-        anchor_cosine: mean cosine to the anchor generation's first version, None where there is none before.
-        diagnosis: what failed, by how much and why (embeddings.refresh.diagnosis), None where nothing did.
-        held_in_a_row: how many versions are held now since the one served was switched to; 0 where it is published.
-        held_since: when the first of these was held.
-        max_held: how many of them call somebody.
-        released: what the user's rule let through (embeddings.refresh.holding), None where it was not asked.
-    """
-
-    status: Literal["published", "held"]
-    collection: str
-    version: str | None
-    reasons: list[str]
-    gate: list[dict[str, Any]]
-    metrics: Metrics
-    anchor_generation: int
-    anchor_cosine: float | None = None
-    diagnosis: dict[str, Any] | None = None
-    held_in_a_row: int = 0
-    held_since: str | None = None
-    max_held: int = MAX_HELD
-    released: dict[str, Any] | None = None
-
-
-# --- publishing -------------------------------------------------------------------------------------------------------
 
 
 def publish_candidate(
@@ -172,13 +126,15 @@ def publish_candidate(
         ValueError: vectors that do not fit the collection's id type.
     """
     target = store.collection(collection)
-    earlier = _earlier_end(target, job_id, parent_version, publish.gate.mode, training_step)
+    earlier = earlier_end(target, job_id, parent_version, publish.gate.mode, training_step)
     if earlier is not None:
-        return _conclude(target, earlier, keep_last, fence)
+        return conclude(target, earlier, keep_last, fence)
     try:
         parent = None if parent_version is None else target.open(parent_version)
     except StoreError as error:
-        return _nothing(collection, [f"parent version {parent_version} cannot be read, so this run is stale: {error}"])
+        return nothing_written(
+            collection, [f"parent version {parent_version} cannot be read, so this run is stale: {error}"]
+        )
     if parent is not None and parent.keys.dtype.kind != candidate.keys.dtype.kind:
         raise ValueError(
             f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
@@ -195,7 +151,7 @@ def publish_candidate(
             # By somebody, while the version was being written.
             if attempt == ATTEMPTS:
                 raise
-    return written if isinstance(written, Publication) else _conclude(target, written, keep_last, fence)
+    return written if isinstance(written, Publication) else conclude(target, written, keep_last, fence)
 
 
 @dataclass(frozen=True)
@@ -236,10 +192,12 @@ class _Refresh:
 
         served = plan(
             previous, candidate.keys, candidate.evidence, allowed, leaving.all, self.today,
-            few=_few(candidate, publish.evidence),
+            few=few_occurrences(candidate, publish.evidence),
         )  # fmt: skip
         if not len(served):
-            return _nothing(target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons])
+            return nothing_written(
+                target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons]
+            )
         hold_for = _create_views(target, publish.views, candidate.dim, generation.number)
         held = held_in_a_row(target)
         before = self._against_held(held, aligned, live, generation)
@@ -268,7 +226,7 @@ class _Refresh:
             **({} if self.training_step is None else {TRAINING_STEP: self.training_step}),
         }
         return target.write(
-            _items_served(served, rows, previous, candidate),
+            items_served(served, rows, previous, candidate),
             parent=None if parent is None else parent.version,
             job=self.job_id,
             anchor_generation=generation.number,
@@ -352,113 +310,6 @@ class _Refresh:
         }
 
 
-def _conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
-    """Publish or hold a written version, as its manifest says; return the same again where that happened already."""
-    manifest, overtaken = target.manifest(version), None
-    if manifest["state"] == "candidate":
-        reasons = list(manifest["hold_for"])
-        if not reasons:
-            if fence is not None:
-                fence()
-            try:
-                target.publish(version, manifest["parent"])
-            except StaleParent as error:
-                reasons, overtaken = [str(error)], stale(str(error)).as_dict()
-        if reasons:
-            target.hold(version, reasons)
-        elif keep_last is not None:
-            target.retain(keep_last)
-        manifest = target.manifest(version)
-    held = manifest["state"] == "held"
-    row = held_in_a_row(target) if held else []
-    return Publication(
-        "held" if held else "published",
-        target.name,
-        version,
-        manifest["reasons"] if held else manifest["remarks"],
-        manifest["gate"],
-        manifest["metrics"],
-        manifest["anchor_generation"],
-        manifest["alignment"]["anchor_cosine_mean"],
-        overtaken or manifest.get("diagnosis"),
-        len(row),
-        row[0]["created_at"] if row else None,
-        manifest.get("max_held", MAX_HELD),
-        None if held else manifest.get("released"),
-    )
-
-
-def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], None] | None = None) -> int:
-    """Return the last training step whose vectors a job that publishes several times has brought to an end.
-
-    A version that it has written and neither published nor held is brought to its end first. -1 where it has none.
-
-    Args:
-        store: the store of the collection.
-        collection: its name.
-        job_id: the job.
-        fence: called before the switch; what it raises leaves the version a candidate.
-    """
-    target = store.collection(collection)
-    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) is not None]
-    for manifest in written:
-        if manifest["state"] == "candidate":
-            _conclude(target, manifest["version"], KEEP_LAST, fence)
-    return max((int(m[TRAINING_STEP]) for m in written), default=-1)
-
-
-def _earlier_end(
-    target: Collection, job_id: str | None, parent_version: str | None, gate_mode: str, training_step: int | None
-) -> str | None:
-    """Return the version that an earlier attempt of this job wrote for this parent, or of this step, if there is one.
-
-    A version that a gate held does not count if the job has since been given another gate mode.
-    """
-    if job_id is None:
-        return None
-    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) == training_step]
-    if training_step is None:
-        written = [m for m in written if m["parent"] == parent_version]
-    ended = [m["version"] for m in written if m["state"] != "held" or m["gate_mode"] == gate_mode]
-    return ended[-1] if ended else None
-
-
-# --- items of the candidate and of the parent ------------------------------------------------------------------------
-
-
-def _items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, candidate: ItemVectors) -> ItemVectors:
-    """Return the items of the version, whose vectors are ``rows``."""
-    return ItemVectors(
-        served.keys,
-        rows,
-        norms=served.pick(candidate.norms, None if previous is None else previous.norms),
-        counts=_counts(served, previous, candidate),
-        statuses=served.statuses,
-        carried_for=served.carried_for,
-        last_found=served.last_found,
-    )
-
-
-def _few(candidate: ItemVectors, evidence: EvidenceSettings) -> Array | None:
-    """Return which items are to be marked as uncertain unless they were known better, bool [n]; None for none."""
-    if not evidence.mark_uncertain or candidate.counts is None:
-        return None
-    few: Array = candidate.counts < evidence.min_count
-    return few
-
-
-def _counts(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
-    """Return occurrences in this run's training, also of items that are carried; None where unknown."""
-    if candidate.counts is None:
-        return None
-    if previous is None or not (served.found_rows < 0).any():
-        return candidate.counts[served.found_rows]
-    of_parent = np.zeros(len(previous), dtype=np.int64)
-    old, new = shared_rows(previous.keys, candidate.keys)
-    of_parent[old] = candidate.counts[new]
-    return served.pick(candidate.counts, of_parent)
-
-
 def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
     """Return some rows, whose vectors are not copied."""
     counts = None if items.counts is None else items.counts[rows]
@@ -467,9 +318,6 @@ def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
         counts=counts, statuses=items.statuses[rows],
         carried_for=None if items.carried_for is None else items.carried_for[rows],
     )  # fmt: skip
-
-
-# --- views and ends --------------------------------------------------------------------------------------------------
 
 
 def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:
@@ -488,7 +336,3 @@ def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, g
         except ViewExists as error:
             problems.append(str(error))
     return problems
-
-
-def _nothing(collection: str, reasons: list[str]) -> Publication:
-    return Publication("held", collection, None, reasons, [], {}, 0)

@@ -7,8 +7,8 @@ import numpy as np
 from embeddings.refresh.merge import Plan
 from embeddings.refresh.moving_average import average
 from embeddings.refresh.procrustes import turn_rows
-from embeddings.refresh.settings import AverageSettings
-from embeddings.vectors.item_vectors import unit_float32
+from embeddings.refresh.settings import AverageSettings, EvidenceSettings
+from embeddings.vectors.item_vectors import ItemVectors, shared_rows, unit_float32
 from embeddings.vectors.lazy_rows import Array, Rows, Vectors, take
 
 
@@ -69,3 +69,36 @@ class ServedRows(Rows):
         vectors = unit_float32(turned)
         vectors[known], reset[known] = average(turned[known], self._parent[parent_rows[known]], weight, limit)
         return vectors, reset
+
+
+def items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, candidate: ItemVectors) -> ItemVectors:
+    """Return the items of the version, whose vectors are ``rows``."""
+    return ItemVectors(
+        served.keys,
+        rows,
+        norms=served.pick(candidate.norms, None if previous is None else previous.norms),
+        counts=_counts(served, previous, candidate),
+        statuses=served.statuses,
+        carried_for=served.carried_for,
+        last_found=served.last_found,
+    )
+
+
+def few_occurrences(candidate: ItemVectors, evidence: EvidenceSettings) -> Array | None:
+    """Return which items are to be marked as uncertain unless they were known better, bool [n]; None for none."""
+    if not evidence.mark_uncertain or candidate.counts is None:
+        return None
+    few: Array = candidate.counts < evidence.min_count
+    return few
+
+
+def _counts(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
+    """Return occurrences in this run's training, also of items that are carried; None where unknown."""
+    if candidate.counts is None:
+        return None
+    if previous is None or not (served.found_rows < 0).any():
+        return candidate.counts[served.found_rows]
+    of_parent = np.zeros(len(previous), dtype=np.int64)
+    old, new = shared_rows(previous.keys, candidate.keys)
+    of_parent[old] = candidate.counts[new]
+    return served.pick(candidate.counts, of_parent)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from embeddings.refresh.publish import last_step
+from embeddings.refresh.publication import last_step
 from embeddings.store import open_store
 from trainer.checkpoint.format import Checkpoint, CheckpointError, checkpoints_in
 from trainer.checkpoint.record import Position, TrainingRecord

@@ -18,7 +18,7 @@ metric         epoch, split: train | validation | test, auc, logloss, ... (train
 history        metrics: of all epochs that an attempt goes on from, each as in its metric; one of them may not have
                been told, where the host that was to tell it is gone
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...], diagnosis,
-               held_in_a_row, held_since, max_held, released (embeddings.refresh.publish.Publication); of a job that
+               held_in_a_row, held_since, max_held, released (embeddings.refresh.publication.Publication); of a job that
                publishes several times also step, that of the version
 error          code, message, remedy
 phase          name (see trainer.runs.events.phase), seconds: what took so long ends now

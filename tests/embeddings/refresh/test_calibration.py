@@ -9,7 +9,8 @@ import pytest
 
 from embeddings.refresh.calibration import calibrate, calibrated, calibrated_by_halves, calibration_of
 from embeddings.refresh.gate import decide
-from embeddings.refresh.publish import Gate, Publication, Settings, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Gate, Settings, publish_candidate
 from embeddings.store import Store, UnknownVersion, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 

@@ -11,7 +11,8 @@ from embeddings.refresh.gate import decide
 from embeddings.refresh.gate_checks.comparison import MIN_EVIDENT, Comparison
 from embeddings.refresh.gate_metrics import measure
 from embeddings.refresh.procrustes import procrustes, rotate
-from embeddings.refresh.publish import Publication, Settings, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Settings, publish_candidate
 from embeddings.refresh.settings import Evidence, Gate
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import STATUS_NAMES, ItemVectors, unit_rows

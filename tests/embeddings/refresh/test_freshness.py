@@ -11,7 +11,8 @@ import pytest
 from embeddings.refresh import probe
 from embeddings.refresh.calibration import calibrate
 from embeddings.refresh.procrustes import procrustes, rotate
-from embeddings.refresh.publish import Gate, MovingAverage, Publication, Settings, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Gate, MovingAverage, Settings, publish_candidate
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 

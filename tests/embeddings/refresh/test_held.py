@@ -13,7 +13,8 @@ from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.gate import Check, decide
 from embeddings.refresh.gate_checks.registry import CHECKS, MOVING, subject_of
 from embeddings.refresh.held_versions import held_in_a_row, sound_version
-from embeddings.refresh.publish import Gate, Promote, Publication, Settings, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Gate, Promote, Settings, publish_candidate
 from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, open_store
 from embeddings.vectors.item_vectors import ItemVectors

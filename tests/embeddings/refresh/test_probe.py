@@ -12,7 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from embeddings.refresh import probe
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.refresh.gate_checks.frozen_probes import FrozenProbes
-from embeddings.refresh.publish import Gate, Publication, Settings, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Gate, Settings, publish_candidate
 from embeddings.store import Collection, Store, UnknownCollection, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 

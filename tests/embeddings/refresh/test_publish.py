@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.refresh.procrustes import procrustes
-from embeddings.refresh.publish import Expiry, Gate, MovingAverage, Publication, Settings, View, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Expiry, Gate, MovingAverage, Settings, View, publish_candidate
 from embeddings.store import Collection, GateHeld, Store, UnknownView, open_store
 from embeddings.vectors.item_vectors import CARRIED, CHUNK_ROWS, FOUND, MISSING, ItemVectors, unit_rows
 

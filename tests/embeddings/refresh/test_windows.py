@@ -14,7 +14,8 @@ from embeddings.refresh.gate_checks.absent_items import RECENT_PUBLICATIONS
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison, Shorter
 from embeddings.refresh.gate_metrics import measure
-from embeddings.refresh.publish import Publication, Settings, publish_candidate
+from embeddings.refresh.publication import Publication
+from embeddings.refresh.publish import Settings, publish_candidate
 from embeddings.refresh.settings import Gate
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, open_store

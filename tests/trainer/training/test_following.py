@@ -142,7 +142,7 @@ def lead_and_die(directory, where):
     repeated.POLL_SECONDS = 0.02
     kind, number = where
     owner, name = {
-        "step": (Trainer, "train_step"), "checkpoint": (checkpoints, "_attach"), "publication": (stage, "_conclude"),
+        "step": (Trainer, "train_step"), "checkpoint": (checkpoints, "_attach"), "publication": (stage, "conclude"),
         "switch": (stage, "_create_views"),
     }[kind]  # fmt: skip
     original, calls = getattr(owner, name), [0]

@@ -1,0 +1,127 @@
+"""What came of a candidate: a written version is published or held, once, whoever asks again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from embeddings.refresh.diagnosis import stale
+from embeddings.refresh.gate_checks.base import Metrics
+from embeddings.refresh.held_versions import held_in_a_row
+from embeddings.refresh.settings import (
+    MAX_HELD,
+)
+from embeddings.store import Collection, StaleParent, Store
+
+KEEP_LAST = 30
+TRAINING_STEP = "training_step"
+"""Of the manifest of a version whose job publishes several times: the step that it is of."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The result of a publish step.
+
+    Attributes:
+        status: published or held.
+        version: the version written, None where there was nothing to write.
+        reasons: why it is held, each with what to do; under gate mode report also what failed.
+        gate: checks as {metric, value, threshold, bound, verdict, remedy}.
+        metrics: every measurement, gated or not.
+        anchor_cosine: mean cosine to the anchor generation's first version, None where there is none before.
+        diagnosis: what failed, by how much and why (embeddings.refresh.diagnosis), None where nothing did.
+        held_in_a_row: how many versions are held now since the one served was switched to; 0 where it is published.
+        held_since: when the first of these was held.
+        max_held: how many of them call somebody.
+        released: what the user's rule let through (embeddings.refresh.holding), None where it was not asked.
+    """
+
+    status: Literal["published", "held"]
+    collection: str
+    version: str | None
+    reasons: list[str]
+    gate: list[dict[str, Any]]
+    metrics: Metrics
+    anchor_generation: int
+    anchor_cosine: float | None = None
+    diagnosis: dict[str, Any] | None = None
+    held_in_a_row: int = 0
+    held_since: str | None = None
+    max_held: int = MAX_HELD
+    released: dict[str, Any] | None = None
+
+
+def conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
+    """Publish or hold a written version, as its manifest says; return the same again where that happened already."""
+    manifest, overtaken = target.manifest(version), None
+    if manifest["state"] == "candidate":
+        reasons = list(manifest["hold_for"])
+        if not reasons:
+            if fence is not None:
+                fence()
+            try:
+                target.publish(version, manifest["parent"])
+            except StaleParent as error:
+                reasons, overtaken = [str(error)], stale(str(error)).as_dict()
+        if reasons:
+            target.hold(version, reasons)
+        elif keep_last is not None:
+            target.retain(keep_last)
+        manifest = target.manifest(version)
+    held = manifest["state"] == "held"
+    row = held_in_a_row(target) if held else []
+    return Publication(
+        "held" if held else "published",
+        target.name,
+        version,
+        manifest["reasons"] if held else manifest["remarks"],
+        manifest["gate"],
+        manifest["metrics"],
+        manifest["anchor_generation"],
+        manifest["alignment"]["anchor_cosine_mean"],
+        overtaken or manifest.get("diagnosis"),
+        len(row),
+        row[0]["created_at"] if row else None,
+        manifest.get("max_held", MAX_HELD),
+        None if held else manifest.get("released"),
+    )
+
+
+def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], None] | None = None) -> int:
+    """Return the last training step whose vectors a job that publishes several times has brought to an end.
+
+    A version that it has written and neither published nor held is brought to its end first. -1 where it has none.
+
+    Args:
+        store: the store of the collection.
+        collection: its name.
+        job_id: the job.
+        fence: called before the switch; what it raises leaves the version a candidate.
+    """
+    target = store.collection(collection)
+    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) is not None]
+    for manifest in written:
+        if manifest["state"] == "candidate":
+            conclude(target, manifest["version"], KEEP_LAST, fence)
+    return max((int(m[TRAINING_STEP]) for m in written), default=-1)
+
+
+def earlier_end(
+    target: Collection, job_id: str | None, parent_version: str | None, gate_mode: str, training_step: int | None
+) -> str | None:
+    """Return the version that an earlier attempt of this job wrote for this parent, or of this step, if there is one.
+
+    A version that a gate held does not count if the job has since been given another gate mode.
+    """
+    if job_id is None:
+        return None
+    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) == training_step]
+    if training_step is None:
+        written = [m for m in written if m["parent"] == parent_version]
+    ended = [m["version"] for m in written if m["state"] != "held" or m["gate_mode"] == gate_mode]
+    return ended[-1] if ended else None
+
+
+def nothing_written(collection: str, reasons: list[str]) -> Publication:
+    return Publication("held", collection, None, reasons, [], {}, 0)
