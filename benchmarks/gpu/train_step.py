@@ -30,6 +30,7 @@ from embeddings.optim import AdamAR
 HIDDEN = (512, 256)
 FEW_SAMPLES = 32
 NUM_BATCHES = 8
+NUM_STEPS = 30
 UNTIMED_ROUNDS = 2
 
 
@@ -105,16 +106,16 @@ def overlapped(trainer: Trainer, batches: list[list[Any]], num_steps: int) -> No
         trainer.step(*batch)
 
 
-def step_ms(steps: Callable[[Trainer, list[Any], int], None], trainer: Trainer, batches: Any, num_steps: int) -> float:
+def step_ms(steps: Callable[[Trainer, list[Any], int], None], trainer: Trainer, batches: Any) -> float:
     synchronize = torch.cuda.synchronize if ON_GPU else (lambda: None)
     synchronize()
     began = time.perf_counter()
-    steps(trainer, batches, num_steps)
+    steps(trainer, batches, NUM_STEPS)
     synchronize()
-    return 1e3 * (time.perf_counter() - began) / num_steps
+    return 1e3 * (time.perf_counter() - began) / NUM_STEPS
 
 
-def train_steps(case: Case, rounds: int, num_steps: int = 30) -> Iterator[dict[str, Any]]:
+def train_steps(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a line: medians of each contestant's step by way, contestants in turn."""
     tables = {"ours": build(case, AdamAR(1e-3, alpha=1e-5))}
     for name in ("EXACT_ROWWISE_ADAGRAD", "ADAM"):
@@ -126,10 +127,10 @@ def train_steps(case: Case, rounds: int, num_steps: int = 30) -> Iterator[dict[s
     runs: dict[tuple[str, str], Callable[[], float]] = {}
     for name, each in tables.items():
         plain, graphed = Trainer(case, each), Trainer(case, each, dense_graph=True)
-        runs[name, "eager"] = partial(step_ms, eager, plain, batches, num_steps)
-        runs[name, "overlapped"] = partial(step_ms, overlapped, plain, batches, num_steps)
-        runs[name, "dense_graph"] = partial(step_ms, overlapped, graphed, batches, num_steps)
-        runs[name, "host"] = partial(step_ms, eager, plain, few_batches, num_steps)
+        runs[name, "eager"] = partial(step_ms, eager, plain, batches)
+        runs[name, "overlapped"] = partial(step_ms, overlapped, plain, batches)
+        runs[name, "dense_graph"] = partial(step_ms, overlapped, graphed, batches)
+        runs[name, "host"] = partial(step_ms, eager, plain, few_batches)
     times: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
     for i in range(-UNTIMED_ROUNDS, rounds):
         for key, run in runs.items():

@@ -23,12 +23,13 @@ CASE = kernels.Case("zipf", 2, 100, 8, 6, 2)
 
 @pytest.fixture
 def few(monkeypatch):
-    """One input, one step before, no untimed rounds."""
+    """One input, one step of each kind, no untimed rounds."""
     for module in (kernels, tuning, profile):
         monkeypatch.setattr(module, "INPUT_SETS", 1)
         monkeypatch.setattr(module, "NUM_STEPS", 1)
     monkeypatch.setattr(timing, "UNTIMED_ROUNDS", 0)
     monkeypatch.setattr(train_step, "UNTIMED_ROUNDS", 0)
+    monkeypatch.setattr(train_step, "NUM_STEPS", 1)
 
 
 @pytest.mark.slow
