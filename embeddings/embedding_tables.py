@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
+from embeddings.kernels.backends import Backend, default_backend, device_of, kernel_of
 from embeddings.kernels.by_bucket import ByBucketKernel
-from embeddings.kernels.cpu import CpuKernel
-from embeddings.kernels.layout import Bounds, FeatureDescriptor, Kernel, Layout, Record, Swaps
-from embeddings.kernels.reference import ReferenceKernel, read_rows_without_decay
-from embeddings.optim import ByBucket, RowOptimizer
+from embeddings.kernels.layout import Bounds, FeatureDescriptor, Layout, Record, Swaps
+from embeddings.kernels.reference import read_rows_without_decay
+from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import deferred_update_coefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import check_sse
 from embeddings.tables.config import TableConfig
 from embeddings.tables.initialization import chunks_to_write, initial_rows, initial_rows_of
 
-Backend = Literal["cpu", "triton", "fbgemm", "reference"]
 INDEX_DTYPES = (torch.int32, torch.int64)
 MAX_STEP = torch.iinfo(torch.int32).max
 
@@ -95,7 +92,7 @@ class EmbeddingTables(torch.nn.Module):
             raise ValueError(f"bounds must be 'fatal' or 'ignore', not '{bounds}'")
         self.optimizer = optimizer
         backend = backend or default_backend(device)
-        where = _device(backend, device)
+        where = device_of(backend, device)
         # FBGEMM's module for GPUs brings its own storage, which may be larger than the GPU's memory.
         home = torch.device("cpu") if backend == "fbgemm" else where
         self.layout = Layout(tables, optimizer, seed, dtype, state_dtype=state_dtype, device=home, bounds=bounds)
@@ -110,7 +107,7 @@ class EmbeddingTables(torch.nn.Module):
         self._idle = deferred_update_coefficients(optimizer, str(self.layout.compute_dtype).removeprefix("torch."))
         self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
-        self._kernel = _kernel(backend, self.layout, where)
+        self._kernel = kernel_of(backend, self.layout, where)
         # All is 0 still: to write it takes the memory now, not page by page in steps. Rows of nobody can wait for it.
         self._begin(0, [table for table in self.layout.tables if not table.grows])
 
@@ -431,41 +428,3 @@ def _is_finite(values: torch.Tensor) -> bool:
     than their type holds, so where the sum is not finite each value is looked at.
     """
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
-
-
-def default_backend(device: torch.device | str | None = None) -> Backend:
-    """Return the backend of tables on ``device``: the compiled CPU kernel, or the Triton kernel for GPUs."""
-    return "cpu" if device is None or torch.device(device).type == "cpu" else "triton"
-
-
-def _device(backend: str, device: torch.device | str | None) -> torch.device:
-    given = None if device is None else torch.device(device)
-    if backend in ("cpu", "reference") and given is not None and given.type != "cpu":
-        raise ValueError(f"backend '{backend}' runs on the CPU, not on {given}: use backend 'triton' for a GPU")
-    if given is not None and given.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {given} is asked for, but this torch ({torch.__version__}) finds no GPU")
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if given is None and backend == "triton" and torch.cuda.is_available() and not interpreted:
-        return torch.device("cuda")
-    return given or torch.device("cpu")
-
-
-def _kernel(backend: str, layout: Layout, device: torch.device) -> Kernel:
-    if isinstance(layout.optimizer, ByBucket):
-        if backend == "fbgemm":
-            raise ValueError("FBGEMM has one optimizer for a table: use backend cpu or triton, or one for all buckets")
-        return ByBucketKernel(layout, partial(_kernel, backend, device=device))
-    if backend == "reference":
-        return ReferenceKernel(layout)
-    if backend == "fbgemm":
-        # FBGEMM takes a second to import: only who uses it pays.
-        from embeddings.kernels.fbgemm import fbgemm_kernel
-
-        return fbgemm_kernel(layout, device)
-    if backend == "cpu":
-        return CpuKernel(layout)
-    if backend == "triton":
-        from embeddings.kernels.triton import triton_kernel
-
-        return triton_kernel(layout)
-    raise ValueError(f"backend '{backend}' is unknown: use cpu, triton, fbgemm or reference")

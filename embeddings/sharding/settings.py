@@ -10,7 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 
-from embeddings.embedding_tables import Backend, EmbeddingTables
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.kernels.backends import Backend
 from embeddings.kernels.layout import COMPUTE_DTYPES, Bounds
 from embeddings.optim import RowOptimizer
 from embeddings.sse.config import SSEConfig

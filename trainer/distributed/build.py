@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from embeddings.embedding_tables import Backend
+from embeddings.kernels.backends import Backend
 from embeddings.optim.registry import KINDS
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, Pooling, TableConfig

@@ -18,7 +18,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-from embeddings.embedding_tables import Backend
+from embeddings.kernels.backends import Backend
 from embeddings.kernels.fbgemm.placement import FOR_TABLES
 from embeddings.sharding import TableSettings
 from embeddings.tables.config import TableConfig

@@ -31,7 +31,8 @@ from benchmarks.gpu.torchrec.training import (
     ranks,
     sharding_of,
 )
-from embeddings.embedding_tables import Backend, EmbeddingTables
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.kernels.backends import Backend
 from embeddings.optim import AdamAR
 from embeddings.sharding import ModelTables, TableSettings, TableSharder, embedding_bag_collection
 from embeddings.sharding.exchange.collectives import all_reduce

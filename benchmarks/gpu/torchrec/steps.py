@@ -18,7 +18,8 @@ from torchrec.distributed.sharding_plan import table_wise
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from benchmarks.gpu.torchrec.training import DENSE_RATE, Batch, Model, Optimizers, last_lines, parallel, ranks
-from embeddings.embedding_tables import Backend, EmbeddingTables
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.kernels.backends import Backend
 from embeddings.optim import AdamAR, RowOptimizer, RowwiseAdagrad
 from embeddings.sharding import ModelTables, TableSettings, TableSharder, embedding_bag_collection
 from embeddings.tables.config import TableConfig

@@ -1,0 +1,65 @@
+"""The backends of embedding tables by name: which one a device has where none is asked for, and its kernel."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Literal
+
+import torch
+
+from embeddings.kernels.by_bucket import ByBucketKernel
+from embeddings.kernels.cpu import CpuKernel
+from embeddings.kernels.layout import Kernel, Layout
+from embeddings.kernels.reference import ReferenceKernel
+from embeddings.optim import ByBucket
+
+Backend = Literal["cpu", "triton", "fbgemm", "reference"]
+
+
+def default_backend(device: torch.device | str | None = None) -> Backend:
+    """Return the backend of tables on ``device``: the compiled CPU kernel, or the Triton kernel for GPUs."""
+    return "cpu" if device is None or torch.device(device).type == "cpu" else "triton"
+
+
+def device_of(backend: str, device: torch.device | str | None) -> torch.device:
+    """Return where tables of a backend are: ``device``, or where None what the backend is for.
+
+    Raises:
+        ValueError: the backend is not for that device, or it is not there.
+    """
+    given = None if device is None else torch.device(device)
+    if backend in ("cpu", "reference") and given is not None and given.type != "cpu":
+        raise ValueError(f"backend '{backend}' runs on the CPU, not on {given}: use backend 'triton' for a GPU")
+    if given is not None and given.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {given} is asked for, but this torch ({torch.__version__}) finds no GPU")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if given is None and backend == "triton" and torch.cuda.is_available() and not interpreted:
+        return torch.device("cuda")
+    return given or torch.device("cpu")
+
+
+def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
+    """Return the kernel of a backend for tables of a layout on a device.
+
+    Raises:
+        ValueError: the backend is unknown, or does not do what the layout asks for.
+    """
+    if isinstance(layout.optimizer, ByBucket):
+        if backend == "fbgemm":
+            raise ValueError("FBGEMM has one optimizer for a table: use backend cpu or triton, or one for all buckets")
+        return ByBucketKernel(layout, partial(kernel_of, backend, device=device))
+    if backend == "reference":
+        return ReferenceKernel(layout)
+    if backend == "fbgemm":
+        # FBGEMM takes a second to import: only who uses it pays.
+        from embeddings.kernels.fbgemm import fbgemm_kernel
+
+        return fbgemm_kernel(layout, device)
+    if backend == "cpu":
+        return CpuKernel(layout)
+    if backend == "triton":
+        from embeddings.kernels.triton import triton_kernel
+
+        return triton_kernel(layout)
+    raise ValueError(f"backend '{backend}' is unknown: use cpu, triton, fbgemm or reference")
