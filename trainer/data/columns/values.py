@@ -23,8 +23,6 @@ def id_kind(type_: pa.DataType, where: str) -> Kind:
     Raises:
         DataError: the type is neither.
     """
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
     if (
         pa.types.is_integer(type_)
         or pa.types.is_boolean(type_)
@@ -48,8 +46,6 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
     Raises:
         DataError: a value is not of this kind; a float must be a whole number.
     """
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     try:
         if kind == "string":
             if not _is_string(array.type):
@@ -96,8 +92,6 @@ def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray
 
 def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return (elements, null ones too; the row of each) of a column of lists, read as by :func:`as_lists`."""
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     if split and _is_string(array.type):
         array = pc.if_else(pc.equal(array, ""), None, array)
         array = pc.split_pattern(array, LIST_SEPARATOR)
@@ -113,8 +107,6 @@ def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
         DataError: at the first null or NaN.
     """
     array = chunk.column(column)
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     kind = array.type
     if array.null_count:
         position = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
@@ -154,4 +146,4 @@ def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: st
 
 
 def _is_string(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_)

@@ -20,7 +20,6 @@ import yaml
 from trainer.data.columns import values
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source, local_path, to_days
-from trainer.data.sources.types import plain_type
 from trainer.spec import parse_dataset
 
 SAMPLE_ROWS = 1_000_000
@@ -298,7 +297,7 @@ def _dataset_name(path: Path) -> str:
 def _columns(source: Source, without: Collection[str]) -> list[_Column]:
     names = [name for name in dict.fromkeys(source.column_names()) if name not in without]
     source.require(names)
-    types = {name: plain_type(source.column_type(name)) for name in names}
+    types = {name: source.column_type(name) for name in names}
     parts: dict[str, list[pa.Array]] = {name: [] for name in names}
     rows = 0
     for chunk in source.stream(names):

@@ -301,9 +301,6 @@ def to_days(column: pa.Array, where: str) -> npt.NDArray[np.int64]:
     """
     kind = column.type
     try:
-        if pa.types.is_dictionary(kind):
-            column = column.cast(kind.value_type)
-            kind = column.type
         if pa.types.is_integer(kind):
             column = pc.cast(column, pa.string())
             kind = column.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import subprocess
@@ -23,7 +24,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.figures import profile
 from trainer.data.sources.infer import as_yaml, infer, propose
 from trainer.data.sources.readers.parquet import ParquetReader
-from trainer.data.sources.source import Source
+from trainer.data.sources.source import Source, Window
 from trainer.data.sources.types import common_type, fields_of, plain_type
 
 BASE = {"user": [1, 2, 3] * 3, "item": [4, 5, 6] * 3, "click": [0, 1, 0] * 3}
@@ -115,6 +116,46 @@ def test_types_that_cannot_be_read_as_one_are_refused(first, second, dataset_spe
         Source(str(folder)).require(["item"])
     with pytest.raises(DataError, match=says):
         profile(described(dataset_spec, folder))
+
+
+def runs_of(array):
+    """The values as runs of one."""
+    return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, len(array) + 1), pa.int32()), array)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda array: array.dictionary_encode(),
+        runs_of,
+        lambda array: array.cast(pa.string_view()) if pa.types.is_string(array.type) else array,
+    ],
+    ids=["dictionary", "runs", "view"],
+)
+def test_how_values_are_written_changes_nothing(written, dataset_spec, tmp_path):
+    columns = {
+        "user": pa.array([1, 2, 3] * 3),
+        "item": pa.array(["a", "b", None] * 3),
+        "day": pa.array(["2026-01-01", "2026-01-02", "2026-01-03"] * 3),
+        "ts": pa.array(range(9)).cast(pa.timestamp("us")),
+        "click": pa.array([0, 1, 0] * 3),
+        "hours": pa.array([1.0, float("nan"), 2.0] * 3),
+    }
+    labels = {"click": {"column": "click"}, "hours": {"value": "hours"}}
+    found = {}
+    for name, table in (
+        ("plain", pa.table(columns)),
+        ("written", pa.table({key: written(column) for key, column in columns.items()})),
+    ):
+        path = tmp_path / f"{name}.arrow"
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+        spec = dataset_spec(path, label=None, labels=labels, timestamp="ts", filter="item == 'a' or click == 1")
+        window = Window("day", datetime.date(2026, 1, 1), datetime.date(2026, 1, 2))
+        rows = [chunk.batch for chunk in Source(str(path), window, spec.filter).stream(list(columns))]
+        found[name] = profile(spec) | {"bytes": 0}, pa.Table.from_batches(rows)["ts"].to_pylist()
+    assert found["written"] == found["plain"]
+    assert found["plain"][0]["labels"]["hours"]["rows"] == 3
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -274,7 +315,7 @@ def test_too_little_memory_is_not_blamed_on_the_file(tmp_path):
         import resource, sys
         import pyarrow
         from trainer.data.errors import DataMemoryError
-        from trainer.data.sources.source import Source
+        from trainer.data.sources.source import Source, Window
         source = Source({str(path)!r})
         source.require(["item"])
         now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
