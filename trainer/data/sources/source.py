@@ -136,6 +136,8 @@ class Source:
         found = {}
         for column in columns:
             try:
+                if not column:
+                    raise DataError("a column has no name", where=self.uri, remedy="name it, to have it read")
                 self._require_once([column])
                 if column not in self._hive and not isinstance(self.reader, TextReader):
                     self.reader.declared_type(column, strict=True)

@@ -214,6 +214,55 @@ def test_integers_of_more_than_63_bits(dataset_spec, tmp_path):
 
 @pytest.mark.parametrize(
     "item",
+    [pa.array([2.0**53, None, 5.0] * 3), pa.array([2**24, 4, None] * 3, pa.int32()).cast(pa.float32())],
+    ids=["float64", "float32"],
+)
+def test_floats_that_may_each_be_several_ids_are_told(item, dataset_spec, tmp_path):
+    path = folder_of(tmp_path, item)
+    with pytest.raises(DataError, match=r"column 'item': has the id \d+ in a column of .*write the column as integers"):
+        profile(described(dataset_spec, path))
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user"}
+    assert "column 'item': integers as floats, which hold not every one" in proposal.notes[0]
+    folder_of(tmp_path, pa.array([2.0**53 - 1, None, 5.0] * 3))
+    assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 2
+    assert propose(path).notes == ()
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_integers_of_text_that_are_no_int64_are_told(ending, dataset_spec, tmp_path):
+    path = tmp_path / f"rows.{ending}"
+    line = "{},{},{}\n" if ending == "csv" else '{{"user": {}, "item": {}, "click": {}}}\n'
+    lines = [line.format(number, 2**64 - 2**40 * number, number % 2) for number in (1, 2, 3)]
+    path.write_text("user,item,click\n" * (ending == "csv") + "".join(lines))
+    with pytest.raises(
+        DataError, match=r"column 'item': has an id that is no 64-bit integer: .*write the column as text"
+    ):
+        profile(described(dataset_spec, path))
+    assert "column 'item': integers as floats" in propose(path).notes[0]
+
+
+def test_decimals_without_a_fraction_are_ids(dataset_spec, tmp_path):
+    items = pa.array([4, None, 2**62] * 3)
+    path = folder_of(tmp_path, items.cast(pa.decimal128(38, 0)), pa.array([4, 5, 6] * 3).cast(pa.decimal128(20, 0)))
+    assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 4
+    assert propose(path).document["features"] == {"user": {"type": "id"}, "item": {"type": "id"}}
+    folder_of(tmp_path, *(pa.array([4, 5, 6] * 3).cast(pa.decimal128(38, scale)) for scale in (1, 2)))
+    assert "left out: 'item', whose numbers are no ids" in propose(path).notes[0]
+    with pytest.raises(DataError, match=r"column 'item': holds decimal.*: ids are integers or strings"):
+        profile(described(dataset_spec, path))
+
+
+def test_a_column_without_a_name_is_no_feature(tmp_path):
+    path = folder_of(tmp_path, BASE["item"])
+    pq.write_table(pa.table({**BASE, "": BASE["item"]}), path / "0.parquet")
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user", "item"}
+    assert "a column has no name" in proposal.notes[0]
+
+
+@pytest.mark.parametrize(
+    "item",
     [
         pa.array([b"a", b"b", b"c"] * 3),
         pa.array([[("a", 1)]] * 9, pa.map_(pa.string(), pa.int64())),
