@@ -111,6 +111,9 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     columns = {column.name: column for column in _columns(source, problems)}
     notes = [f"left out: {error}" for error in problems.values()]
     notes += [f"left out: {source.uri}, column '{c.name}': {why}" for c in columns.values() if (why := _unreadable(c))]
+    if source.passed_over:
+        shown = ", ".join(source.passed_over[:3]) + (", ..." if len(source.passed_over) > 3 else "")
+        notes.append(f"passed over: {len(source.passed_over)} files whose endings are of no format: {shown}")
     unfit = [column for column in columns.values() if _is_no_label(column)]
     notes += [f"left out: '{column.name}', which is named like a label: {_as_label(column)}" for column in unfit]
     label, label_column = _label(columns)

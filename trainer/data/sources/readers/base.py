@@ -33,7 +33,7 @@ class Reader(ABC):
     name: ClassVar[str]
     """The format, as messages write it."""
     suffixes: ClassVar[tuple[str, ...]]
-    """Endings of the names of its files."""
+    """Endings of the names of its files, in lower case."""
     has_types: ClassVar[bool] = True
     """Whether a file says the types of its columns ahead of its rows."""
     remedy: ClassVar[str]
@@ -266,7 +266,7 @@ def with_compressions(*suffixes: str) -> tuple[str, ...]:
 
 def text_of(path: FilePath) -> pa.NativeFile:
     """Return a stream of the bytes of a file, decompressed where its name ends in one of ``COMPRESSIONS``."""
-    compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.endswith(suffix)), None)
+    compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.lower().endswith(suffix)), None)
     return pa.input_stream(opened(path), compression=compression)
 
 
