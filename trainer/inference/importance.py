@@ -179,7 +179,7 @@ def _labels(chunk: Chunk, dataset: DatasetSpec, number: int) -> npt.NDArray[Any]
 
 def _features(coded: EncodedRows, predictor: Predictor) -> Iterator[str]:
     yield from coded.rows
-    yield from (numeric.name for numeric in predictor.numeric)
+    yield from predictor.encoder.dense_columns
 
 
 def shuffled(coded: EncodedRows, feature: str, order: npt.NDArray[np.int64], predictor: Predictor) -> EncodedRows:
@@ -193,9 +193,9 @@ def shuffled(coded: EncodedRows, feature: str, order: npt.NDArray[np.int64], pre
         weights = Jagged(coded.weights[feature], values.offsets).take(order).values
         return replace(coded.replaced(**{feature: taken}), weights={**coded.weights, feature: weights})
     assert coded.dense is not None
-    column = [numeric.name for numeric in predictor.numeric].index(feature)
+    columns = predictor.encoder.dense_columns[feature]
     dense = coded.dense.copy()
-    dense[:, column] = dense[order, column]
+    dense[:, columns] = dense[order, columns]
     return replace(coded, dense=dense)
 
 

@@ -21,6 +21,7 @@ from embeddings.durable_files import appearing
 from trainer.data.columns.row_encoder import EncodedRows
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source, SourceFile
+from trainer.data.sources.types import plain_batch
 
 CHUNK_ROWS = 1 << 16
 
@@ -176,4 +177,4 @@ def chunk_of(rows: pa.Table | pa.RecordBatch, name: str = "rows") -> Chunk:
     """Return rows in memory as a chunk."""
     batch = rows.combine_chunks().to_batches() if isinstance(rows, pa.Table) else [rows]
     whole = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=rows.schema)
-    return Chunk(SourceFile(Path(name)), np.arange(len(whole)), whole)
+    return Chunk(SourceFile(Path(name)), np.arange(len(whole)), plain_batch(whole))

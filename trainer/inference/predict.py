@@ -294,8 +294,8 @@ def default_output(source: Source) -> Path:
     name = root.name
     if not source.is_file:
         return root.with_name(f"{name}.scores")
-    suffix = next(one for one in source.reader.suffixes if name.endswith(one))
-    return root.with_name(f"{name.removesuffix(suffix)}.scores.parquet")
+    suffix = next(one for one in source.reader.suffixes if name.lower().endswith(one))
+    return root.with_name(f"{name[: -len(suffix)]}.scores.parquet")
 
 
 def in_words(report: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ class RowScorer(ABC):
         tasks: Sequence[LabelTask] = (),
         calibrators: Mapping[str, Calibrator] = {},
     ):
-        self.job, self._encoder, self._top = job, encoder, top
+        self.job, self.encoder, self._top = job, encoder, top
         # By the suffix of its columns, the loss of each label.
         self._losses = {f"_{task.name}": LOSSES[task.loss] for task in tasks} or {"": LOSSES[loss_of(job)]}
         names = [task.name for task in tasks] or [""]
@@ -75,11 +75,11 @@ class RowScorer(ABC):
         Raises:
             DataError: a column is missing.
         """
-        return self._encoder.columns(there, where)
+        return self.encoder.columns(there, where)
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
         """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
-        coded = self._encoder.encode(chunk)
+        coded = self.encoder.encode(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
         labels = zip(self._losses.values(), self._calibrators, self.scores(coded).T, strict=True)
@@ -87,7 +87,7 @@ class RowScorer(ABC):
 
     def encode(self, chunk: Chunk) -> EncodedRows:
         """Return rows as the model reads them."""
-        return self._encoder.encode(chunk)
+        return self.encoder.encode(chunk)
 
     def scores(self, coded: EncodedRows) -> Float32s:
         """Return the scores of rows [b, labels], of a model that is none of sequences."""

@@ -300,7 +300,7 @@ class _Attempt:
 
     def _calibrate(self, seconds: float) -> None:
         """Set the gate's limits from halves of a first job's rows; what becomes of it does not change the job's end."""
-        from trainer.launch.halves import calibrate_by_halves, unsupported
+        from trainer.launch.halves import StoppedEarly, calibrate_by_halves, unsupported
 
         problem = unsupported(self.run, self.training_seconds, seconds)
         if problem is not None:
@@ -313,7 +313,8 @@ class _Attempt:
         except LeaseLostError:
             raise
         except Exception as error:
-            traceback.print_exception(error)
+            if not isinstance(error, StoppedEarly):
+                traceback.print_exception(error)
             self._info(f"publish.gate.calibrate: {error}: the limits stay; `evenkeel calibrate` sets them")
             return
         if found is not None:

@@ -26,18 +26,22 @@ FEATURES = {
     "noise": {"type": "id"},
     "tags": {"type": "id_list", "weights": "shares"},
     "price": {"type": "dense", "transform": "standardize"},
+    "seen": {"type": "vector", "dim": 2, "mode": "as_given"},
+    "image": {"type": "vector", "dim": 3},
 }
 
 
 def rows_of(seed: int) -> pa.Table:
-    """Clicks by item, tags and price alone; price counts twice as much as tags."""
+    """Clicks by all but noise; price counts twice as much as tags and as each of the vectors."""
     rng = np.random.default_rng(seed)
     item, noise, price = rng.integers(0, 9, NUM_ROWS), rng.integers(0, 9, NUM_ROWS), rng.normal(size=NUM_ROWS)
     tags = [list(rng.integers(0, 4, rng.integers(1, 4))) for _ in range(NUM_ROWS)]
+    seen, image = rng.normal(size=(NUM_ROWS, 2)), rng.normal(size=(NUM_ROWS, 3))
     logit = 3.0 * (item % 3 - 1) + 2.0 * price + np.array([1.0 if 0 in one else -1.0 for one in tags])
+    logit += seen[:, 1] + image[:, 2]
     return pa.table(
         {
-            "item": item, "noise": noise, "tags": tags, "price": price,
+            "item": item, "noise": noise, "tags": tags, "price": price, "seen": list(seen), "image": list(image),
             "shares": [[1.0] * len(one) for one in tags],
             "click": (rng.random(NUM_ROWS) < 1 / (1 + np.exp(-logit))).astype(np.int64),
             "seconds": np.exp(0.3 * logit),
@@ -83,6 +87,7 @@ def test_a_feature_loses_what_the_model_had_of_it(run: Path, later: str) -> None
     assert list(loss) == sorted(loss, key=lambda name: -loss[name])
     assert loss["item"] > 0.1
     assert loss["price"] > loss["tags"] > 0.02
+    assert min(loss["seen"], loss["image"]) > 0.02
     assert abs(loss["noise"]) < 0.01
     assert importance(run, later, repeats=3) == found  # by the seed
     assert importance(run, later, repeats=3, seed=1)["features"] != found["features"]
@@ -119,7 +124,9 @@ def test_of_one_of_several_labels_and_of_values(tmp_path: Path, later: str) -> N
 
 
 def test_rows_without_a_metric_are_refused(run: Path, tmp_path: Path) -> None:
-    one_class = rows_of(2).set_column(5, "click", pa.array(np.ones(NUM_ROWS, dtype=np.int64)))
+    one_class = rows_of(2).set_column(
+        rows_of(2).column_names.index("click"), "click", pa.array(np.ones(NUM_ROWS, dtype=np.int64))
+    )
     pq.write_table(one_class, tmp_path / "ones.parquet")
     with pytest.raises(DataError, match=r"has no auc .give rows of both classes, or --metric logloss"):
         importance(run, str(tmp_path / "ones.parquet"), repeats=2)
@@ -168,3 +175,34 @@ def test_a_model_that_ranks_has_no_score_for_a_row(tmp_path: Path, later: str) -
     assert execute(read_run(run), start_ranks) == 0
     with pytest.raises(SpecError, match="gru4rec ranks items and has no score for a row"):
         importance(run, later)
+
+
+def test_what_the_item_table_says_is_shuffled_in_its_own_place(tmp_path: Path, later: str) -> None:
+    """The numbers of items lie behind the vectors of rows, and their projected vectors behind all."""
+    items = np.arange(9)
+    table = {"item": items, "size": items / 9.0, "look": [[float(one), 1.0] for one in items]}
+    pq.write_table(pa.table(table), tmp_path / "items.parquet")
+    known = {
+        "uri": "items.parquet",
+        "features": {"size": {"type": "dense"}, "look": {"type": "vector", "dim": 2}},
+    }
+    features = {
+        "user": {"type": "id", "column": "noise"},
+        **{name: FEATURES[name] for name in ("item", "seen", "image")},
+    }
+    run = trained(
+        tmp_path, {"label": {"column": "click"}, "features": features, "items": known},
+        epochs=1, model={"kind": "two_tower", "embedding_dim": 4, "hidden": [8], "init": {"kind": "hash", "std": 0.1}},
+    )  # fmt: skip
+    predictor = Predictor(run)
+    coded = predictor.encode(chunk_of(rows_of(2)))
+    order = np.random.default_rng(0).permutation(NUM_ROWS)
+    assert coded.dense is not None
+    for feature, columns in {"seen": [0, 1], "size": [2], "image": [3, 4, 5], "look": [6, 7]}.items():
+        dense = shuffled(coded, feature, order, predictor).dense
+        assert dense is not None
+        changed = np.flatnonzero((dense != coded.dense).any(axis=0)).tolist()
+        assert changed == [one for one in columns if len(np.unique(coded.dense[:, one])) > 1], feature
+        assert np.array_equal(dense[:, columns], coded.dense[order][:, columns])
+    found = {one["feature"] for one in importance(run, later, repeats=2)["features"]}
+    assert found == {"user", *(name for name in features if name != "user"), "size", "look"}

@@ -146,7 +146,7 @@ def test_a_driver_that_is_killed_amid_the_halves_leaves_them_to_the_next_attempt
         ({}, {"uri": "few"}, "items, 48 are needed to align them"),
     ],
 )  # fmt: skip
-def test_limits_that_are_not_found_do_not_fail_the_job(make_run, small, tmp_path, gate, changes, reason):
+def test_limits_that_are_not_found_do_not_fail_the_job(make_run, small, tmp_path, capfd, gate, changes, reason):
     if changes.get("uri") == "few":
         changes = {"uri": small.write_rows(tmp_path / "few.parquet", num_items=30)}
     run = make_run("given-up", **job_of(calibrate="auto", **gate) | changes)
@@ -155,6 +155,8 @@ def test_limits_that_are_not_found_do_not_fail_the_job(make_run, small, tmp_path
     assert reason in said(small, run)[-1]["message"]
     assert "evenkeel calibrate" in said(small, run)[-1]["message"]
     assert small.events(run.directory, "state")[-1]["state"] == "succeeded"
+    # A small first version is no fault of the program.
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_a_run_that_is_asked_to_stop_amid_the_halves_has_published_and_succeeds(make_run, small):

@@ -28,7 +28,6 @@ from trainer.data.columns.hashing import UInt64s, below, combine, id_keys
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.vocabulary import encoded
 from trainer.data.errors import DataError
-from trainer.data.sources.types import plain_type
 from trainer.spec.ngrams import NGrams
 
 Int64s = npt.NDArray[np.int64]
@@ -42,10 +41,9 @@ def require_text(type_: pa.DataType, where: str) -> None:
     Raises:
         DataError: it holds something else.
     """
-    plain = plain_type(type_)
-    if pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_null(plain):
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_null(type_):
         return
-    remedy = "use type: id_list" if values.is_list(plain) else "use type: id or dense, or write the column as text"
+    remedy = "use type: id_list" if values.is_list(type_) else "use type: id or dense, or write the column as text"
     raise DataError(f"holds {type_}, and a text is one string for each row", where=where, remedy=remedy)
 
 

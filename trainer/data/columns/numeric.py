@@ -158,8 +158,6 @@ def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
     """Return (values, NaN where missing; which of them are bad: infinite, beyond float32, or no numbers at all)."""
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     if _is_text(array.type):
         values, bad = _parsed(array)
     elif pa.types.is_null(array.type):
@@ -193,7 +191,7 @@ def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
 
 
 def problems_of(feature: Numeric, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:

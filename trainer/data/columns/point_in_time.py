@@ -117,6 +117,4 @@ class PointInTime:
 
 def is_time(type_: pa.DataType) -> bool:
     """Return whether the type is a date, a time, or text, which is read as a time; numbers are none."""
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
     return bool(pa.types.is_temporal(type_) or pa.types.is_string(type_) or pa.types.is_large_string(type_))

@@ -22,7 +22,7 @@ from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.numeric import Numeric, read_numeric
 from trainer.data.columns.values import Kind
-from trainer.data.columns.vectors import Vector, arranged, read_vectors, require_lists
+from trainer.data.columns.vectors import Vector, arranged, columns_of, read_vectors, require_lists
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
@@ -121,6 +121,12 @@ class RowEncoder:
         }
         self._open_history_source = history_source
         self._histories: dict[str, HistoryLookup] = {}
+
+    @property
+    def dense_columns(self) -> dict[str, slice]:
+        """Where :attr:`EncodedRows.dense` has numeric features and vectors, by name."""
+        of_rows, of_items = ([one.name for one in numeric] for numeric in (self._numeric, self._item_numeric))
+        return columns_of(of_rows, of_items, self._vectors)
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what is read of rows that have the columns ``there``.

@@ -23,13 +23,12 @@ def id_kind(type_: pa.DataType, where: str) -> Kind:
     Raises:
         DataError: the type is neither.
     """
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
     if (
         pa.types.is_integer(type_)
         or pa.types.is_boolean(type_)
         or pa.types.is_floating(type_)
         or pa.types.is_null(type_)
+        or (pa.types.is_decimal(type_) and type_.scale == 0)
     ):
         return "int"
     if _is_string(type_):
@@ -46,10 +45,8 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
     """Return ids as int64 or large_string, nulls kept; NaN is null.
 
     Raises:
-        DataError: a value is not of this kind; a float must be a whole number.
+        DataError: a value is not of this kind; a float must be a whole number, and none that stands for several.
     """
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     try:
         if kind == "string":
             if not _is_string(array.type):
@@ -57,14 +54,35 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
             return array.cast(pa.large_string())
         if pa.types.is_floating(array.type):
             array = pc.if_else(pc.is_nan(array), None, array)
+            _require_exact(array, where)
         return array.cast(pa.int64())
     except pa.ArrowException as error:
         remedy = "make every id of this table an integer, or every one a string"
-        if pa.types.is_uint64(array.type):
-            remedy = "write the column as text, or as int64: ids are signed, of -2^63 to 2^63 - 1"
+        if not _is_string(array.type):
+            # In CSV and JSON Lines integers that are no int64 are floats, and in CSV numbers in quotes are numbers.
+            remedy = (
+                "write the column as text (in CSV with a letter in each), or as int64: ids are of -2^63 to 2^63 - 1"
+            )
         raise DataError(
             f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}", where=where, remedy=remedy
         ) from None
+
+
+def exact_below(type_: pa.DataType) -> int:
+    """Return the number below which a column of floats holds every integer."""
+    return int(2 ** (np.finfo(type_.to_pandas_dtype()).nmant + 1))
+
+
+def _require_exact(array: pa.Array, where: str) -> None:
+    """Check that floats were not rounded: from 2^53 on two integers are one float64, and two ids one row."""
+    bounds = pc.min_max(array).as_py()
+    largest = max((abs(one) for one in bounds.values() if one is not None), default=0)
+    if exact_below(array.type) <= largest < 2**63:
+        raise DataError(
+            f"has the id {largest:.0f} in a column of {array.type}, which holds not every integer of that size",
+            where=where,
+            remedy="write the column as integers, or as text: pandas makes floats of integers beside missing ones",
+        )
 
 
 def require_ids(chunk: Chunk, column: str) -> None:
@@ -96,8 +114,6 @@ def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray
 
 def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return (elements, null ones too; the row of each) of a column of lists, read as by :func:`as_lists`."""
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     if split and _is_string(array.type):
         array = pc.if_else(pc.equal(array, ""), None, array)
         array = pc.split_pattern(array, LIST_SEPARATOR)
@@ -113,8 +129,6 @@ def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
         DataError: at the first null or NaN.
     """
     array = chunk.column(column)
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     kind = array.type
     if array.null_count:
         position = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
@@ -154,4 +168,4 @@ def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: st
 
 
 def _is_string(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    return pa.types.is_string(type_) or pa.types.is_large_string(type_)

@@ -84,6 +84,20 @@ def arranged(
     return np.concatenate([of_rows, *rows, of_items, *items, *projected], axis=1, dtype=VALUE)
 
 
+def columns_of(of_rows: Sequence[str], of_items: Sequence[str], vectors: Sequence[Vector]) -> dict[str, slice]:
+    """Return where a batch has numbers and vectors (:func:`arranged`), by the names of the features."""
+    given = [one for one in vectors if not one.projected]
+    widths = [
+        *((name, 1) for name in of_rows),
+        *((one.name, one.dim) for one in given if not one.of_item),
+        *((name, 1) for name in of_items),
+        *((one.name, one.dim) for one in given if one.of_item),
+        *((one.name, one.dim) for one in vectors if one.projected),
+    ]
+    ends = np.cumsum([width for _, width in widths], dtype=int).tolist()
+    return {name: slice(end - width, end) for (name, width), end in zip(widths, ends, strict=True)}
+
+
 def write_vectors(vectors: Sequence[Vector], path: Path) -> None:
     path.write_text(json.dumps([asdict(one) for one in vectors], indent=1), "utf-8")
 

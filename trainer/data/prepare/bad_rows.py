@@ -256,8 +256,6 @@ def _there(chunk: Chunk, column: str) -> Mask:
 
 def _are_ids(array: pa.Array) -> Mask:
     """Return where values are integers, whatever they are written as, or missing."""
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type) or pa.types.is_null(array.type):
         return np.ones(len(array), dtype=bool)
     try:

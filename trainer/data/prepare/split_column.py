@@ -21,11 +21,9 @@ def sides_of(chunk: Chunk, column: str) -> npt.NDArray[np.uint8]:
         DataError: a value names no split.
     """
     array = chunk.column(column)
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.int8())
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         places = pc.index_in(array.cast(pa.large_string()), value_set=pa.array(SPLIT_NAMES, pa.large_string()))
         sides = pc.fill_null(places, -1).to_numpy(zero_copy_only=False)
     elif pa.types.is_integer(array.type) or pa.types.is_floating(array.type):

@@ -20,7 +20,6 @@ import yaml
 from trainer.data.columns import values
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source, local_path, to_days
-from trainer.data.sources.types import plain_type
 from trainer.spec import parse_dataset
 
 SAMPLE_ROWS = 1_000_000
@@ -79,7 +78,7 @@ class _Column:
     """Of lists of numbers that are all of one length."""
     is_dates: bool = False
     beyond_ids: bool = False
-    """Integers that are no int64."""
+    """Whole numbers that are no int64, or no exact ones."""
 
     @property
     def is_binary(self) -> bool:
@@ -99,8 +98,9 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     """Return a DatasetSpec document for a file or directory, from its names and first million rows.
 
     The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
-    column. Other 0/1 columns named like labels are no features; the notes have the ``labels`` for all of them. Columns
-    that cannot be read from every file are left out, and the notes say why.
+    column. Other 0/1 columns named like labels are no features; the notes have the ``labels`` for all of them. What is
+    named like a label and has other values is no feature either. Columns that cannot be read from every file are left
+    out, and the notes say why.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.
@@ -111,13 +111,18 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     columns = {column.name: column for column in _columns(source, problems)}
     notes = [f"left out: {error}" for error in problems.values()]
     notes += [f"left out: {source.uri}, column '{c.name}': {why}" for c in columns.values() if (why := _unreadable(c))]
+    if source.passed_over:
+        shown = ", ".join(source.passed_over[:3]) + (", ..." if len(source.passed_over) > 3 else "")
+        notes.append(f"passed over: {len(source.passed_over)} files whose endings are of no format: {shown}")
+    unfit = [column for column in columns.values() if _is_no_label(column)]
+    notes += [f"left out: '{column.name}', which is named like a label: {_as_label(column)}" for column in unfit]
     label, label_column = _label(columns)
     others = [c.name for c in _named_labels(columns) if c.name != label_column] if label_column is not None else []
     if others and label is not None and label_column is not None:
         notes.append(_several_labels(label, label_column, others))
     ordering = _ordering(columns, label_column)
     partition = next((c.name for c in columns.values() if _DAY_NAMES.match(c.name) and c.is_dates), None)
-    used = {label_column, partition, *ordering.values(), *others}
+    used = {label_column, partition, *ordering.values(), *others, *(column.name for column in unfit)}
     features: dict[str, Any] = {}
     for column in columns.values():
         kind = _feature_type(column)
@@ -201,6 +206,22 @@ def _named_labels(columns: dict[str, _Column]) -> list[_Column]:
     return usual + [column for column in binary if column not in usual and _ACTION_NAMES.search(column.name)]
 
 
+def _is_no_label(column: _Column) -> bool:
+    """Return whether a column is named like a label and is none: what it says is not known when a model is asked."""
+    is_partial = column.whole and (column.low, column.high) == (0.0, 1.0) and column.nulls > 0
+    named = _LABEL_NAMES.match(column.name) or (is_partial and _ACTION_NAMES.search(column.name))
+    return bool(named) and not column.is_binary
+
+
+def _as_label(column: _Column) -> str:
+    """Return how a column that is no label may be one."""
+    if column.low is None:
+        return "write it as 0 and 1"
+    if column.nulls:
+        return f'some rows have none, as a label of several may; for one set filter: "{column.name} is not None"'
+    return f"it is not of 0 and 1; a rule may make one of it: label: {{rule: '{column.name} >= {column.high:g}'}}"
+
+
 def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[str]) -> str:
     labels: dict[str, Any] = {}
     for column in [label_column, *others]:
@@ -215,7 +236,9 @@ def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[s
 def _unreadable(column: _Column) -> str:
     """Return why no feature can read a column, where its type or its range says so."""
     if column.beyond_ids:
-        return "integers of 2^63 and more (write it as text, or as int64)"
+        is_float = pa.types.is_floating(column.type)
+        what = "integers as floats, which hold not every one of that size" if is_float else "integers of 2^63 and more"
+        return f"{what} (write it as text, or as int64)"
     if column.mean_length > _MEAN_TEXT_LENGTH and not _is_text(column):
         return f"strings of about {column.mean_length:.0f} characters without words: neither ids nor texts"
     if values.is_list(column.type) and pa.types.is_floating(column.type.value_type) and not column.dim:
@@ -223,7 +246,7 @@ def _unreadable(column: _Column) -> str:
     try:
         values.id_kind(values.element_type(column.type), "")
     except DataError as error:
-        return "" if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type) else str(error)[2:]
+        return "" if pa.types.is_temporal(column.type) or _is_fraction(column.type) else str(error)[2:]
     return ""
 
 
@@ -244,7 +267,7 @@ def _feature_type(column: _Column) -> str | None:
     """Return ``id``, ``id_list``, ``text``, ``vector``, or None for what no model should read."""
     if _NOT_FEATURES.match(column.name) or _TIME_NAMES.match(column.name) or _ORDER_NAMES.match(column.name):
         return None
-    if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type) or _unreadable(column):
+    if pa.types.is_temporal(column.type) or _is_fraction(column.type) or _unreadable(column):
         return None
     if values.is_list(column.type):
         return "vector" if _is_vector(column) else "id_list"
@@ -258,7 +281,13 @@ def _feature_type(column: _Column) -> str | None:
 def _is_number(column: _Column) -> bool:
     """Return whether a column holds numbers that are no ids, such as a price."""
     is_named = any(p.match(column.name) for p in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES))
-    return pa.types.is_floating(column.type) and not column.whole and column.distinct > 1 and not is_named
+    is_number = _is_fraction(column.type) or (pa.types.is_floating(column.type) and not column.whole)
+    return is_number and column.distinct > 1 and not is_named
+
+
+def _is_fraction(type_: pa.DataType) -> bool:
+    """Return whether a type is of decimals with digits behind the point; without any they are integers."""
+    return bool(pa.types.is_decimal(type_)) and type_.scale != 0
 
 
 def _is_vector(column: _Column) -> bool:
@@ -298,7 +327,7 @@ def _dataset_name(path: Path) -> str:
 def _columns(source: Source, without: Collection[str]) -> list[_Column]:
     names = [name for name in dict.fromkeys(source.column_names()) if name not in without]
     source.require(names)
-    types = {name: plain_type(source.column_type(name)) for name in names}
+    types = {name: source.column_type(name) for name in names}
     parts: dict[str, list[pa.Array]] = {name: [] for name in names}
     rows = 0
     for chunk in source.stream(names):
@@ -325,15 +354,15 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     except pa.ArrowNotImplementedError:
         # Of a type that no feature reads either.
         return _Column(name, type_, rows, nulls, distinct=rows)
-    is_number = pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_)
-    if is_number and rows > nulls:
+    is_integer = pa.types.is_integer(type_) or pa.types.is_boolean(type_)
+    if (is_integer or pa.types.is_floating(type_) or pa.types.is_decimal(type_)) and rows > nulls:
         numbers = pc.cast(column, pa.float64(), safe=False).drop_null().to_numpy()
         finite = numbers[np.isfinite(numbers)]
         nulls += len(numbers) - len(finite)
         if len(finite):
             whole = bool((finite == np.floor(finite)).all())
             bounds = float(finite.min()), float(finite.max())
-            beyond = pa.types.is_uint64(type_) and pc.max(column).as_py() >= 2**63
+            beyond = whole and _beyond_ids(type_, column, bounds)
             dates = not beyond and _are_dates(column)
             return _Column(name, type_, rows, nulls, distinct, *bounds, whole, is_dates=dates, beyond_ids=beyond)
     is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
@@ -341,6 +370,15 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     words = _mean_words(column) if is_text else 0.0
     dates = _are_dates(column)
     return _Column(name, type_, rows, nulls, distinct, mean_length=length, mean_words=words, is_dates=dates)
+
+
+def _beyond_ids(type_: pa.DataType, column: pa.ChunkedArray, bounds: tuple[float, float]) -> bool:
+    """Return whether a whole number of the column is none of those that ids are, or no exact one."""
+    if pa.types.is_floating(type_):
+        return max(map(abs, bounds)) >= values.exact_below(type_)
+    if pa.types.is_uint64(type_) or pa.types.is_decimal(type_):
+        return any(not -(2**63) <= one < 2**63 for one in pc.min_max(column).as_py().values())
+    return False
 
 
 def _common_length(column: pa.ChunkedArray) -> int:

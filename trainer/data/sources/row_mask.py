@@ -104,12 +104,7 @@ class _Evaluation:
             ) from None
 
     def _column(self, column: Column) -> pa.Array:
-        array = self._batch.column(column.name)
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if pa.types.is_string_view(array.type):
-            array = array.cast(pa.large_string())
-        return array
+        return self._batch.column(column.name)
 
 
 def _joined(function: Callable[..., Any], arrays: list[pa.Array]) -> pa.Array:

@@ -22,7 +22,14 @@ from trainer.data.errors import DataError
 from trainer.data.prefetch import read_ahead
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader, TextReader
-from trainer.data.sources.readers.registry import BROKEN_READERS, READERS, SUFFIXES, holds_rows, reader_of
+from trainer.data.sources.readers.registry import (
+    BROKEN_READERS,
+    READERS,
+    SUFFIXES,
+    holds_rows,
+    is_hidden,
+    reader_of,
+)
 from trainer.data.sources.row_mask import RowFilter
 from trainer.data.sources.tables.base import Snapshot
 from trainer.data.sources.tables.registry import snapshot_of
@@ -103,6 +110,7 @@ class Source:
         self.filter = None if row_filter is None else RowFilter(row_filter)
         found = _find_files(uri) if only is None else _Found(False, tuple(only), _reader_of(uri, only))
         self.is_file, self.files, self._version = found.is_file, found.files, found.version
+        self.passed_over = found.others
         self._hive = _hive_types(self.files)
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
@@ -136,6 +144,8 @@ class Source:
         found = {}
         for column in columns:
             try:
+                if not column:
+                    raise DataError("a column has no name", where=self.uri, remedy="name it, to have it read")
                 self._require_once([column])
                 if column not in self._hive and not isinstance(self.reader, TextReader):
                     self.reader.declared_type(column, strict=True)
@@ -301,9 +311,6 @@ def to_days(column: pa.Array, where: str) -> npt.NDArray[np.int64]:
     """
     kind = column.type
     try:
-        if pa.types.is_dictionary(kind):
-            column = column.cast(kind.value_type)
-            kind = column.type
         if pa.types.is_integer(kind):
             column = pc.cast(column, pa.string())
             kind = column.type
@@ -334,13 +341,15 @@ class _Found:
     reader: Callable[[Sequence[FilePath]], Reader]
     version: str = ""
     """Of a table."""
+    others: tuple[str, ...] = ()
+    """Names of the files of a folder whose endings are of no format."""
 
 
 def _find_files(uri: str) -> _Found:
     single, listing = listed(uri)
     if single:
         (parts, path), *_ = listing
-        if not path.name.endswith(SUFFIXES):
+        if reader_of(path.name) is None:
             remedy = "; ".join(["convert it, or rename it", *BROKEN_READERS.values()])
             raise DataError(f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy=remedy)
         only = (_checked(SourceFile(path)),)
@@ -356,7 +365,8 @@ def _find_files(uri: str) -> _Found:
     if not files:
         remedy = "; ".join(["put the data there, or correct uri", *BROKEN_READERS.values()])
         raise DataError(f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy=remedy)
-    return _Found(False, tuple(files), _reader_of(uri, files))
+    others = (parts[-1] for parts, _ in listing if reader_of(parts[-1]) is None and not is_hidden(parts))
+    return _Found(False, tuple(files), _reader_of(uri, files), others=tuple(sorted(others)))
 
 
 def file_below(parts: tuple[str, ...], path: FilePath) -> SourceFile:

@@ -59,14 +59,30 @@ def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type without dictionaries and views, which many of Arrow's functions do not know."""
-    if pa.types.is_dictionary(type_):
+    """Return the type without dictionaries, runs and views of text, which many of Arrow's functions do not know."""
+    if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
         return plain_type(type_.value_type)
     if pa.types.is_string_view(type_):
         return pa.large_string()
     if is_list(type_) and (value := plain_type(type_.value_type)) != type_.value_type:
         return pa.large_list(value)
     return type_
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows with every column in its :func:`plain_type`."""
+    arrays = [_plain(array) for array in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names) if arrays else batch
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    if pa.types.is_run_end_encoded(array.type):
+        return _plain(pc.run_end_decode(array))
+    if pa.types.is_dictionary(array.type):
+        # Arrow decodes none of views.
+        array = pa.DictionaryArray.from_arrays(array.indices, _plain(array.dictionary))
+    type_ = plain_type(array.type)
+    return array if array.type == type_ else array.cast(type_)
 
 
 def is_list(type_: pa.DataType) -> bool:

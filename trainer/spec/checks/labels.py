@@ -5,10 +5,11 @@ A part of trainer.spec.checks.dataset and trainer.spec.checks.evaluation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.evaluation import DEFAULT_METRICS
+from trainer.spec.evaluation import CALIBRATED, DEFAULT_METRICS, METRIC_PATTERN
 from trainer.spec.label_tasks import LabelTask, label_tasks
 from trainer.spec.losses import LABEL_LOSSES, LOSSES, LossSettings, loss_of
 from trainer.spec.models.registry import kinds_that
@@ -71,6 +72,7 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
         yield FieldProblem(
             "model.kind", f"{kind} trained by {loss_of(job)} does not weigh rows", "leave weight of the dataset out"
         )
+    yield from _stopping_problems(job, [task.name for task in tasks])
     if not tasks:
         return
     for metric in job.evaluation.metrics if job.evaluation.metrics != DEFAULT_METRICS else ():
@@ -83,6 +85,21 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
             yield FieldProblem(
                 "regularizers.label_smoothing", f"the labels {_words(tasks)} have no classes to smooth", "leave it 0"
             )
+
+
+def _stopping_problems(job: JobSpec, labels: list[str]) -> Iterator[FieldProblem]:
+    """Yield why early stopping cannot watch the figure that it names, which an epoch would else have to end to tell."""
+    stopping, field = job.regularizers.early_stopping, "regularizers.early_stopping.metric"
+    if stopping is None or stopping.metric is None:
+        return
+    name, _, label = stopping.metric.partition("/")
+    if re.match(METRIC_PATTERN, name.removesuffix(CALIBRATED)) is None:
+        yield FieldProblem(field, f"no metric is called {name}", "use one of evaluation.metrics")
+    elif labels and label not in labels:
+        what = f"{stopping.metric} is of none of the labels {', '.join(labels)}"
+        yield FieldProblem(field, what, f"write METRIC/LABEL, such as {name}/{labels[0]}")
+    elif label and not labels:
+        yield FieldProblem(field, f"the dataset has one label, without a name such as {label}", f"write {name}")
 
 
 def _words(tasks: tuple[LabelTask, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -102,6 +103,26 @@ def test_an_action_is_a_label_before_a_rating_and_negatives(tmp_path):
     proposal = propose(path)
     assert proposal.document["label"] == {"column": "bought"}
     assert proposal.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("click", [0, 1, None, 1], 'some rows have none, .* set filter: "click is not None"'),
+        ("click", [0.0, 1.0, float("nan"), 1.0], 'set filter: "click is not None"'),
+        ("bought", [0, 1, None, 1], 'set filter: "bought is not None"'),
+        ("click", [-1, 1, -1, 1], "a rule may make one of it: label: {rule: 'click >= 1'}"),
+        ("click", ["yes", "no", "yes", "no"], "write it as 0 and 1"),
+    ],
+    ids=["null", "NaN", "an action with null", "-1 and 1", "text"],
+)
+def test_a_label_that_is_none_is_no_feature_either(name, values, says, tmp_path):
+    path = write(tmp_path, user=[1, 2, 3, 1], item=[5, 6, 7, 8], **{name: values})
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user", "item"}
+    assert proposal.document["label"] == {"negatives": {"per_positive": 1, "of": "item"}}
+    (note,) = proposal.notes
+    assert re.search(f"left out: '{name}', which is named like a label: .*{says}", note)
 
 
 def test_integers_that_are_no_int64_order_nothing(tmp_path):

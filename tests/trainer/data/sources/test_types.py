@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import subprocess
@@ -23,7 +24,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.figures import profile
 from trainer.data.sources.infer import as_yaml, infer, propose
 from trainer.data.sources.readers.parquet import ParquetReader
-from trainer.data.sources.source import Source
+from trainer.data.sources.source import Source, Window
 from trainer.data.sources.types import common_type, fields_of, plain_type
 
 BASE = {"user": [1, 2, 3] * 3, "item": [4, 5, 6] * 3, "click": [0, 1, 0] * 3}
@@ -117,6 +118,46 @@ def test_types_that_cannot_be_read_as_one_are_refused(first, second, dataset_spe
         profile(described(dataset_spec, folder))
 
 
+def runs_of(array):
+    """The values as runs of one."""
+    return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, len(array) + 1), pa.int32()), array)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda array: array.dictionary_encode(),
+        runs_of,
+        lambda array: array.cast(pa.string_view()) if pa.types.is_string(array.type) else array,
+    ],
+    ids=["dictionary", "runs", "view"],
+)
+def test_how_values_are_written_changes_nothing(written, dataset_spec, tmp_path):
+    columns = {
+        "user": pa.array([1, 2, 3] * 3),
+        "item": pa.array(["a", "b", None] * 3),
+        "day": pa.array(["2026-01-01", "2026-01-02", "2026-01-03"] * 3),
+        "ts": pa.array(range(9)).cast(pa.timestamp("us")),
+        "click": pa.array([0, 1, 0] * 3),
+        "hours": pa.array([1.0, float("nan"), 2.0] * 3),
+    }
+    labels = {"click": {"column": "click"}, "hours": {"value": "hours"}}
+    found = {}
+    for name, table in (
+        ("plain", pa.table(columns)),
+        ("written", pa.table({key: written(column) for key, column in columns.items()})),
+    ):
+        path = tmp_path / f"{name}.arrow"
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+        spec = dataset_spec(path, label=None, labels=labels, timestamp="ts", filter="item == 'a' or click == 1")
+        window = Window("day", datetime.date(2026, 1, 1), datetime.date(2026, 1, 2))
+        rows = [chunk.batch for chunk in Source(str(path), window, spec.filter).stream(list(columns))]
+        found[name] = profile(spec) | {"bytes": 0}, pa.Table.from_batches(rows)["ts"].to_pylist()
+    assert found["written"] == found["plain"]
+    assert found["plain"][0]["labels"]["hours"]["rows"] == 3
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_text_beside_numbers_is_what_the_first_file_says(reverse, dataset_spec, tmp_path):
     items = [pa.array(BASE["item"]), pa.array(["4", "7", "6"] * 3)]
@@ -169,6 +210,55 @@ def test_integers_of_more_than_63_bits(dataset_spec, tmp_path):
     folder_of(tmp_path, pa.array([2**63 - 1, 5, 6] * 3, pa.uint64()))
     assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 3
     assert propose(path).notes == ()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [pa.array([2.0**53, None, 5.0] * 3), pa.array([2**24, 4, None] * 3, pa.int32()).cast(pa.float32())],
+    ids=["float64", "float32"],
+)
+def test_floats_that_may_each_be_several_ids_are_told(item, dataset_spec, tmp_path):
+    path = folder_of(tmp_path, item)
+    with pytest.raises(DataError, match=r"column 'item': has the id \d+ in a column of .*write the column as integers"):
+        profile(described(dataset_spec, path))
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user"}
+    assert "column 'item': integers as floats, which hold not every one" in proposal.notes[0]
+    folder_of(tmp_path, pa.array([2.0**53 - 1, None, 5.0] * 3))
+    assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 2
+    assert propose(path).notes == ()
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_integers_of_text_that_are_no_int64_are_told(ending, dataset_spec, tmp_path):
+    path = tmp_path / f"rows.{ending}"
+    line = "{},{},{}\n" if ending == "csv" else '{{"user": {}, "item": {}, "click": {}}}\n'
+    lines = [line.format(number, 2**64 - 2**40 * number, number % 2) for number in (1, 2, 3)]
+    path.write_text("user,item,click\n" * (ending == "csv") + "".join(lines))
+    with pytest.raises(
+        DataError, match=r"column 'item': has an id that is no 64-bit integer: .*write the column as text"
+    ):
+        profile(described(dataset_spec, path))
+    assert "column 'item': integers as floats" in propose(path).notes[0]
+
+
+def test_decimals_without_a_fraction_are_ids(dataset_spec, tmp_path):
+    items = pa.array([4, None, 2**62] * 3)
+    path = folder_of(tmp_path, items.cast(pa.decimal128(38, 0)), pa.array([4, 5, 6] * 3).cast(pa.decimal128(20, 0)))
+    assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 4
+    assert propose(path).document["features"] == {"user": {"type": "id"}, "item": {"type": "id"}}
+    folder_of(tmp_path, *(pa.array([4, 5, 6] * 3).cast(pa.decimal128(38, scale)) for scale in (1, 2)))
+    assert "left out: 'item', whose numbers are no ids" in propose(path).notes[0]
+    with pytest.raises(DataError, match=r"column 'item': holds decimal.*: ids are integers or strings"):
+        profile(described(dataset_spec, path))
+
+
+def test_a_column_without_a_name_is_no_feature(tmp_path):
+    path = folder_of(tmp_path, BASE["item"])
+    pq.write_table(pa.table({**BASE, "": BASE["item"]}), path / "0.parquet")
+    proposal = propose(path)
+    assert set(proposal.document["features"]) == {"user", "item"}
+    assert "a column has no name" in proposal.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +364,7 @@ def test_too_little_memory_is_not_blamed_on_the_file(tmp_path):
         import resource, sys
         import pyarrow
         from trainer.data.errors import DataMemoryError
-        from trainer.data.sources.source import Source
+        from trainer.data.sources.source import Source, Window
         source = Source({str(path)!r})
         source.require(["item"])
         now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -192,3 +193,26 @@ def test_specs_of_one_label_are_dumped_as_before():
     assert not {"labels", "weight"} & dumped.keys()
     assert "label" not in dataset_of().model_dump(mode="json")
     assert parse_dataset(dataset_of().model_dump(mode="json")) == dataset_of()
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "message"),
+    [
+        ("auc/buy", CLICK_AND_BUY, None),
+        ("logloss_calibrated/click", CLICK_AND_BUY, None),
+        ("ndcg_10", None, None),
+        ("auc", CLICK_AND_BUY, "auc is of none of the labels click, buy: write METRIC/LABEL, such as auc/click"),
+        ("auc/by", CLICK_AND_BUY, "auc/by is of none of the labels click, buy: write METRIC/LABEL, such as auc/click"),
+        ("acu/buy", CLICK_AND_BUY, "no metric is called acu: use one of evaluation.metrics"),
+        ("auc/click", None, "the dataset has one label, without a name such as click: write auc"),
+    ],
+)
+def test_what_early_stopping_watches_is_known_before_an_epoch_ends(metric, labels, message):
+    one = {} if labels else {"label": {"column": "click"}, "labels": None}
+    changes = {} if labels else {"model": {"kind": "dnn"}}
+    job = job_of(regularizers={"early_stopping": {"metric": metric}}, **changes)
+    if message is None:
+        job.against(dataset_of(**one))
+        return
+    with pytest.raises(ValueError, match=re.escape(f"regularizers.early_stopping.metric: {message}")):
+        job.against(dataset_of(**one))

@@ -12,7 +12,15 @@ import pyarrow as pa
 
 from trainer.data.errors import DataError, DataMemoryError
 from trainer.data.sources.locations import FilePath, opened
-from trainer.data.sources.types import FieldPath, common_type, field_of, fields_of, is_read_by_row
+from trainer.data.sources.types import (
+    FieldPath,
+    common_type,
+    field_of,
+    fields_of,
+    is_read_by_row,
+    plain_batch,
+    plain_type,
+)
 
 
 class Reader(ABC):
@@ -25,7 +33,7 @@ class Reader(ABC):
     name: ClassVar[str]
     """The format, as messages write it."""
     suffixes: ClassVar[tuple[str, ...]]
-    """Endings of the names of its files."""
+    """Endings of the names of its files, in lower case."""
     has_types: ClassVar[bool] = True
     """Whether a file says the types of its columns ahead of its rows."""
     remedy: ClassVar[str]
@@ -92,7 +100,7 @@ class Reader(ABC):
         """
         for name in columns:
             if name not in self._types:
-                self._types[name] = self.declared_type(name)
+                self._types[name] = plain_type(self.declared_type(name))
 
     def column_type(self, column: str) -> pa.DataType:
         """Return the type of a column for which :meth:`infer_types` was called; it holds the values of every file."""
@@ -150,6 +158,8 @@ class Reader(ABC):
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file from ``first_row`` on, and before ``stop_row``, as :meth:`read_batches` does.
 
+        No column is of dictionaries, runs or views of text, whatever the file has.
+
         Raises:
             DataError: the file cannot be read.
         """
@@ -163,7 +173,7 @@ class Reader(ABC):
             else:
                 batches = self.read_batches(path, read, chunk_rows)
             if not (nested.keys() | lacking.keys()) & set(columns):
-                yield from batches
+                yield from map(plain_batch, batches)
                 return
             for batch in batches:
                 arrays = [
@@ -172,7 +182,7 @@ class Reader(ABC):
                     else field_of(batch, nested.get(name, (name,)))
                     for name in columns
                 ]
-                yield pa.RecordBatch.from_arrays(arrays, names=columns)
+                yield plain_batch(pa.RecordBatch.from_arrays(arrays, names=columns))
 
     @contextlib.contextmanager
     def reading(self, path: FilePath) -> Iterator[None]:
@@ -256,7 +266,7 @@ def with_compressions(*suffixes: str) -> tuple[str, ...]:
 
 def text_of(path: FilePath) -> pa.NativeFile:
     """Return a stream of the bytes of a file, decompressed where its name ends in one of ``COMPRESSIONS``."""
-    compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.endswith(suffix)), None)
+    compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.lower().endswith(suffix)), None)
     return pa.input_stream(opened(path), compression=compression)
 
 

@@ -31,10 +31,15 @@ SUFFIXES: tuple[str, ...] = tuple(suffix for reader in READERS for suffix in rea
 
 
 def reader_of(name: str) -> type[Reader] | None:
-    """Return the reader of a file by the end of its name."""
-    return next((reader for reader in READERS if name.endswith(reader.suffixes)), None)
+    """Return the reader of a file by the end of its name, in upper or lower case."""
+    return next((reader for reader in READERS if name.lower().endswith(reader.suffixes)), None)
 
 
 def holds_rows(parts: Sequence[str]) -> bool:
     """Return whether the file at these parts of a path below a dataset's directory is one of its files."""
-    return parts[-1].endswith(SUFFIXES) and not any(part.startswith((".", "_")) for part in parts)
+    return reader_of(parts[-1]) is not None and not is_hidden(parts)
+
+
+def is_hidden(parts: Sequence[str]) -> bool:
+    """Return whether a file below a dataset's directory is one that others leave beside rows, such as _SUCCESS."""
+    return any(part.startswith((".", "_")) for part in parts)

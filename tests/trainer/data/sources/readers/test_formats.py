@@ -22,11 +22,12 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.figures import profile
-from trainer.data.sources.infer import column_names, infer
+from trainer.data.sources.infer import column_names, infer, propose
 from trainer.data.sources.readers import json_lines
 from trainer.data.sources.readers.base import COMPRESSIONS
 from trainer.data.sources.readers.registry import READERS, reader_of
 from trainer.data.sources.source import Source
+from trainer.inference.predict import default_output
 
 FIELDS: dict[str, Any] = {
     "features": {
@@ -294,6 +295,26 @@ def test_types_of_lines_are_found_over_all_blocks_and_files(tmp_path, monkeypatc
     assert [source.column_type(name) for name in "abcde"] == types
     batches = [chunk.batch for chunk in source.stream(list("abcde"))]
     assert pa.Table.from_batches(batches).to_pylist() == [{"d": None} | line for line in [*lines, last]]
+
+
+@pytest.mark.parametrize("name", ["ROWS.JSONL.ZST", "Semicolons.CSV", "Rows.Orc"])
+def test_endings_are_known_in_upper_case_too(name, dataset_spec, tmp_path):
+    (tmp_path / "rows").mkdir()
+    WRITERS[name.lower()](rows_table(), tmp_path / name.lower())
+    path = (tmp_path / name.lower()).rename(tmp_path / "rows" / name)
+    for place in (path, path.parent):
+        assert profile(dataset_spec(place, **FIELDS))["rows"] == 400
+    assert default_output(Source(str(path))).name == f"{name.partition('.')[0]}.scores.parquet"
+
+
+def test_files_that_no_reader_knows_are_told(tmp_path):
+    pq.write_table(rows_table(), tmp_path / "a.parquet")
+    for other in ("b.csv.bz2", "part-0001", "_SUCCESS", ".a.parquet.crc"):
+        (tmp_path / other).write_text("rows?")
+    assert "passed over: 2 files whose endings are of no format: b.csv.bz2, part-0001" in propose(tmp_path).notes
+    (tmp_path / "b.csv.bz2").unlink()
+    (tmp_path / "part-0001").unlink()
+    assert not any("passed over" in note for note in propose(tmp_path).notes)
 
 
 def test_formats_are_not_mixed_in_a_folder(tmp_path):

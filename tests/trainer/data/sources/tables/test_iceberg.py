@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trainer.data.errors import DataError
@@ -15,7 +16,9 @@ from trainer.data.sources.source import Source
 pytest.importorskip("pyiceberg.io.pyarrow", reason="pyiceberg is not installed")
 
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StructType
 
 ROWS = {"user": [1, 2, 3, 4] * 5, "item": ["a", "b", "c", "d"] * 5, "click": [0, 1] * 10}
@@ -66,6 +69,37 @@ def test_rows_are_those_of_the_table(table, dataset_spec, job_spec, tmp_path):
         update.rename_column("item", "thing")
     spec = dataset_spec(folder_of(table), features={"user": {}, "item": {"column": "thing"}})
     assert prepare(spec, job_spec(), tmp_path / "data").num_rows_read == 16
+
+
+def add_deletes(table, content, rows, **settings):
+    """Adds a file of deletes, as Spark and Flink write them beside the rows; this library deletes by writing anew."""
+    path = folder_of(table) / "data" / f"{content.name}.parquet"
+    pq.write_table(rows, path)
+    file = DataFile.from_args(
+        content=content, file_path=f"file://{path}", file_format=FileFormat.PARQUET, partition=Record(),
+        record_count=len(rows), file_size_in_bytes=path.stat().st_size, **settings,
+    )  # fmt: skip
+    file.spec_id = 0
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as update:
+        update.append_data_file(file)
+
+
+def test_rows_that_a_file_of_deletes_names_are_left_out(table):
+    data = next(task.file for task in table.scan().plan_files() if task.file.record_count == 20)
+    numbers = {"file_path": "2147483546", "pos": "2147483545"}
+    fields = [
+        pa.field(name, type_, nullable=False, metadata={"PARQUET:field_id": numbers[name]})
+        for name, type_ in {"file_path": pa.string(), "pos": pa.int64()}.items()
+    ]
+    places = pa.table({"file_path": [data.file_path] * 2, "pos": [0, 4]}, schema=pa.schema(fields))
+    add_deletes(table, DataFileContent.POSITION_DELETES, places)
+    source = Source(str(folder_of(table)))
+    users = [user for chunk in source.stream(["user"]) for user in chunk.column("user").to_pylist()]
+    assert sorted(users) == [1] * 3 + [2] * 5 + [3] * 5 + [4] * 5 + [9]
+    assert source.reader.num_rows() is None
+    add_deletes(table, DataFileContent.EQUALITY_DELETES, pa.table({"user": [3]}), equality_ids=[1])
+    with pytest.raises(DataError, match=r"table of Iceberg: .*equality deletes.*write its rows as plain Parquet files"):
+        Source(str(folder_of(table)))
 
 
 def test_fields_of_structs_are_columns(tmp_path):
