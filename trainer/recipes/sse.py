@@ -84,10 +84,10 @@ def _mf(
     )  # fmt: skip
 
 
-NO_BIASES: dict[str, Any] = {
-    "biases": False, "batch_size": 1024, "epochs": 120, "early_stopping": {"patience": 10},
-}  # fmt: skip
-"""Without them the way is longer, and at a constant rate three epochs in turn may rise by chance."""
+PRODUCTS: dict[str, Any] = {"biases": False, "epochs": 120, "early_stopping": {"patience": 10}}
+"""Of products alone a row that is seldom trained has not learned even the mean, which rows swapped for it tell it. The
+way is longer, and at a constant rate three epochs in turn may rise by chance."""
+NO_BIASES: dict[str, Any] = PRODUCTS | {"batch_size": 1024}
 DROP: dict[str, Any] = {"dropout": 0.1, "dropout_layers": "embeddings"}
 Variants = tuple[tuple[str, dict[str, Any] | None, dict[str, Any]], ...]
 """(row, SSE, what else it asks for)."""
@@ -138,26 +138,24 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     unseen = both(0.005, include_unknown=True)
     by_age = {"user": {"probability": 0.005, "include_unknown": True, "graph": "ages", "rho": 500}}
     by_genre = {"item": {"probability": 0.005, "include_unknown": True, "graph": "genres", "rho": 200}}
-    # Of products alone a row that is seldom trained has not learned even the mean, which rows swapped for it tell it.
-    products = {"biases": False, "epochs": 120, "early_stopping": {"patience": 10}}
     variants: Variants = (
         ("MF", None, {}),
         ("Graph Laplacian + MF", None, _laplacian(0.01)),
         ("SSE-SE + MF", both(0.005), {}),
-        ("MF, no biases", None, products),
-        ("SSE-SE + MF, no biases", both(0.005), products),
-        ("SSE-SE (p .05) + MF, no biases", both(0.05), products),
-        ("SSE-SE, unseen too + MF, no biases", unseen, products),
-        ("SSE-SE (p .05), unseen too + MF, no biases", both(0.05, include_unknown=True), products),
+        ("MF, no biases", None, PRODUCTS),
+        ("SSE-SE + MF, no biases", both(0.005), PRODUCTS),
+        ("SSE-SE (p .05) + MF, no biases", both(0.05), PRODUCTS),
+        ("SSE-SE, unseen too + MF, no biases", unseen, PRODUCTS),
+        ("SSE-SE (p .05), unseen too + MF, no biases", both(0.05, include_unknown=True), PRODUCTS),
         # Alternating least squares has the same graphs.
-        ("SSE-Graph (ages, genres) + MF, no biases", by_age | by_genre, products | {"measured_by": "als"}),
-        ("SSE-Graph (ages) + MF, no biases", unseen | by_age, products),
-        ("SSE-Graph (genres) + MF, no biases", unseen | by_genre, products),
+        ("SSE-Graph (ages, genres) + MF, no biases", by_age | by_genre, PRODUCTS | {"measured_by": "als"}),
+        ("SSE-Graph (ages) + MF, no biases", unseen | by_age, PRODUCTS),
+        ("SSE-Graph (genres) + MF, no biases", unseen | by_genre, PRODUCTS),
         *(
             (
                 "Graph Laplacian + MF, no biases",
                 None,
-                products | _laplacian(strength) | {"tried": f"strength {strength:g}"},
+                PRODUCTS | _laplacian(strength) | {"tried": f"strength {strength:g}"},
             )
             for strength in (0.01, 0.1, 1.0)
         ),
@@ -173,8 +171,7 @@ def _figures(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     of = documents.dataset("ml1m_few", rows / "ml1m_few.parquet", {"value": "rating"}, graphs=graphs_of)
     by_genre = both(0.05) | {"item": {"probability": 0.05, "graph": "genres", "rho": 200}}
     for row, sse in (("MF", None), ("SSE-SE + MF", both(0.05)), ("SSE-Graph (genres) + MF", by_genre)):
-        products: dict[str, Any] = {"biases": False, "epochs": 120, "early_stopping": {"patience": 10}}
-        yield _mf("figures", row, of, seed, 10, 0.1, sse, measured_by="sse_figures", **products)
+        yield _mf("figures", row, of, seed, 10, 0.1, sse, measured_by="sse_figures", **PRODUCTS)
 
 
 def _write(data: Path, rows: Path) -> None:
@@ -229,6 +226,12 @@ def _douban(data: Path, seed: int) -> Iterator[Trial]:
         ("Dropout + MF", None, DROP),
         ("SSE-SE + MF", both(0.008), {}),
         ("SSE-SE + Dropout + MF", both(0.005), DROP | {"rate": 0.005}),
+        ("MF, no biases", None, PRODUCTS),
+        ("Dropout + MF, no biases", None, PRODUCTS | DROP),
+        ("SSE-SE + MF, no biases", both(0.008), PRODUCTS),
+        ("SSE-SE + Dropout + MF, no biases", both(0.005), PRODUCTS | DROP | {"rate": 0.005}),
+        ("SSE-SE, unseen too + MF, no biases", both(0.008, include_unknown=True), PRODUCTS),
+        ("SSE-SE (p .05), unseen too + MF, no biases", both(0.05, include_unknown=True), PRODUCTS),
     )
     for row, sse, more in variants:
         yield _mf("douban", row, of, seed, 10, 0.08, sse, evaluation=by_column, batch_size=64, **more)

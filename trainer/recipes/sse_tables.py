@@ -65,6 +65,8 @@ CLAIMS = (
     Claim("the same: SSE-Graph by ages is below SSE-SE that draws the row of unseen ids", "ml1m_few", "mf",
           ("SSE-Graph (ages) + MF, no biases", "best"), ("SSE-SE, unseen too + MF, no biases", "best"), 0.0),
     Claim("douban: SSE-SE is below plain MF", "douban", "mf", ("SSE-SE + MF", "best"), ("MF", "best"), 0.0),
+    Claim("douban, no biases: SSE-SE is below plain MF", "douban", "mf",
+          ("SSE-SE + MF, no biases", "best"), ("MF, no biases", "best"), 0.0),
     Claim("epinions: SSE-Graph is below plain MF", "epinions", "mf", ("SSE-Graph + MF", "best"), ("MF", "best"), 0.0),
     Claim("ml1m: SSE-SE + BPR is above BPR", "ml1m_bpr", "bpr", ("SSE-SE + BPR", "best"), ("BPR", "best"), 0.0),
     Claim("ml1m: SASRec with p_x and p_y is above SASRec", "ml1m_sasrec", "sasrec",

@@ -76,6 +76,21 @@ def test_a_list_names_trials_and_what_they_decide(capsys: pytest.CaptureFixture[
     assert "claim 1: DNN: AdamAR's epoch 4 is above Adam's best epoch by 0.012" in lines
 
 
+def test_the_slides_size_differs_in_dimension_and_batch_alone() -> None:
+    trials = {trial.name: trial for trial in RECIPES["adamar"](DATA, 1, False).jobs}
+    large = [name for name in trials if name.startswith("amazon_sports_d32_")]
+    assert len(large) == 14  # both families
+    for name in large:
+        other = trials[name.replace("_d32", "")]
+        assert trials[name].dataset == other.dataset
+        job = trials[name].job.model_dump() | {"name": other.job.name, "batch_size": 512}
+        assert trials[name].job.batch_size == 2048
+        assert job["model"].pop("embedding_dim") == 32
+        expected = other.job.model_dump()
+        assert expected["model"].pop("embedding_dim") == 16
+        assert job == expected
+
+
 def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adamar", "--list", "--part", "amazon_sports/dnn"]) == 1
     assert "has no such trial" in capsys.readouterr().err
