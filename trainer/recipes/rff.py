@@ -1,14 +1,14 @@
 """``rff``: item vectors of repeated runs, raw and as random Fourier features, before two tasks.
 
 The tasks are a genre task and a model of what users take next, and in place of the A/B test four consumers on held-out
-days. Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, table 1, ML-1m; figures 1,
-A.3, A.4 and A.5.
+days; of texts see rff_texts.py. Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation,
+table 1, ML-1m; figures 1, A.3, A.4 and A.5.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,22 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from embeddings.vectors.item_vectors import Array
-from trainer.recipes import rff_ab_test, rff_task_2, rff_theory
+from trainer.recipes import rff_ab_test, rff_task_2, rff_texts, rff_theory
 from trainer.recipes.held_out_days import Log, day_name, day_number, read_log, write_rows_before
 from trainer.recipes.next_item_task import MAX_EPOCHS, histories
-from trainer.recipes.pages import documents, published
-from trainer.recipes.pages.layout import facts
-from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
-from trainer.recipes.rff_figures import (
-    HELD_OUT_SHARE,
-    Judged,
-    LabelTask,
-    aligned,
-    deviation_claim,
-    directions,
-    exponential,
-    features_of,
-    frozen_claim,
-    percent,
-    products,
-    representations,
-    spread,
-    unit,
-)
+from trainer.recipes.pages import documents
+from trainer.recipes.pages.section import Findings, Section, Verdict, verdict
+from trainer.recipes.rff_figures import HELD_OUT_SHARE, Judged, deviation_claim, frozen_claim
+from trainer.recipes.rff_sections import PRODUCTS, Runs, class_table, growth, sensitivity, vectors_and_classes
+from trainer.recipes.text.quick_texts import write_quick_movies, write_quick_reviews
 from trainer.recipes.trials.quick_data import TASTE_CLASSES, write_tastes
 from trainer.recipes.trials.run_trial import KEPT, kept_path
-from trainer.recipes.trials.trial import Recipe, Trial
+from trainer.recipes.trials.trial import AnyTrial, Recipe, Trial
 
 DIMS = (16, 32, 64)
 MAIN_DIM = 32
 QUICK_DIM = 8
 QUICK_CONSUMER_EPOCHS = 15
-VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""sigma_Q^2 of figure A.4, and that of the standard Gaussian of table 1."""
 STEPS_PER_EPOCH = 242
 """988,129 training rows by 4096: a checkpoint after each epoch."""
 EPOCHS = 8
@@ -60,11 +44,6 @@ FIRST_DAY, QUICK_FIRST_DAY = "2000-11-24", "1970-01-07"
 MAX_DAYS, QUICK_MAX_DAYS = 10, 5
 DAY_EPOCHS = 6
 """Of the vectors of a held-out day."""
-EXPONENTIAL_RUNS = 3
-"""A regression of as many features as there are items takes a hundred times as long as one of h."""
-PRODUCTS = "<h, h'>"
-Runs = dict[int, dict[str, Array]]
-"""What was kept of each run, by seed."""
 
 
 def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
@@ -85,6 +64,7 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Pat
     trials = [
         _trial(of, dim, seed, table=REPEATED, row="item2vec", **settings) for dim in dims for seed in range(seeds)
     ]
+    texts = rff_texts.QUICK if quick else rff_texts.FULL
     first = day_number(QUICK_FIRST_DAY if quick else FIRST_DAY)
     days = [day_name(first + seed) for seed in range(min(seeds, QUICK_MAX_DAYS if quick else MAX_DAYS))]
     for seed, day in enumerate(days):
@@ -94,6 +74,8 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Pat
     def prepare() -> None:
         if quick:
             write_tastes(log)
+            write_quick_movies(data, TASTE_CLASSES)
+            write_quick_reviews(data)
         whole = read_log(log)
         for trial in trials:
             if trial.table == AB_TEST:
@@ -117,9 +99,14 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Pat
         of_days = {trial.row: (_arrays(trial, out), record) for trial, record in ended if trial.table == AB_TEST}
         if of_days:
             found = _with_days(found, read_log(log), of_days, classes, dims[0], out / KEPT, is_published=not quick)
-        return found
+        of_texts = rff_texts.findings(
+            of_recipe, records, out, data, log, texts, is_published=not quick
+        )  # fmt: skip
+        return Findings((*found.sections, *of_texts.sections), (*found.claims, *of_texts.claims))
 
-    return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), (), (), prepare, findings_of)
+    tables, claims = (rff_texts.table(texts, is_published=not quick),), () if quick else rff_texts.claims(texts)
+    of_all: tuple[AnyTrial, ...] = (*trials, *rff_texts.trials(data, seeds, texts))
+    return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, of_all, tables, claims, prepare, findings_of)
 
 
 def _with_days(
@@ -139,13 +126,13 @@ def _with_days(
         for day, (arrays, _) in of_days.items()
     }
     behind = [record for _, record in of_days.values()]
-    sensitivity = _sensitivity({dim: (runs, behind)}, classes, name="sensitivity_days", of="days")
+    by_day = sensitivity({dim: (runs, behind)}, classes, name="sensitivity_days", of="days")
     vectors = {number: arrays["vectors"][-1] for number, arrays in runs.items()}
     section, claims = rff_ab_test.findings(log, ids, vectors, dim, behind, memory, is_published=is_published)
-    refreshes, _ = _table(
+    refreshes, _ = class_table(
         runs, classes, dim, behind, is_published=is_published, name="task1_days", of="days, of the rows before each"
     )
-    return Findings((*found.sections, section, refreshes, sensitivity), (*found.claims, *claims))
+    return Findings((*found.sections, section, refreshes, by_day), (*found.claims, *claims))
 
 
 def _rows_of(ids: Array, known: Array) -> Array:
@@ -192,16 +179,16 @@ def findings(
     sections, claims = [], []
     if main_dim in by_dim:
         runs, behind = by_dim[main_dim]
-        section, judged = _table(runs, classes, main_dim, behind, is_published=is_published)
+        section, judged = class_table(runs, classes, main_dim, behind, is_published=is_published)
         sections.append(section)
-        growth, shares = _growth(runs, behind)
-        sections += growth
-        vectors, labels = _vectors(runs, classes)
+        of_growth, shares = growth(runs, behind)
+        sections += of_growth
+        vectors, labels = vectors_and_classes(runs, classes)
         held_out = np.random.Generator(np.random.Philox(0)).random(len(labels)) < HELD_OUT_SHARE
         sections += [rff_theory.lemma_1(vectors, labels, held_out), rff_theory.proposition_4(vectors, labels)]
         claims += _claims(judged, shares, main_dim, is_published=is_published)
     if by_dim:
-        sections.append(_sensitivity(by_dim, classes))
+        sections.append(sensitivity(by_dim, classes))
     return Findings(tuple(sections), tuple(claims))
 
 
@@ -220,133 +207,6 @@ def task_2(
     of = histories(rows, next(iter(runs.values()))["ids"])
     section, judged = rff_task_2.section_of(vectors, of, dim, behind, memory, max_epochs, is_published=is_published)
     return section, rff_task_2.claims_of(judged, dim, is_published=is_published)
-
-
-def _vectors(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array]:
-    """Return (vectors [n, d] of each run after its last step, classes [n]) of the items that have one."""
-    ids = next(iter(runs.values()))["ids"].tolist()
-    rows = [row for row, item in enumerate(ids) if item in classes]
-    return [arrays["vectors"][-1][rows] for _, arrays in sorted(runs.items())], np.array(
-        [classes[ids[row]] for row in rows]
-    )
-
-
-def _table(
-    runs: Runs,
-    classes: Mapping[int, str],
-    dim: int,
-    behind: Sequence[dict[str, Any]],
-    *,
-    is_published: bool,
-    name: str = "task1",
-    of: str = "runs",
-) -> tuple[Section, dict[str, Judged]]:
-    vectors, labels = _vectors(runs, classes)
-    task = LabelTask(labels)
-    turned = aligned(vectors) if len(vectors) > 1 else vectors
-    rows = representations(vectors, dim) | representations(turned, dim, ", aligned")
-    rows[f"exp<h_{dim}, h>"] = (vectors[:EXPONENTIAL_RUNS], exponential)
-    judged = {row: task.judge(of_runs, features) for row, (of_runs, features) in rows.items()}
-    lines = []
-    for row, one in judged.items():
-        paper = published.RFF_TASK_1.get(row, ("", "")) if is_published else ("", "")
-        lines.append((row, percent(one.accuracy), paper[0], percent(one.f1), paper[1], percent(one.frozen)))
-    return Section(
-        name,
-        f"Task 1: the class of an item from its vector, dimension {dim}, {len(vectors)} {of}",
-        ("features", "accuracy (sd)", "published", "macro F1 (sd)", "published", "fitted on run 0 alone (sd)"),
-        tuple(lines),
-        (
-            f"{len(labels)} items, {task.num_held_out} of them held out; the most frequent class is right on "
-            f"{100 * task.majority:.2f} %. In per cent, mean and standard deviation over runs.",
-            "exp<h, h>: the exponential vector of section 4.3, as many numbers as there are items; of "
-            f"{EXPONENTIAL_RUNS} runs at most.",
-            "The last column is no part of the paper's table: a consumer that was fitted on the first run and reads "
-            "the vectors of the others, as a downstream model does between its own retrains.",
-            facts(behind),
-        ),
-    ), judged  # fmt: skip
-
-
-def _growth(runs: Runs, behind: Sequence[dict[str, Any]]) -> tuple[list[Section], dict[str, float]]:
-    """Return figure 1c and 1d, variance over runs as training goes on, and the shares at the end.
-
-    There are no figures ([]) for a single run.
-    """
-    if len(runs) < 2:
-        return [], {}
-    by_seed = [one for _, one in sorted(runs.items())]
-    # A run that was stopped and gone on with has a checkpoint more.
-    steps = sorted(set.intersection(*(set(one["steps"].tolist()) for one in by_seed)))
-    per_epoch = behind[0]["measured"]["steps_per_epoch"]
-    dim = by_seed[0]["vectors"].shape[-1]
-    curves: dict[str, list[tuple[float, float]]] = {}
-    lines = []
-    for step in steps:
-        raw = np.stack([one["vectors"][one["steps"].tolist().index(step)] for one in by_seed]).astype(np.float64)
-        unit = directions(list(raw))
-        turned = directions(aligned(list(unit)))
-        phi = np.stack([features_of(dim, 2 * dim, 1.0)(rows) for rows in unit])
-        figures = {
-            "variance of a coordinate of h": float(raw.var(axis=0, ddof=1).mean()),
-            "h": spread(unit),
-            PRODUCTS: spread(products(unit)),
-            f"phi_{2 * dim}": spread(phi.astype(np.float64)),
-            "h, aligned": spread(turned),
-        }
-        epoch = step / per_epoch
-        for name, value in figures.items():
-            curves.setdefault(name, []).append((epoch, value))
-        lines.append((f"{epoch:.3g}", *(f"{value:.4f}" for value in figures.values())))
-    shares = {name: curve[-1][1] for name, curve in curves.items()}
-    raw_name = "variance of a coordinate of h"
-    panels = (
-        Panel("raw vectors", "epoch", raw_name, {"h": curves.pop(raw_name)}),
-        Panel("directions", "epoch", "variance over runs / mean square", curves),
-    )
-    return [
-        Section(
-            "growth",
-            "Variance over runs, as training goes on (figures 1c, 1d)",
-            ("epoch", *shares),
-            tuple(lines),
-            (
-                "All but the first figure are of unit vectors, as a share of the mean square: 1 is what every run "
-                "draws anew, 0 what is the same in each.",
-            ),
-            panels,
-        )
-    ], shares
-
-
-def _sensitivity(
-    by_dim: Mapping[int, tuple[Runs, list[dict[str, Any]]]], classes: Mapping[int, str], *, name: str = "sensitivity",
-    of: str = "runs",
-) -> Section:  # fmt: skip
-    """Return figures A.3 and A.4."""
-    lines, behind = [], []
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for dim, (runs, records) in sorted(by_dim.items()):
-        vectors, labels = _vectors(runs, classes)
-        task = LabelTask(labels)
-        cells = [percent(task.judge(vectors, unit, frozen=False).accuracy)]
-        for times in (1, 2):
-            for variance in VARIANCES if times == 1 else VARIANCES[-1:]:
-                features = features_of(dim, times * dim, float(np.sqrt(variance)))
-                accuracy = task.judge(vectors, features, frozen=False).accuracy
-                cells.append(percent(accuracy))
-                if times == 1:
-                    curves.setdefault(f"d = {dim}", []).append((variance, 100 * statistics.fmean(accuracy)))
-        lines.append((str(dim), str(len(vectors)), *cells))
-        behind += records
-    return Section(
-        name,
-        f"Sensitivity to d and sigma_Q^2: accuracy of task 1 (figures A.3, A.4), by {of}",
-        ("d", of, "h_d", *(f"phi_d, {variance:g}" for variance in VARIANCES), "phi_2d, 1"),
-        tuple(lines),
-        ("Published as charts alone: phi_d above h_d, phi_2d above phi_d, and flat in sigma_Q.", facts(behind)),
-        (Panel("phi_d", "sigma_Q^2", "accuracy, per cent", curves),),
-    )
 
 
 def _claims(
@@ -390,4 +250,7 @@ Features: unit vectors, or phi of them with Gaussian frequencies of variance 1, 
 of a movie's genres counts (half of the movies have several), trains at rate .001 with weight decay 1e-4 until the loss
 stops falling, and does not say its batch size. In place of its A/B test: days in a row, vectors of dimension
 {MAIN_DIM} on all timed rows before each ({DAY_EPOCHS} epochs, with another seed each day), and four consumers of them
-which are asked about the rows of that day."""
+which are asked about the rows of that day. Texts: doc2vec (PV-DM, window 3, 3 negatives, SGD, rate .05 falling to
+.0002) of titles and genres (100 epochs), and of reviews (10); word2vec (CBOW) of reviews, 5 epochs where the paper has
+30, before an LSTM of 32 in both directions and a dense layer of 32, Adam of rate .001 (the paper's is .0001), the first
+100 words of a review, folds 0 to 6 train, 7 validates, 8 and 9 test."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -52,6 +53,31 @@ def brown(path: Path, num_training: int, num_held_out: int) -> Corpus:
         [sentence for document in chosen[start:end] for sentence in document] for start, end in pairwise(ends)
     )
     return Corpus(training, validation, test)
+
+
+def tokens_of(path: Path) -> list[Words]:
+    """Return the words of each text of a file.
+
+    Raises:
+        ValueError: the file is not there.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} is not there: a row for each text, column tokens (list of strings)")
+    tokens: list[Words] = pq.read_table(path, columns=["tokens"])["tokens"].to_pylist()
+    return tokens
+
+
+def movies(path: Path) -> list[Words]:
+    """Return the words of each movie's title, its year among them, and of its genres, lower case.
+
+    Raises:
+        ValueError: the file is not there.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} is not there: a row for each movie, columns title and genres (strings)")
+    table = pq.read_table(path, columns=["title", "genres"])
+    pairs = zip(table["title"].to_pylist(), table["genres"].to_pylist(), strict=True)
+    return [re.findall(r"[\w']+", f"{title} {genres}".lower()) for title, genres in pairs]
 
 
 def vocabulary(sentences: Iterable[Words], size: int) -> dict[str, int]:

@@ -6,14 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.recipes.text import linear_margin, masked_language, sentiment, word_lstm
+from trainer.recipes.text import corpus, doc2vec, linear_margin, masked_language, review_rnn, sentiment, word_lstm
+from trainer.recipes.text.doc2vec import Doc2vecSettings
 from trainer.recipes.text.masked_language import PretrainingSettings
+from trainer.recipes.text.review_rnn import ReviewRnnSettings
 from trainer.recipes.text.sentiment import FineTuningSettings
 from trainer.recipes.text.word_lstm import LstmSettings
 
 CORPUS = "brown.parquet"
+MOVIES, REVIEWS = "ml1m_movies.parquet", "movie_reviews.parquet"
 Experiment = Callable[[Mapping[str, Any], Path, int], Iterator[dict[str, Any]]]
-"""``experiment(settings, folder of data, seed)`` yields figures, each a dict with ``epoch`` and ``split``."""
+"""``experiment(settings, folder of data, seed)`` yields figures, each a dict with ``epoch`` and ``split``.
+
+``vectors`` among them, float32 [n, d] for one split, are no figures: the trial keeps them as an array [epochs, n, d].
+"""
 
 
 def _word_lstm(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
@@ -34,9 +40,27 @@ def _fine_tuning(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator
     return sentiment.fine_tune(fine_tuning, pretraining, data / CORPUS, data / f"{settings['texts']}.parquet", seed)
 
 
+def _doc2vec(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the loss and the vectors of the texts of ``file`` in its order, every ``every`` epochs."""
+    read = corpus.movies if settings["file"] == MOVIES else corpus.tokens_of
+    of = Doc2vecSettings(**settings["doc2vec"])
+    model, text = doc2vec.begin(read(data / settings["file"]), of, seed)
+    for epoch, loss in enumerate(doc2vec.train(model, text, of, seed), 1):
+        if epoch % settings["every"] == 0:
+            vectors = model.documents.weight.detach().numpy().copy()
+            yield {"epoch": epoch, "split": "train", "loss": loss, "vectors": vectors}
+
+
+def _review_rnn(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    pretraining = Doc2vecSettings(**settings["word2vec"])
+    return review_rnn.train(ReviewRnnSettings(**settings["rnn"]), pretraining, data / REVIEWS, seed)
+
+
 EXPERIMENTS: dict[str, Experiment] = {
+    "doc2vec": _doc2vec,
     "fine_tuning": _fine_tuning,
     "linear_margin": _linear_margin,
     "pretraining": _pretraining,
+    "review_rnn": _review_rnn,
     "word_lstm": _word_lstm,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,17 @@ def write_quick_reviews(folder: Path) -> None:
     if not path.exists():
         folds = pa.array(np.arange(100) % 10)
         write_table(pa.table({"fold": folds} | _opinions(100, 2 * LENGTH, 2)), path)
+
+
+def write_quick_movies(folder: Path, genres: Mapping[int, str]) -> None:
+    """Write ``ml1m_movies.parquet`` (item, title, genres), once: of four words of a title one is of its class."""
+    path = folder / "ml1m_movies.parquet"
+    if path.exists():
+        return
+    draw = np.random.Generator(np.random.Philox(3))
+    titles = [f"{genre.split()[-1]}{draw.integers(3)} w{' w'.join(map(str, draw.integers(NUM_WORDS, size=3)))}"
+              for genre in genres.values()]  # fmt: skip
+    write_table(pa.table({"item": list(genres), "title": titles, "genres": list(genres.values())}), path)
 
 
 def _opinions(count: int, length: int, seed: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -54,12 +54,23 @@ class Texts(NamedTuple):
     rows: Tensor
 
 
+class TextClassifier(Protocol):
+    """What is evaluated: from padded words [b, t] to logits [b]. ``padding``: the word that stands behind a text."""
+
+    padding: int
+
+    def __call__(self, words: Tensor) -> Tensor: ...
+
+    def eval(self) -> Any: ...
+
+
 class Classifier(nn.Module):
     """The mean of an encoder's states over a text's words, and one logit of it."""
 
     def __init__(self, encoder: MaskedEncoder, dropout: float) -> None:
         super().__init__()
         self.encoder = encoder
+        self.padding = encoder.padding
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(encoder.words.embedding_dim, 1)
 
@@ -141,7 +152,7 @@ def fine_tune(
         for batch in batches(training.words, settings.batch_size, draws):
             step += 1
             labels = swap_classes(training.positive[batch], settings.swaps, seed=seed, step=step)
-            logits = model(padded([training.words[row] for row in batch], model.encoder.padding))
+            logits = model(padded([training.words[row] for row in batch], model.padding))
             loss = binary_cross_entropy_with_logits(logits, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -161,15 +172,12 @@ def batches(texts: Sequence[Tensor], size: int, draws: torch.Generator) -> Itera
 
 
 @torch.no_grad()
-def evaluate(model: Classifier, texts: Texts) -> dict[str, float]:
+def evaluate(model: TextClassifier, texts: Texts) -> dict[str, float]:
     """Return accuracy and F1 of texts."""
     model.eval()
     order = torch.tensor([len(text) for text in texts.words]).argsort(stable=True)
     logits = torch.cat(
-        [
-            model(padded([texts.words[row] for row in batch], model.encoder.padding))
-            for batch in order.split(EVALUATION_BATCH)
-        ]
+        [model(padded([texts.words[row] for row in batch], model.padding)) for batch in order.split(EVALUATION_BATCH)]
     )
     said, is_so = logits > 0, texts.positive[order] > 0
     hits = int((said & is_so).sum())

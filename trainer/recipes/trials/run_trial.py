@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embeddings.durable_files import write_json
 from trainer.recipes.generalization.gap import gaps
 from trainer.recipes.text.experiments import EXPERIMENTS
@@ -34,8 +36,8 @@ def path_of(trial: AnyTrial, out: Path) -> Path:
     return out / RECORDS / f"{trial.key}.json"
 
 
-def kept_path(trial: Trial, out: Path) -> Path:
-    """Return the file of arrays that a trial's ``measured_by`` leaves for the report."""
+def kept_path(trial: AnyTrial, out: Path) -> Path:
+    """Return the file of arrays that a trial leaves for the report."""
     return out / KEPT / f"{trial.key}.npz"
 
 
@@ -69,7 +71,7 @@ def run_trial(trial: AnyTrial, out: Path, command: str) -> dict[str, Any]:
     with open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         try:
             if isinstance(trial, TextTrial):
-                metrics = list(EXPERIMENTS[trial.experiment](trial.settings, trial.data, trial.seed))
+                metrics = _run_experiment(trial, out)
             else:
                 error = _train(trial, directory)
                 if error is None and trial.measured_by:
@@ -124,6 +126,21 @@ def _train(trial: Trial, directory: Path) -> str | None:
     if code == EXIT_CANCELLED:
         raise Stopped(trial.name)
     return f"{_last(directory, 'error', 'message')}. Remedy: {_last(directory, 'error', 'remedy')}"
+
+
+def _run_experiment(trial: TextTrial, out: Path) -> list[dict[str, Any]]:
+    """Return the figures of an experiment; keep vectors that it yields.
+
+    Arrays, as ``item_vectors`` of post_training_metrics keeps them: ``ids`` int64 [n], the places of texts, ``steps``
+    int64 [s], their epochs, ``vectors`` float32 [s, n, dim].
+    """
+    figures = list(EXPERIMENTS[trial.experiment](trial.settings, trial.data, trial.seed))
+    vectors = {one["epoch"]: one.pop("vectors") for one in figures if "vectors" in one}
+    if vectors:
+        path, rows = kept_path(trial, out), np.stack(list(vectors.values()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(path, ids=np.arange(rows.shape[1]), steps=np.array(list(vectors)), vectors=rows)
+    return figures
 
 
 def _measured(trial: Trial, directory: Path, out: Path) -> dict[str, Any]:
