@@ -32,7 +32,7 @@ from trainer.recipes.trials.trial import AnyTrial, Recipe, Trial
 DIMS = (16, 32, 64)
 MAIN_DIM = 32
 QUICK_DIM = 8
-QUICK_CONSUMER_EPOCHS = 15
+QUICK_CONSUMER_EPOCHS = 5
 STEPS_PER_EPOCH = 242
 """988,129 training rows by 4096: a checkpoint after each epoch."""
 EPOCHS = 8
@@ -41,7 +41,7 @@ QUICK: dict[str, Any] = {"batch_size": 256, "epochs": 4, "every_steps": 43, "rat
 REPEATED, AB_TEST = "item2vec", "ab_test"
 """Tables of trials: runs that differ in their seed alone, and one for each held-out day."""
 FIRST_DAY, QUICK_FIRST_DAY = "2000-11-24", "1970-01-07"
-MAX_DAYS, QUICK_MAX_DAYS = 10, 5
+MAX_DAYS, QUICK_MAX_DAYS = 10, 2
 DAY_EPOCHS = 6
 """Of the vectors of a held-out day."""
 
