@@ -91,14 +91,30 @@ def score_files(
     read = scorer.columns(there, source.uri)
     source.require([*read, *columns])
     summary = Summary(str(output))
+    names = _names_below(source)
     with _appearing(output) as temporary:
-        for file in source.files:
-            path = temporary if source.is_file else temporary.joinpath(*file.parts).with_suffix(".parquet")
+        for file, name in zip(source.files, names, strict=True):
+            path = temporary / name
             path.parent.mkdir(parents=True, exist_ok=True)
             _score_file(scorer, source, file, path, read, columns, summary, told)
             summary.files += 1
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _names_below(source: Source) -> list[Path]:
+    """Return where the scores of each file go below the output; of a single file they are the output.
+
+    Raises:
+        DataError: those of two files would go to one.
+    """
+    if source.is_file:
+        return [Path()]
+    names = [Path(*file.parts).with_suffix(".parquet") for file in source.files]
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise DataError(f"scores of two files would go to {twice}", where=source.uri, remedy="rename one of them")
+    return names
 
 
 def _score_file(

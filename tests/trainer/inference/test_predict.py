@@ -237,6 +237,15 @@ def test_directories_keep_their_shape_and_rows_their_order(run, tmp_path, monkey
     assert not told
 
 
+def test_scores_of_two_files_are_not_written_into_one(run, tmp_path):
+    (tmp_path / "rows").mkdir()
+    for name in ("a.parquet", "a.pq"):
+        pq.write_table(rows_of(run).slice(0, 5), tmp_path / "rows" / name)
+    with pytest.raises(DataError, match=r"scores of two files would go to a\.parquet \(rename one of them\)"):
+        predict(run.directory, tmp_path / "rows")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
+
+
 def test_where_scores_go(run, tmp_path):
     for name in ("rows.2026-01-31.parquet", "rows.csv"):
         path = tmp_path / name

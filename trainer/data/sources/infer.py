@@ -77,6 +77,8 @@ class _Column:
     dim: int = 0
     """Of lists of numbers that are all of one length."""
     is_dates: bool = False
+    is_times: bool = False
+    """Text in which times are written."""
     beyond_ids: bool = False
     """Whole numbers that are no int64, or no exact ones."""
 
@@ -254,7 +256,8 @@ def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
     """Return ``timestamp`` or ``order``; a column with nulls, or of integers that are no int64, orders none."""
     able = [one for one in columns.values() if one.nulls == 0 and one.name != label and not one.beyond_ids]
     for column in able:
-        is_time = pa.types.is_timestamp(column.type) or (_TIME_NAMES.match(column.name) and column.low is not None)
+        is_named = _TIME_NAMES.match(column.name) and (column.low is not None or column.is_times)
+        is_time = pa.types.is_timestamp(column.type) or is_named
         if is_time:
             return {"timestamp": column.name}
     for column in able:
@@ -368,8 +371,10 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
     length = pc.mean(pc.utf8_length(column)).as_py() or 0.0 if is_text else 0.0
     words = _mean_words(column) if is_text else 0.0
-    dates = _are_dates(column)
-    return _Column(name, type_, rows, nulls, distinct, mean_length=length, mean_words=words, is_dates=dates)
+    return _Column(
+        name, type_, rows, nulls, distinct, mean_length=length, mean_words=words, is_dates=_are_dates(column),
+        is_times=is_text and _are_times(column),
+    )  # fmt: skip
 
 
 def _beyond_ids(type_: pa.DataType, column: pa.ChunkedArray, bounds: tuple[float, float]) -> bool:
@@ -402,6 +407,13 @@ def _are_dates(column: pa.ChunkedArray) -> bool:
         return False
     # Between 1990 and 2100: small integers are no dates.
     return len(days) > 0 and bool((days > 7305).all() and (days < 47482).all())
+
+
+def _are_times(column: pa.ChunkedArray) -> bool:
+    try:
+        return values.text_as_times(column.slice(0, 1000).drop_null()).length() > 0
+    except pa.ArrowInvalid:
+        return False
 
 
 def _flow(value: Any) -> str:

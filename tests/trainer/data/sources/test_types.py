@@ -253,6 +253,43 @@ def test_decimals_without_a_fraction_are_ids(dataset_spec, tmp_path):
         profile(described(dataset_spec, path))
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(
+    ("write", "micros"),
+    [
+        ("2026-01-01T00:00:{:02d}Z", 0),
+        ("2026-01-01T02:00:{:02d}+02:00", 0),
+        ("2026-01-01T00:00:{:02d}.250Z", 250_000),
+        ("2026-01-01 00:00:{:02d}.250001", 250_001),
+        ("2026-01-01T00:00:{:02d}.250001999Z", 250_001),
+    ],
+)
+def test_times_of_text_order_rows(write, micros, ending, dataset_spec, tmp_path):
+    times, path = [write.format(second) for second in range(9)], tmp_path / f"rows.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.table({**BASE, "ts": times}), path)
+    else:
+        rows = [dict(zip((*BASE, "ts"), row, strict=True)) for row in zip(*BASE.values(), times, strict=True)]
+        lines = [json.dumps(row) if ending == "jsonl" else ",".join(map(str, row.values())) for row in rows]
+        path.write_text("\n".join([*(["user,item,click,ts"] if ending == "csv" else []), *lines]) + "\n")
+    assert propose(path).document["timestamp"] == "ts"
+    (chunk,) = Source(str(path)).stream(["ts"])
+    begin = 1_767_225_600_000_000 + micros
+    assert values.as_numbers(chunk, "ts", "order").tolist() == [begin + 1_000_000 * second for second in range(9)]
+
+
+def test_text_that_is_no_time_orders_nothing(tmp_path):
+    path = folder_of(tmp_path, BASE["item"])
+    for times in (["01/02/2026 00:00"] * 9, ["2026-01-01T00:00:00Z", "2026-01-01T00:00:01", "2026-01-01T00:00:02"] * 3):
+        pq.write_table(pa.table({**BASE, "ts": times}), path / "0.parquet")
+        assert "timestamp" not in propose(path).document
+        (chunk,) = Source(str(path)).stream(["ts"])
+        with pytest.raises(
+            DataError, match="column 'ts': is not a number or time, as the order must be: Failed to parse"
+        ):
+            values.as_numbers(chunk, "ts", "order")
+
+
 def test_a_column_without_a_name_is_no_feature(tmp_path):
     path = folder_of(tmp_path, BASE["item"])
     pq.write_table(pa.table({**BASE, "": BASE["item"]}), path / "0.parquet")
