@@ -251,6 +251,6 @@ of a movie's genres counts (half of the movies have several), trains at rate .00
 stops falling, and does not say its batch size. In place of its A/B test: days in a row, vectors of dimension
 {MAIN_DIM} on all timed rows before each ({DAY_EPOCHS} epochs, with another seed each day), and four consumers of them
 which are asked about the rows of that day. Texts: doc2vec (PV-DM, window 3, 3 negatives, SGD, rate .05 falling to
-.0002) of titles and genres (100 epochs), and of reviews (10); word2vec (CBOW) of reviews, 5 epochs where the paper has
-30, before an LSTM of 32 in both directions and a dense layer of 32, Adam of rate .001 (the paper's is .0001), the first
-100 words of a review, folds 0 to 6 train, 7 validates, 8 and 9 test."""
+.0002) of titles and genres (100 epochs), and of reviews (10); word2vec (CBOW, rate .2) of all reviews, 3 epochs where
+the paper has 30, before an LSTM of 32 in both directions and a dense layer of 32, Adam of rate .001 (the paper's is
+.0001), at most 20 epochs, the first 200 words of a review; folds 0 to 6 train, 7 validates, 8 and 9 test."""

@@ -48,7 +48,7 @@ class Size(NamedTuple):
 
 
 FULL = Size(32, CONFIGURATIONS, DECAYS, {"epochs": 100}, 10, {"epochs": 10, "min_count": 5},
-            {"epochs": 5, "min_count": 5}, {})  # fmt: skip
+            {"epochs": 3, "min_count": 5, "learning_rate": 0.2}, {})  # fmt: skip
 QUICK_TEXTS = {"epochs": 4, "batch_size": 64}
 QUICK = Size(8, CONFIGURATIONS[:1], DECAYS[1:2], QUICK_TEXTS | {"epochs": 10, "learning_rate": 0.2}, 5, QUICK_TEXTS,
              QUICK_TEXTS, {"hidden": 2, "epochs": 3, "num_words": 9, "learning_rate": 0.02}, max_epochs=2)  # fmt: skip

@@ -35,7 +35,7 @@ class ReviewRnnSettings:
     """
 
     reads: str = "h"
-    num_words: int = 100
+    num_words: int = 200
     hidden: int = 32
     batch_size: int = 32
     epochs: int = 20
