@@ -19,7 +19,7 @@ from trainer.distributed import build, planner
 from trainer.launch import worker
 from trainer.launch.on_host import leave
 
-tables_kernel, planned = embedding_tables._kernel, planner.Topology
+tables_kernel, planned = embedding_tables.kernel_of, planner.Topology
 
 
 def kernel(backend, layout, device):
@@ -46,7 +46,7 @@ def plain_adam(*arguments, fused=None, **settings):
 def lead(rank: int, world_size: int, store: str, runs: list[tuple[str, str]]) -> None:
     number, size = str(rank), str(world_size)
     os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
-    embedding_tables._kernel, planner.Topology = kernel, topology
+    embedding_tables.kernel_of, planner.Topology = kernel, topology
     # The CPU's own attention sums in another order than its plain operators, which the stand-in has.
     torch.backends.cuda.enable_flash_sdp(False)
     torch.optim.Adam = plain_adam
