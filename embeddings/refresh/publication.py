@@ -1,4 +1,4 @@
-"""What came of a candidate: a written version is published or held, once, whoever asks again."""
+"""The result of a publish step: a written version is published or held, and asking again gives the same result."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any, Literal
 from embeddings.refresh.diagnosis import stale
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.held_versions import held_in_a_row
-from embeddings.refresh.settings import (
-    MAX_HELD,
-)
+from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, StaleParent, Store
 
 KEEP_LAST = 30

@@ -44,7 +44,7 @@ def test_a_rank_sees_the_gpus_of_all_ranks_of_its_host() -> None:
 
 def test_what_a_rank_raised_is_a_failure_of_the_ranks_whatever_its_class(make_run, monkeypatch) -> None:
     """The driver then tells what the rank recorded. Ray's error of a rank is an instance of the rank's own too."""
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import ActorDiedError, RayTaskError
 
     error = RayTaskError("train", "a traceback", ResourceError("no GPU here")).as_instanceof_cause()
     assert isinstance(error, ResourceError)
@@ -56,5 +56,10 @@ def test_what_a_rank_raised_is_a_failure_of_the_ranks_whatever_its_class(make_ru
     monkeypatch.setattr(on_ray, "_fitted", lambda run: run)
     monkeypatch.setattr(on_ray, "rank_actors", lambda *_: contextlib.nullcontext([]))
     monkeypatch.setattr(on_ray, "train_on", train_on)
-    with pytest.raises(RanksFailed, match=r"^no GPU here$"):
+    with pytest.raises(RanksFailed, match=r"^no GPU here$") as told:
         on_ray.start_ranks(make_run())
+    assert not told.value.died
+    error = ActorDiedError()
+    with pytest.raises(RanksFailed) as told:
+        on_ray.start_ranks(make_run("died"))
+    assert told.value.died

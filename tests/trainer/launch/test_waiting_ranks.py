@@ -27,6 +27,7 @@ def test_a_rank_that_is_killed_while_it_waits_ends_the_run(make_run) -> None:
         while ranks[0].status() != psutil.STATUS_SLEEPING:
             time.sleep(0.01)
         ranks[0].kill()
-        with pytest.raises(RanksFailed, match="SIGKILL"):
+        with pytest.raises(RanksFailed, match="SIGKILL") as told:
             go(run)
+    assert told.value.died
     assert not any(one.is_running() for one in ranks)
