@@ -101,9 +101,7 @@ def rows_read(vectors: Tensor, reads: str) -> Tensor:
     return torch.cat([torch.zeros(NUM_RESERVED, dim), (read - read.mean(0)) / (read.std(0) + 1e-9)])
 
 
-def train(
-    settings: ReviewRnnSettings, pretraining: Doc2vecSettings, path: Path, seed: int
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+def train(settings: ReviewRnnSettings, pretraining: Doc2vecSettings, path: Path, seed: int) -> Iterator[dict[str, Any]]:
     """Train on a file of reviews and word2vec of all of its words.
 
     Args:
