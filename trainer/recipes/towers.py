@@ -1,6 +1,7 @@
-"""``towers``: what towers do with depth and with corrupted labels, and a linear classifier that is made sparse.
+"""``towers``: what towers do with depth, with corrupted labels and with one changed example; sparse linear classifiers.
 
-Mądry, Optimization and Generalization Challenges in Deep Learning, lecture 3 of 6.S979: sections 1 and 7.1, figure 1.
+Mądry, Optimization and Generalization Challenges in Deep Learning, lecture 3 of 6.S979: sections 1, 7.1 and 8, figures
+1 and 7.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.recipes import changed_example
 from trainer.recipes.generalization.label_randomization import at, corrupted, part
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.layout import NOT_RUN, facts
 from trainer.recipes.pages.section import Findings, Panel, Section, Verdict, verdict
+from trainer.recipes.text.experiments import SENTENCES
 from trainer.recipes.text.linear_margin import NUM_DRAWS, QUANTILES
 from trainer.recipes.text.quick_texts import write_quick_sentences
 from trainer.recipes.trials.trial import AnyTrial, Claim, Column, Recipe, Table, TextTrial, Trial
@@ -26,7 +29,6 @@ FITTED = 0.99
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {}, "batch norm": {"batch_norm": True}, "shortcuts": {"residual": True},
 }  # fmt: skip
-SENTENCES = "sentence_polarity.parquet"
 Record = dict[str, Any]
 
 
@@ -57,6 +59,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     for seed in range(seeds):
         trials += [*_by_depth(of, seed, size), *_by_share(of, files, seed, size)]
         trials.append(TextTrial(MARGIN, "linear", "words", "linear_margin", data, (SENTENCES,), {}, seed))
+        trials += changed_example.trials(data, seed, quick)
     prepare = partial(_write, source, of, files, size, data if quick else None)
     return Recipe("towers", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), _tables(size), _claims(size), prepare, _findings)
 
@@ -141,7 +144,11 @@ def _findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findi
     by_depth = {place[1:]: of_seeds for place, of_seeds in ended.items() if place[0] == DEPTH}
     by_share = {place[2]: of_seeds for place, of_seeds in ended.items() if place[0] == CORRUPTED}
     by_margin = [record for place, of_seeds in ended.items() if place[0] == MARGIN for record in of_seeds]
-    return Findings((*_jacobians(by_depth), *_time(by_share), *_margins(by_margin)), tuple(_promises(by_margin)))
+    by_descent = {place[1:]: of_seeds for place, of_seeds in ended.items() if place[0] == changed_example.TABLE}
+    sections = (
+        *_jacobians(by_depth), *_time(by_share), *_margins(by_margin), *changed_example.sections(by_descent),
+    )  # fmt: skip
+    return Findings(sections, tuple(_promises(by_margin)))
 
 
 def _jacobians(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Section]:
@@ -233,9 +240,11 @@ def _fitted(metrics: Sequence[Mapping[str, Any]]) -> int | None:
     return next((one["epoch"] for one in metrics if one["split"] == "train" and one.get("auc", 0.0) >= FITTED), None)
 
 
-_TITLE = "Towers by depth and on corrupted labels, and a sparse linear classifier"
-_SOURCE = "Mądry, Optimization and Generalization Challenges in Deep Learning (6.S979, lecture 3), sections 1, 5, 7.1"
+_TITLE = "Towers by depth, on corrupted labels and with one changed example, and a sparse linear classifier"
+_SOURCE = (
+    "Mądry, Optimization and Generalization Challenges in Deep Learning (6.S979, lecture 3), sections 1, 5, 7.1, 8"
+)
 _PROTOCOL = """\
 A DNN on a random part of the rows, of which a tenth tests with its own labels; of the others a tenth validates. Adam
 for rows and towers. Labels are permuted among a share of the rows that do not test, validation rows included. The
-linear classifier is of sentences, of which a fifth is held out."""
+linear classifier is of sentences, of which a fifth is held out; of 500 others one is changed."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.recipes.text import corpus, doc2vec, linear_margin, masked_language, review_rnn, sentiment, word_lstm
+from trainer.recipes.text import one_changed_example as changed
 from trainer.recipes.text.doc2vec import Doc2vecSettings
 from trainer.recipes.text.masked_language import PretrainingSettings
 from trainer.recipes.text.review_rnn import ReviewRnnSettings
@@ -14,6 +15,7 @@ from trainer.recipes.text.sentiment import FineTuningSettings
 from trainer.recipes.text.word_lstm import LstmSettings
 
 CORPUS = "brown.parquet"
+SENTENCES = "sentence_polarity.parquet"
 MOVIES, REVIEWS = "ml1m_movies.parquet", "movie_reviews.parquet"
 Experiment = Callable[[Mapping[str, Any], Path, int], Iterator[dict[str, Any]]]
 """``experiment(settings, folder of data, seed)`` yields figures, each a dict with ``epoch`` and ``split``.
@@ -27,7 +29,11 @@ def _word_lstm(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[d
 
 
 def _linear_margin(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    return linear_margin.measure(data / "sentence_polarity.parquet", seed)
+    return linear_margin.measure(data / SENTENCES, seed)
+
+
+def _one_changed_example(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    return changed.measure(changed.ChangedExampleSettings(**settings), data / SENTENCES, seed)
 
 
 def _pretraining(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
@@ -60,6 +66,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "doc2vec": _doc2vec,
     "fine_tuning": _fine_tuning,
     "linear_margin": _linear_margin,
+    "one_changed_example": _one_changed_example,
     "pretraining": _pretraining,
     "review_rnn": _review_rnn,
     "word_lstm": _word_lstm,
