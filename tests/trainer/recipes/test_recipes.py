@@ -101,6 +101,12 @@ def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]
     assert "has no such trial" in capsys.readouterr().err
 
 
+def test_a_part_may_name_rows_with_commas() -> None:
+    recipe = RECIPES["sse"](DATA, 1, False)
+    both = recipe.part("douban/mf/MF, no biases,ml1m/mf/MF")
+    assert [trial.name for trial in both] == ["ml1m/mf/MF/seed-0", "douban/mf/MF, no biases/seed-0"]
+
+
 def test_keys_follow_specs_and_rows_but_not_where_the_rows_are(tmp_path: Path) -> None:
     for folder, size in (("a", 10), ("b", 10), ("c", 11)):
         (tmp_path / folder).mkdir()

@@ -49,9 +49,12 @@ class Named:
         return re.sub(r"[^A-Za-z0-9_.~-]+", "-", self.name)
 
     def matches(self, pattern: str) -> bool:
-        """Return whether a part of a comma-separated list of globs is this name or a folder above it."""
+        """Return whether one of the globs of ``pattern`` is this name or a folder above it.
+
+        Commas separate them; one before a space is of a name, as in ``MF, no biases``.
+        """
         return any(fnmatch.fnmatchcase(self.name, one) or fnmatch.fnmatchcase(self.name, f"{one}/*")
-                   for one in pattern.split(","))  # fmt: skip
+                   for one in re.split(r",(?! )", pattern))  # fmt: skip
 
 
 @dataclass(frozen=True)
