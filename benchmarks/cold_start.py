@@ -50,7 +50,8 @@ from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.recipes.pages.markdown import table_of
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 K = 20
 NEW_SHARE = 0.1

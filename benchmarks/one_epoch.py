@@ -41,7 +41,9 @@ from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.recipes.pages.markdown import table_of
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.training.loop import Hooks, Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.hooks import Hooks
+from trainer.training.loop import Trainer
 
 METHODS = ("adam", "adam_lazy", "meda", "adam_ar", "by_epoch", "torch_adam", "frozen")
 PROTOCOLS = ("epinions", "amazon_sports")

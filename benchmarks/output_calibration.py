@@ -35,7 +35,8 @@ from trainer.metrics import auc, ece, logloss
 from trainer.output_calibration.registry import CALIBRATORS, fit
 from trainer.recipes.pages.markdown import table_of
 from trainer.spec import DatasetSpec, JobSpec, load_documents, parse_dataset, parse_job
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "amazon_sports.yaml"
 CASES = ("ml1m", "amazon_sports", "amazon_sports_adam")

@@ -48,7 +48,7 @@ from trainer.launch.in_process import train
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, steady_memory, use_threads
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
-from trainer.training.loop import dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
 
 DIM, BATCH_SIZE, HIDDEN = 16, 2048, (256, 128)
 EXPONENT = 1.05

@@ -30,7 +30,8 @@ from trainer.recipes import dropout
 from trainer.recipes.pages.markdown import table_of
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.spec import DatasetSpec, JobSpec, parse_job
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 PLAIN = "none"
 WARM_UP = 3

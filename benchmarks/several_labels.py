@@ -36,7 +36,8 @@ from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.recipes.pages.markdown import table_of
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 LABELS = {"like": {"rule": "rating >= 4"}, "love": {"rule": "rating == 5"}}
 TOWERS: dict[str, Any] = {"hidden": [128], "tower_hidden": [64]}

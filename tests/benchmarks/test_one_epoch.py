@@ -19,7 +19,8 @@ from trainer.launch.in_process import read_spec
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
 from trainer.spec import parse_dataset, parse_job
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 
 @pytest.fixture(scope="module", autouse=True)

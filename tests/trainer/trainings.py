@@ -19,7 +19,9 @@ from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.sharded_model import ShardedModel
 from trainer.runs.failures import Cancelled
 from trainer.spec import JobSpec
-from trainer.training.loop import Hooks, Resumed, Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.hooks import Hooks, Resumed
+from trainer.training.loop import Trainer
 
 Tensors = dict[str, torch.Tensor]
 

@@ -29,7 +29,9 @@ from trainer.distributed.build import build, choose_alpha, default_alpha
 from trainer.spec import JobSpec
 from trainer.spec.evaluation import is_lower_better
 from trainer.spec.regularizers import EarlyStopping
-from trainer.training.loop import Hooks, Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.hooks import Hooks
+from trainer.training.loop import Trainer
 from trainer.training.regularizers.early_stopping import decide
 
 if TYPE_CHECKING:

@@ -36,7 +36,9 @@ from trainer.publishing import frozen_context
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
 from trainer.storage.base import StorageError
-from trainer.training.loop import Hooks, Resumed, Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.hooks import Hooks, Resumed
+from trainer.training.loop import Trainer
 from trainer.training.progress import Reporter
 
 

@@ -10,8 +10,8 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from trainer.runs.failures import Cancelled, NonFiniteError
 from trainer.spec import JobSpec
 from trainer.spec.lr_schedule import schedule_of
 from trainer.spec.regularizers import EarlyStopping
+from trainer.training.dense_parameters import clip, non_finite_parameters
+from trainer.training.hooks import Hooks, Resumed
 from trainer.training.regularizers.early_stopping import Decision, decide
 from trainer.training.regularizers.objective import job_objective
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
@@ -47,36 +49,6 @@ FOLLOWING_PROGRESS_SECONDS = 10.0
 IDLE_SECONDS = 0.5
 """For so long a rank waits for a batch until ranks agree that some have none yet, and on what is due meanwhile."""
 HELD_OUT = ("validation", "test")
-
-Emit = Callable[..., None]
-"""``emit(kind, **fields)``: an event of the run (trainer.runs.events). Called on rank 0 alone."""
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """Where a training goes on: its position, and the metrics of the epochs that are evaluated already."""
-
-    position: Position = field(default_factory=Position)
-    history: Sequence[dict[str, Any]] = ()
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What a training calls.
-
-    Args:
-        emit: writes an event.
-        should_stop: gives the reason once this rank is to stop.
-        save: writes a checkpoint (collective).
-        save_best: as ``save``, after an epoch that is the best so far.
-        load_best: restores the model from what ``save_best`` wrote, and says where it was.
-    """
-
-    emit: Emit = lambda kind, **fields: None
-    should_stop: Callable[[], str | None] = lambda: None
-    save: Callable[[Trainer], None] = lambda trainer: None
-    save_best: Callable[[Trainer], None] = lambda trainer: None
-    load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position
 
 
 class Trainer:
@@ -254,7 +226,7 @@ class Trainer:
             with ascended(sam, self.sharded, gradient_squared_norm(sam, self.sharded, squared_norm)):
                 loss = self._gradients(step, parts)
             _, squared_norm = self._agree(step, loss)
-        scale = self._clip_dense(squared_norm)
+        scale = clip(self.sharded, self.job.optimizer.clip_norm, squared_norm)
         if self.dense_optimizer is not None:
             factor = float(self._dense_schedule.factors(np.array(step)))
             for group in self.dense_optimizer.param_groups:
@@ -310,34 +282,11 @@ class Trainer:
         names = [] if math.isfinite(mean_loss) else ["loss"]
         names += [f"table {name}" for name, count in zip(tables, counts, strict=True) if count > 0]
         # Their gradients are sums over ranks by now: the same on each.
-        names += self._non_finite_parameters()
+        names += non_finite_parameters(self.sharded)
         if names:
             self.sharded.discard()
             raise NonFiniteError(step, tuple(names))
         return mean_loss, squared_norm
-
-    def _non_finite_parameters(self) -> list[str]:
-        """Return the dense parameters whose gradient is not finite."""
-        gradients = [(name, p.grad) for name, p in self.sharded.dense_parameters() if p.grad is not None]
-        # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
-        if not gradients or bool(torch.stack([grad.sum() for _, grad in gradients]).sum().isfinite()):
-            return []
-        return [f"parameter {name}" for name, grad in gradients if not bool(torch.isfinite(grad).all())]
-
-    def _clip_dense(self, squared_norm: float) -> float:
-        """Clip the dense gradient, and return what the tables' gradient is to be multiplied with.
-
-        As torch's clip_grad_norm_ on all of them. ``squared_norm`` is that of the tables' gradient over all ranks.
-        """
-        limit = self.job.optimizer.clip_norm
-        if limit is None:
-            return 1.0
-        gradients = [p.grad for _, p in self.sharded.dense_parameters() if p.grad is not None]
-        squared_norm += sum(float(gradient.double().square().sum()) for gradient in gradients)
-        scale = min(1.0, limit / (math.sqrt(squared_norm) + 1e-6))
-        for gradient in gradients:
-            gradient.mul_(scale)
-        return scale
 
     # --- telling and keeping -----------------------------------------------------------------------------------------
 
@@ -490,16 +439,3 @@ class Trainer:
 def _closed(batches: Iterator[Batch]) -> contextlib.AbstractContextManager[Any]:
     """Return a context that ends what makes batches ahead, where something does."""
     return contextlib.closing(batches) if isinstance(batches, Prefetched) else contextlib.nullcontext()
-
-
-def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> torch.optim.Optimizer | None:
-    """Return torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
-    parameters = [parameter for _, parameter in sharded.dense_parameters()]
-    if not parameters:
-        return None
-    spec = job.dense_optimizer
-    if spec.kind == "adam":
-        # One pass over each parameter instead of a dozen. On a GPU its count of steps would have to lie there.
-        fused = all(parameter.device.type == "cpu" for parameter in parameters)
-        return torch.optim.Adam(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=fused or None)
-    return torch.optim.SGD(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)

@@ -19,6 +19,7 @@ from tests.trained_runs import lead, run_of
 from tests.trainer.trainings import trainer_of
 from trainer.checkpoint import format as checkpoint_format
 from trainer.checkpoint.format import CheckpointError, latest_valid
+from trainer.checkpoint.record import Position
 from trainer.checkpoint.warm_start import id_maps, rows_of_parent
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -35,7 +36,7 @@ from trainer.recipes.generalization_report import recipe
 from trainer.sizing.estimate import estimate
 from trainer.sizing.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.loop import Position, Resumed
+from trainer.training.hooks import Resumed
 
 # Whole jobs.
 pytestmark = pytest.mark.slow

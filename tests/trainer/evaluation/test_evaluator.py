@@ -24,7 +24,8 @@ from trainer.metrics.registry import METRICS
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import Intervals, parse_dataset
 from trainer.spec.evaluation import POINTWISE as METRICS_OF_JOBS
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 POINTWISE = list(METRICS_OF_JOBS)
 ALPHA = 1e-4

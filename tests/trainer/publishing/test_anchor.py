@@ -31,7 +31,8 @@ from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run
 from trainer.spec import SpecError
 from trainer.spec.publish import Anchor
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 DIM = 4
 BPR = {"kind": "bpr", "embedding_dim": DIM, "init": {"kind": "hash", "std": 0.3}}

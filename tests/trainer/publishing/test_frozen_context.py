@@ -27,7 +27,8 @@ from trainer.publishing import frozen_context
 from trainer.publishing.frozen_context import FrozenContext
 from trainer.runs.directory import Run, read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 DIM = 4
 HASH = {"kind": "hash", "std": 0.3}

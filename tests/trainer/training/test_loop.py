@@ -22,7 +22,8 @@ from trainer.launch.worker import use_threads
 from trainer.metrics import auc, logloss
 from trainer.runs.directory import read_run
 from trainer.runs.failures import Cancelled, NonFiniteError
-from trainer.training.loop import PROGRESS_SECONDS, Hooks, Resumed
+from trainer.training.hooks import Hooks, Resumed
+from trainer.training.loop import PROGRESS_SECONDS
 
 
 @pytest.fixture(scope="module", autouse=True)

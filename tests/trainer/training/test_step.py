@@ -17,7 +17,8 @@ from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
 from trainer.runs.directory import read_run
 from trainer.spec import JobSpec
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 NUM_EXAMPLES, BATCH_SIZE = 2393, 598
 NUM_ROWS = {"user": 62, "item": 122}

@@ -23,7 +23,8 @@ from trainer.runs.failures import NonFiniteError
 from trainer.sizing.memory import rank_memory
 from trainer.spec import JobSpec, SpecError
 from trainer.spec.regularizers import Sam
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
 
 NUM_ROWS = {"user": 62, "item": 122}

@@ -17,7 +17,8 @@ from trainer.distributed.build import build
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset
-from trainer.training.loop import Trainer, dense_optimizer
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
 STRENGTH = 0.3
 MF = {"kind": "mf", "embedding_dim": 4, "loss": "mse", "init": {"kind": "normal", "std": 0.5}}

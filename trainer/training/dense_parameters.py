@@ -1,0 +1,50 @@
+"""What is not an embedding table: its optimizer, its gradients and their clipping."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.spec import JobSpec
+
+if TYPE_CHECKING:
+    from trainer.distributed.sharded_model import ShardedModel
+
+
+def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> torch.optim.Optimizer | None:
+    """Return torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
+    parameters = [parameter for _, parameter in sharded.dense_parameters()]
+    if not parameters:
+        return None
+    spec = job.dense_optimizer
+    if spec.kind == "adam":
+        # One pass over each parameter instead of a dozen. On a GPU its count of steps would have to lie there.
+        fused = all(parameter.device.type == "cpu" for parameter in parameters)
+        return torch.optim.Adam(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=fused or None)
+    return torch.optim.SGD(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)
+
+
+def non_finite_parameters(sharded: ShardedModel) -> list[str]:
+    """Return the dense parameters whose gradient is not finite."""
+    gradients = [(name, p.grad) for name, p in sharded.dense_parameters() if p.grad is not None]
+    # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
+    if not gradients or bool(torch.stack([grad.sum() for _, grad in gradients]).sum().isfinite()):
+        return []
+    return [f"parameter {name}" for name, grad in gradients if not bool(torch.isfinite(grad).all())]
+
+
+def clip(sharded: ShardedModel, limit: float | None, squared_norm: float) -> float:
+    """Clip the dense gradient, and return what the tables' gradient is to be multiplied with.
+
+    As torch's clip_grad_norm_ on all of them. ``squared_norm`` is that of the tables' gradient over all ranks.
+    """
+    if limit is None:
+        return 1.0
+    gradients = [p.grad for _, p in sharded.dense_parameters() if p.grad is not None]
+    squared_norm += sum(float(gradient.double().square().sum()) for gradient in gradients)
+    scale = min(1.0, limit / (math.sqrt(squared_norm) + 1e-6))
+    for gradient in gradients:
+        gradient.mul_(scale)
+    return scale
