@@ -19,7 +19,7 @@ LEVELS = (0.5, 0.3, 0.1)
 """Of the training logloss: distances are compared where it first is at most this."""
 DESCENTS = {
     ("linear", "one example a step"): ChangedExampleSettings(0, "one", 1.0, 10_000),
-    ("linear", "all examples a step"): ChangedExampleSettings(0, "all", 8.0, 2_000),
+    ("linear", "all examples a step"): ChangedExampleSettings(0, "all", 3.0, 3_000),
     ("16 hidden units", "one example a step"): ChangedExampleSettings(16, "one", 0.1, 10_000),
     ("16 hidden units", "all examples a step"): ChangedExampleSettings(16, "all", 1.0, 1_000),
 }
@@ -58,7 +58,7 @@ def sections(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Se
             f"training logloss first is at most so large; {NOT_RUN}: it never is.",
             facts(ended),
         ),
-        tuple(Panel(model, "training logloss", "epsilon", by, "x") for model, by in curves.items()),
+        tuple(Panel(model, "training logloss", "epsilon", by) for model, by in curves.items()),
     )  # fmt: skip
 
 
