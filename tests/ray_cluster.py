@@ -64,6 +64,7 @@ class Cluster:
     def start_head(self, num_cpus: int = 0) -> None:
         """On the same ports each time: processes that knew the old head find the new one."""
         self._head, self._head_cpus = None, num_cpus
+        self._end_orphans()
         self._start(
             "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard_port}",
             "--include-dashboard=true", f"--temp-dir={self.folder}/ray", f"--num-cpus={num_cpus}",
@@ -151,9 +152,26 @@ class Cluster:
                     found.append(process)
         return found
 
+    def _end_orphans(self) -> None:
+        """Ray's agents of a node that has ended write their names over the marker, and look for their head for another
+        minute, with half a processor."""
+        for process in self._of_sessions([one for one in self._starters if one.poll() is not None]):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._starters = [one for one in self._starters if one.poll() is None]
+
+    def _of_sessions(self, starters: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
+        """What Ray runs stays in the session that its starter leads."""
+        pids, found = {starter.pid for starter in starters}, []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) in pids and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
     def _end_processes(self) -> None:
         deadline = time.monotonic() + 300
-        while left := self.processes():
+        while left := {*self.processes(), *self._of_sessions(self._starters)}:
             assert time.monotonic() < deadline, [process.cmdline() for process in left]
             for process in left:
                 with contextlib.suppress(psutil.Error):
