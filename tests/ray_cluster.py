@@ -52,6 +52,9 @@ class Cluster:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Workers without a run's environment, of which runs and their drivers can use none.
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
             **PATIENCE,
             MARKER: str(self.folder),
             **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}),
@@ -94,6 +97,7 @@ class Cluster:
         command = [
             str(BIN / "ray"), "start", "--block", *options, f"--dashboard-agent-listen-port={free_port()}",
             "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", "--disable-usage-stats",
+            "--include-log-monitor=false",  # it reads logs for drivers that want them: ours do not
         ]  # fmt: skip
         with open(log, "wb") as file:
             starter = subprocess.Popen(
