@@ -20,7 +20,10 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _CONTEXT = multiprocessing.get_context("forkserver")
-_IMPORTED = ["pytest", "hypothesis", "torch.distributed", "torchrec", "trainer.launch.on_host", "trainer.launch.driver"]
+_IMPORTED = [
+    "pytest", "hypothesis", "torch.distributed", "torchrec", "trainer.launch.on_host", "trainer.launch.driver",
+    "pandas",  # pyarrow does, with its first array
+]  # fmt: skip
 # They share the cores: one thread each. Read when torch is imported.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 

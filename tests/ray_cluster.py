@@ -52,6 +52,9 @@ class Cluster:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Workers without a run's environment, of which runs and their drivers can use none.
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
             **PATIENCE,
             MARKER: str(self.folder),
             **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}),
@@ -64,6 +67,7 @@ class Cluster:
     def start_head(self, num_cpus: int = 0) -> None:
         """On the same ports each time: processes that knew the old head find the new one."""
         self._head, self._head_cpus = None, num_cpus
+        self._end_orphans()
         self._start(
             "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.dashboard_port}",
             "--include-dashboard=true", f"--temp-dir={self.folder}/ray", f"--num-cpus={num_cpus}",
@@ -93,6 +97,7 @@ class Cluster:
         command = [
             str(BIN / "ray"), "start", "--block", *options, f"--dashboard-agent-listen-port={free_port()}",
             "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", "--disable-usage-stats",
+            "--include-log-monitor=false",  # it reads logs for drivers that want them: ours do not
         ]  # fmt: skip
         with open(log, "wb") as file:
             starter = subprocess.Popen(
@@ -151,9 +156,26 @@ class Cluster:
                     found.append(process)
         return found
 
+    def _end_orphans(self) -> None:
+        """Ray's agents of a node that has ended write their names over the marker, and look for their head for another
+        minute, with half a processor."""
+        for process in self._of_sessions([one for one in self._starters if one.poll() is not None]):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._starters = [one for one in self._starters if one.poll() is None]
+
+    def _of_sessions(self, starters: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
+        """What Ray runs stays in the session that its starter leads."""
+        pids, found = {starter.pid for starter in starters}, []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) in pids and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
     def _end_processes(self) -> None:
         deadline = time.monotonic() + 300
-        while left := self.processes():
+        while left := {*self.processes(), *self._of_sessions(self._starters)}:
             assert time.monotonic() < deadline, [process.cmdline() for process in left]
             for process in left:
                 with contextlib.suppress(psutil.Error):

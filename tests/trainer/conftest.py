@@ -166,7 +166,9 @@ def pooled_ranks(ranks: Callable[[int], Any]) -> Callable[[Run], None]:
 
 class StandbyOfTests(Standby):
     def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
-        same = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
+        # What differs from test to test, or was left by a process group of this process, makes no other process of it.
+        differs = {"PYTEST_CURRENT_TEST", "LOCAL_WORLD_SIZE"}
+        same = {name: value for name, value in environment.items() if name not in differs}
         return super().start(run_dir, same, own)
 
 

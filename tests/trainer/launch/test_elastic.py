@@ -15,7 +15,7 @@ import torch
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
-from trainer.launch.on_host import single_rank_group, start_ranks
+from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import train_rank
 from trainer.runs import run_process
 from trainer.runs.directory import Workers, read_run
@@ -55,7 +55,9 @@ def openings(run, small) -> list[dict]:
     return [event for event in small.events(run.directory, "info") if "alpha" in event]
 
 
-def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come(make_run, small, standby) -> None:
+def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come(
+    make_run, small, standby, pooled_ranks
+) -> None:
     """To one rank, and by what Kubernetes runs in a pod that it ends; to the driver: test_run_on_host.py."""
     settings = {"resources": TWO, "sharding": SPLIT, "checkpoint": {"every_steps": 100_000}}
     step = 0
@@ -83,13 +85,13 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
     run = make_run("preempted", attempt=3, **settings)
     finish(run, standby)
     whole = make_run("whole", **settings)
-    assert execute(whole, start_ranks) == 0
+    assert execute(whole, pooled_ranks) == 0
     assert openings(run, small)[-1]["resumed_from_step"] == step
     mine, expected = everything(latest_valid(run.checkpoints)), everything(latest_valid(whole.checkpoints))
     assert [name for name in expected if not torch.equal(mine[name], expected[name])] == []
 
 
-def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, standby) -> None:
+def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, standby, pooled_ranks) -> None:
     """The same batches in the same order: what differs is the order of sums, in the last bits of each step."""
     settings = {"resources": TWO, "sharding": SPLIT, "checkpoint": {"every_steps": 7}}
     run = make_run("elastic", **settings, **LONG)
@@ -117,7 +119,7 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, s
     assert "; 1 of 2 workers" in told[1]["message"]
 
     whole = make_run("whole", **settings)
-    assert execute(whole, start_ranks) == 0
+    assert execute(whole, pooled_ranks) == 0
     mine, expected = latest_valid(run.checkpoints), latest_valid(whole.checkpoints)
     for exact in ("step", "evaluated", "loss_count"):
         assert mine.extra["position"][exact] == expected.extra["position"][exact]

@@ -14,7 +14,7 @@ import torch
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
-from trainer.launch.on_host import DEFAULT_NICENESS, NICENESS_VARIABLE, start_ranks
+from trainer.launch.on_host import DEFAULT_NICENESS, NICENESS_VARIABLE
 from trainer.runs import run_process
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE
 
@@ -34,7 +34,9 @@ def start(run, standby) -> int:
     return run_process.launch(run.directory, standby=standby)
 
 
-def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, small, tmp_path, standby):
+def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(
+    make_run, small, tmp_path, standby, pooled_ranks, monkeypatch
+):
     uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
     settings = {"uri": uri, "checkpoint": {"every_steps": 7}, "resources": TWO, "sharding": SPLIT}
     long = {"epochs": 1000}  # none ends before it is killed
@@ -56,8 +58,16 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, smal
 
     # The driver, here a process that was not forked, is killed alone: its ranks go with it.
     run = make_run("killed", attempt=2, **settings, **long)
-    pid = start(run, None)
+    with monkeypatch.context() as unset:
+        unset.delenv(NICENESS_VARIABLE, raising=False)
+        pid = start(run, None)
     wait_for(lambda: newest_step(run.checkpoints) > first, run.directory)
+    for rank in ranks_of(run.directory):  # they give way
+        assert rank.ppid() == pid
+        assert rank.nice() == psutil.Process(pid).nice() + DEFAULT_NICENESS
+        if (group := Path(f"/proc/{rank.pid}/autogroup")).exists():
+            assert group.read_text().split()[1:] == ["nice", str(DEFAULT_NICENESS)]
+        assert Path(f"/proc/{rank.pid}/oom_score_adj").read_text().strip() == "1000"
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not run_process.processes(run.directory), run.directory)
     second = latest_valid(run.checkpoints).step
@@ -73,14 +83,14 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, smal
     assert not (run.directory / EXIT_FILE).exists()
     third = latest_valid(run.checkpoints).step
 
-    # To its end, and the same ranks inside this process and without a cut.
+    # To its end, and ranks that are not the run's own, without a cut.
     settings["epochs"] = third // 25 + 3
     run = make_run("killed", attempt=4, **settings)
     start(run, standby)
     ended = wait_for_end(run.directory)
     assert ended["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
     whole = make_run("whole", **settings)
-    assert execute(whole, start_ranks) == 0
+    assert execute(whole, pooled_ranks) == 0
     openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
     assert [event["resumed_from_step"] for event in openings] == [None, first, second, third]
     assert openings[0]["sharding"] == SPLIT
@@ -90,8 +100,7 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(make_run, smal
     assert bool(((last > 0) & (last < steps - 20)).any())  # rows did idle across the cuts
 
 
-def test_sigterm_cancels_and_ranks_give_way(make_run, small, standby, monkeypatch):
-    monkeypatch.delenv(NICENESS_VARIABLE, raising=False)
+def test_sigterm_cancels(make_run, small, standby):
     run = make_run(epochs=1000, checkpoint={"every_steps": 100_000})
     pid = start(run, standby)
     (run.directory / "events.jsonl").touch()
@@ -99,10 +108,6 @@ def test_sigterm_cancels_and_ranks_give_way(make_run, small, standby, monkeypatc
     assert psutil.Process(pid).name() == "evenkeel-run"
     (rank,) = ranks_of(run.directory)
     assert rank.ppid() == pid
-    assert rank.nice() == psutil.Process(pid).nice() + DEFAULT_NICENESS
-    if (group := Path(f"/proc/{rank.pid}/autogroup")).exists():
-        assert group.read_text().split()[1:] == ["nice", str(DEFAULT_NICENESS)]
-    assert Path(f"/proc/{rank.pid}/oom_score_adj").read_text().strip() == "1000"
     os.kill(pid, signal.SIGTERM)
     ended = wait_for_end(run.directory)
     assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled")

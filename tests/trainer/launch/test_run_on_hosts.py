@@ -16,7 +16,6 @@ from tests.ray_cluster import Cluster
 from tests.trainer.launch.detached_runs import everything, wait_for, wait_for_end
 from trainer.checkpoint.select import pick
 from trainer.launch.driver import execute
-from trainer.launch.on_host import start_ranks
 from trainer.runs import run_process
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, LOG_FILE
 from trainer.storage.folders import Folders
@@ -52,20 +51,22 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
             cluster.stop()
 
 
-def start(run, cluster: Cluster) -> None:
+def start(run, cluster: Cluster, standby) -> None:
     (run.directory / EXIT_FILE).unlink(missing_ok=True)
     secret = {name: value for name, value in cluster.environment.items() if name.startswith("RAY_AUTH")}
-    run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret})
+    run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret}, standby=standby)
 
 
 def log_of(run) -> str:
     return (run.directory / LOG_FILE).read_text()[-6000:]
 
 
-def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, tmp_path, hosts) -> None:
+def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(
+    make_run, small, tmp_path, hosts, standby, pooled_ranks
+) -> None:
     place = {"ray_address": f"127.0.0.1:{hosts.port}", "storage": "s3://runs/of/run"}
     run = make_run("first", epochs=1000, **place, **SETTINGS)
-    start(run, hosts)
+    start(run, hosts, standby)
     checkpoints = Folders(open_storage(place["storage"]), "checkpoints")
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: small.events(run.directory, "metric") and checkpoints.names(), run.directory)
@@ -81,7 +82,7 @@ def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, tmp
     stopped = pick(make_run("look", **place, **SETTINGS))[0].extra["position"]["step"]
     epochs = stopped // 25 + 2
     run = make_run("second", attempt=2, epochs=epochs, **place, **SETTINGS)
-    start(run, hosts)
+    start(run, hosts, standby)
     ended = wait_for_end(run.directory)
     assert ended["code"] == 0, log_of(run)
     openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
@@ -93,16 +94,16 @@ def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, tmp
     assert open_store(run.store_url).collection("items").current() is not None
 
     whole = make_run("whole", epochs=epochs, **SETTINGS | {"publish": None})
-    assert execute(whole, start_ranks) == 0
+    assert execute(whole, pooled_ranks) == 0
     found, expected = everything(pick(run)[0]), everything(pick(whole)[0])
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
-    # What goes wrong on another host is told.
+    # What goes wrong on another host is told: one rank does.
     run = make_run(
         "wrong",
         **place | {"storage": "s3://runs/of/wrong"},
-        **SETTINGS,
+        **SETTINGS | {"resources": {"num_workers": 1}, "sharding": {}},
         optimizer={"kind": "sgd", "learning_rate": 1e38},
     )
-    start(run, hosts)
+    start(run, hosts, standby)
     assert wait_for_end(run.directory)["error"]["code"] == "non_finite", log_of(run)
