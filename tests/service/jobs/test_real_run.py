@@ -19,13 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.service.forked_service import Forked, evenkeel
 from trainer.runs.protocol import PROCESS_FILE
 from trainer.runs.run_process import terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 
-SERVE = "import sys; from service.app import serve; from service.core.settings import Settings; "
-SERVE += "sys.exit(serve(Settings.from_environment(), port=0))"
 RUN_SECONDS = 500.0
 
 
@@ -48,13 +47,10 @@ class Service:
         self._environment["EVENKEEL_RETRY_BACKOFF_SECONDS"] = "1"
         self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self.client = httpx.Client()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVE], env=self._environment, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
+        self._process = Forked(self.home.with_suffix(".err"), self._environment, evenkeel, "serve", "--port", "0")
         url = self._process.stdout.readline().split()[-1]
         with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=20), timeout=300) as waiting:
             assert waiting.get("/readyz").status_code == 200
@@ -64,7 +60,6 @@ class Service:
 
     def kill(self) -> None:
         assert self._process is not None
-        assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
