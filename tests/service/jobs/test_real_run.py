@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.service.forked_service import Forked, evenkeel
+from trainer.runs import run_process
 from trainer.runs.protocol import PROCESS_FILE
-from trainer.runs.run_process import terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 
@@ -92,7 +93,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         service.client.close()
         service.kill()
         for run in (service.home / "runs").glob("job_*"):
-            terminate(run, 0)
+            run_process.terminate(run, 0)
 
 
 @pytest.mark.timeout(900)
@@ -104,7 +105,7 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
         "label": {"column": "click"},
     }
     service.client.post("/v1/datasets", json=dataset).raise_for_status()
-    epochs = 60
+    epochs = 24
     body = {
         "name": "real",
         "dataset": {"name": "clicks"},
@@ -123,7 +124,8 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
     assert psutil.pid_exists(pid), "the run trains on"
     size = (directory / "events.jsonl").stat().st_size
     until(lambda: (directory / "events.jsonl").stat().st_size > size)
-    service.start()
+    with suspended(directory):  # so that it need not train for as long as a service takes to start
+        service.start()
     seen = until(lambda: service.job(job["id"])["progress"])
     found = service.job(job["id"])
     assert (found["state"], found["attempt"]) == ("running", 1), found["error"]
@@ -154,6 +156,18 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
     held = service.client.get("/v1/collections/items/versions").json()["items"][0]
     assert (held["state"], held["parent"]) == ("held", current["version"])
     assert held["reasons"]
+
+
+@contextlib.contextmanager
+def suspended(directory: Path) -> Iterator[None]:
+    processes = run_process.processes(directory)
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def put_clicks(folder: Path, number: int, rows: int = 2000) -> None:
