@@ -72,12 +72,13 @@ def _serve(
     os.environ.update(environment)
     os.dup2(stdout.fileno(), 1)
     stdout.close()
-    fork_standby()
     return function(*arguments)
 
 
 def evenkeel(*arguments: str) -> None:
-    """The command."""
+    """The command. One that runs jobs gets its standby process as a fork."""
+    if not {"api", "vectors"}.intersection(arguments):
+        fork_standby()
     sys.argv = ["evenkeel", *arguments]
     entrypoint.main()
 
