@@ -135,15 +135,18 @@ class Demo:
         }
         for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_RAY_ADDRESS", "EVENKEEL_STORE_URL"):
             environment.pop(name, None)
-        with open(self.home / "service.log", "wb") as log:
-            self.service = subprocess.Popen(
-                [Path(sys.executable).with_name("evenkeel"), "serve", "--port", "0"],
-                env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+        self.service = self.serve(environment)
         url = self.wait_for_address()
         self.wait_until_ready(url)
         self.client = Client(url, (self.home / "evenkeel" / "admin.key").read_text().strip())
         say(f"service on {url}, its home in {self.home}")
+
+    def serve(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with open(self.home / "service.log", "wb") as log:
+            return subprocess.Popen(
+                [Path(sys.executable).with_name("evenkeel"), "serve", "--port", "0"],
+                env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
 
     def wait_for_address(self) -> str:
         deadline = time.monotonic() + START_SECONDS

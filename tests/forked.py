@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -15,23 +16,30 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
+
+from trainer.runs.protocol import RUN_DIR_VARIABLE
+from trainer.runs.standby import LONGEST_PATH
 
 _PR_SET_PDEATHSIG = 1
 _CONTEXT = multiprocessing.get_context("forkserver")
 _IMPORTED = [
     "pytest", "hypothesis", "torch.distributed", "torchrec", "trainer.launch.on_host", "trainer.launch.driver",
-    "pandas",  # pyarrow does, with its first array
+    # What forks of tests/service/forked_service.py need: no more than two seconds for both.
+    "trainer.launch.fork_server", "tests.service.service_imports",
 ]  # fmt: skip
 # They share the cores: one thread each. Read when torch is imported.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+# Room where /proc shows a process's environment, for what marks one as a run's (trainer.launch.fork_server). Last.
+_ROOM = {RUN_DIR_VARIABLE: " " * LONGEST_PATH}
 
 
 def start(function: Callable[..., Any], *arguments: Any, log: Path) -> ForkServerProcess:
     """A process that calls the module-level ``function``, with one thread, and writes what it says to ``log``."""
     _CONTEXT.set_forkserver_preload(_IMPORTED)
-    with _set(_ENVIRONMENT):
+    with _set(_ENVIRONMENT | _ROOM):
         forkserver.ensure_running()
     sys.audit("os.fork")  # tests/conftest.py counts who starts processes
     process = _CONTEXT.Process(target=_call, args=(log, dict(os.environ), function, arguments))
@@ -39,9 +47,15 @@ def start(function: Callable[..., Any], *arguments: Any, log: Path) -> ForkServe
     return process
 
 
+def barrier(parties: int) -> Barrier:
+    """For this process and what it starts here."""
+    return _CONTEXT.Barrier(parties)
+
+
 def _call(log: Path, environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     # Held by this process, it would keep the one that it is forked from when the session was killed. Both end then.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    gc.freeze()  # a collection does not touch what was imported before: it stays shared, and takes no time
     os.environ.clear()
     os.environ.update(environment | _ENVIRONMENT)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

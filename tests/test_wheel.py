@@ -83,7 +83,7 @@ def test_its_service_has_its_migrations_pages_and_examples(
     where = [sys.executable, "-c", "import service; print(service.__file__)"]
     found = subprocess.run(where, env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.startswith(str(installed))
-    with serving(tmp_path / "service", "api", PYTHONPATH=str(installed)) as served:
+    with serving(tmp_path / "service", "api", real=True, PYTHONPATH=str(installed)) as served:
         with httpx.Client(base_url=served.url, headers={"Authorization": f"Bearer {served.key}"}) as client:
             assert client.get("/").status_code == 200
             assert client.get("/static/dashboard.css").status_code == 200

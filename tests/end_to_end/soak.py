@@ -1,6 +1,6 @@
 """The soak: two services on one home, schedules that fire every minute, real runs, readers; and kills.
 
-``make soak`` (30 minutes, a hundred kills) or ``.venv/bin/python tests/end_to_end/soak.py --minutes M --kills N``. Ends
+``make soak`` (30 minutes, a hundred kills) or ``.venv/bin/python -m tests.end_to_end.soak --minutes M --kills N``. Ends
 with a JSON object of what was done and seen, and exit code 1 if a promise was broken:
 
 - no job is lost: each firing that started has its job, each job ends, and each ends as succeeded;
@@ -20,7 +20,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,6 +37,7 @@ import pyarrow.parquet as pq
 from embeddings.store import Store, open_store
 from service.client import Client
 from service.client.http import ProblemError, ServiceError
+from tests.service import serving
 from trainer.runs.protocol import RUN_DIR_VARIABLE
 
 COLLECTION = "soaked"
@@ -46,20 +46,18 @@ TERMINAL = ("succeeded", "failed", "cancelled")
 
 
 class Server:
-    """A service process that can be killed and started again."""
+    """A service process that can be killed and started again. ``real``: see tests/service/serving.py."""
 
-    def __init__(self, role: str, environment: dict[str, str], log: Path):
+    def __init__(self, role: str, environment: dict[str, str], log: Path, real: bool):
         self.role = role
         self._environment = environment
         self._log = log
+        self._real = real
         self.start()
 
     def start(self) -> None:
-        with open(self._log, "a") as log:
-            self.process = subprocess.Popen(
-                [str(Path(sys.executable).with_name("evenkeel")), "serve", "--role", self.role, "--port", "0"],
-                env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+        arguments = ["serve", "--role", self.role, "--port", "0"]
+        self.process = serving.start_command(arguments, self._environment, self._log, self._real)
         assert self.process.stdout is not None
         found = re.search(r"http://\S+", self.process.stdout.readline())
         assert found is not None, "the service did not say where it listens"
@@ -91,8 +89,9 @@ class Seen:
 
 
 class Soak:
-    def __init__(self, home: Path, seed: int):
+    def __init__(self, home: Path, seed: int, real: bool):
         self.home = home
+        self.real = real
         self.random = random.Random(seed)
         self.seen = Seen()
         data = home.parent / "data"
@@ -109,7 +108,7 @@ class Soak:
         self.done = threading.Event()
 
     def server(self, role: str, number: int) -> Server:
-        return Server(role, self.environment, self.home.parent / f"{role}-{number}.log")
+        return Server(role, self.environment, self.home.parent / f"{role}-{number}.log", self.real)
 
     @property
     def key(self) -> str:
@@ -173,7 +172,7 @@ class Soak:
     def watch(self) -> None:
         """Two drivers of one run directory at once, and the memory of what serves vectors."""
         assert self.vectors is not None
-        serving = psutil.Process(self.vectors.process.pid)
+        process = psutil.Process(self.vectors.process.pid)
         while not self.done.wait(1.0):
             found = self.drivers()
             if len(set(found.values())) < len(found):
@@ -184,7 +183,7 @@ class Soak:
             for directory, count in Counter(found.values()).items():
                 if count > 1:
                     self.seen.broken.append(f"{count} drivers of {directory} at once")
-            self.seen.resident_mb.append(serving.memory_info().rss / 2**20)
+            self.seen.resident_mb.append(process.memory_info().rss / 2**20)
 
     # --- what is killed ----------------------------------------------------------------------------------------------
 
@@ -361,10 +360,10 @@ def job(name: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def soaking(directory: Path, seed: int) -> Iterator[Soak]:
+def soaking(directory: Path, seed: int, real: bool = True) -> Iterator[Soak]:
     home = directory / "home"
     home.mkdir(parents=True)
-    soak = Soak(home, seed)
+    soak = Soak(home, seed, real)
     try:
         yield soak
     finally:

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.process, pytest.mark.slow, pyt
 
 
 def test_nothing_is_lost_doubled_or_torn_while_things_are_killed(tmp_path: Path) -> None:
-    with soaking(tmp_path, seed=3) as soak:
+    with soaking(tmp_path, seed=3, real=False) as soak:
         soak.begin()
 
         def killed(kind: str) -> bool:

@@ -22,6 +22,7 @@ import pytest
 
 from service.cli import main as cli_main
 from service.core.settings import Settings
+from tests.service.forked_service import Forked, evenkeel
 
 EVENKEEL = Path(sys.executable).with_name("evenkeel")
 
@@ -34,7 +35,7 @@ class Served:
     key: str
     home: Path
     data: Path
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
 
     @property
     def settings(self) -> Settings:
@@ -60,24 +61,24 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    directory: Path, role: str = "api", *options: str, log: Path | None = None, **more: str
+    directory: Path, role: str = "api", *options: str, log: Path | None = None, real: bool = False, **more: str
 ) -> Iterator[Served]:
     """Starts one over ``directory/home`` with data root ``directory/data``; ends it with SIGTERM, unless the test has
-    killed it. ``options`` of the command, ``log``: a file for its stderr, ``more`` environment."""
+    killed it. ``options`` of the command, ``log``: a file for its stderr, ``more`` environment. ``real``: the command
+    itself, in the place of a fork that does the same (forked_service.py)."""
     home, data = directory / "home", directory / "data"
     data.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data)}
     for name in ("EVENKEEL_API_KEY", "EVENKEEL_URL", "EVENKEEL_STORE_URL", "EVENKEEL_DATABASE_URL"):
         environment.pop(name, None)
     environment.update(more)
-    command = [str(EVENKEEL), "serve", "--role", role, "--port", "0", *options]
-    with contextlib.ExitStack() as files:
-        stderr = files.enter_context(open(log, "w")) if log is not None else None
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    arguments = ["serve", "--role", role, "--port", "0", *options]
+    said = log or directory / "serve.err"
+    process = start_command(arguments, environment, said, real)
     assert process.stdout is not None
     try:
         found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None, "the service did not say where it listens"
+        assert found is not None, f"the service did not say where it listens: {said.read_text()}"
         key_file = home / "admin.key"
         yield Served(found[0], key_file.read_text().strip() if _appears(key_file) else "", home, data, process)
     finally:
@@ -85,6 +86,18 @@ def serving(
         process.send_signal(signal.SIGTERM)
         assert killed or process.wait(300) in (0, -signal.SIGTERM)
         process.stdout.close()
+
+
+def start_command(
+    arguments: list[str], environment: dict[str, str], log: Path, real: bool = False
+) -> subprocess.Popen[str] | Forked:
+    """``evenkeel ARGUMENTS``, its stderr in ``log``."""
+    if not real:
+        return Forked(log, environment, evenkeel, *arguments)
+    with open(log, "a") as stderr:
+        return subprocess.Popen(
+            [str(EVENKEEL), *arguments], env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
 
 
 class Done(NamedTuple):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 from service.app import serve
 from service.core.settings import Settings
 from tests.service.small_run import SmallRuns
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """By the environment, until it is told to end."""
     settings = dataclasses.replace(
         Settings.from_environment(), follow_seconds=0.05, schedule_seconds=0.1, retry_backoff_seconds=0.05
     )
-    sys.exit(serve(settings, port=0, executor=SmallRuns()))
+    return serve(settings, port=0, executor=SmallRuns())

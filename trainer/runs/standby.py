@@ -89,19 +89,8 @@ class Standby:
         self._end()
         local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection, self._made_of = local, (environment, code)
-        # Room for a run's directory where /proc shows a process's environment: see show_marker of
-        # trainer.launch.fork_server.
-        shown = {name: value for name, value in environment.items() if name != RUN_DIR_VARIABLE}
         with remote:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.launch.fork_server", str(remote.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=shown | {RUN_DIR_VARIABLE: " " * LONGEST_PATH},
-                pass_fds=[remote.fileno()],
-                start_new_session=True,
-            )
+            self._process = start_process(remote, environment)
         local.settimeout(READY_SECONDS)
         self._heard()
 
@@ -120,6 +109,22 @@ class Standby:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def start_process(connection: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process that forks runs for who holds the other end of ``connection``."""
+    # Room for a run's directory where /proc shows a process's environment: see show_marker of
+    # trainer.launch.fork_server.
+    shown = {name: value for name, value in environment.items() if name != RUN_DIR_VARIABLE}
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.launch.fork_server", str(connection.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=shown | {RUN_DIR_VARIABLE: " " * LONGEST_PATH},
+        pass_fds=[connection.fileno()],
+        start_new_session=True,
+    )
 
 
 def code_state() -> list[tuple[str, int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from service.core import tables
 from service.core.database import MIGRATIONS, Database, migrate
 from service.core.settings import Settings
 from service.identity import keys
+from tests import forked
 from tests.service.racers import COUNTER, add_in_process
 from tests.service.service_kit import BOTH
 
@@ -39,15 +40,12 @@ async def count(database: Database) -> int:
 
 
 @pytest.mark.process
-async def test_no_update_is_lost_among_12_writers_in_3_processes(database_url: str) -> None:
+async def test_no_update_is_lost_among_12_writers_in_3_processes(database_url: str, tmp_path: Path) -> None:
     database = Database(database_url)
     await database.start()
     await prepare_counter(database)
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(3)
-    workers = [context.Process(target=add_in_process, args=(database_url, barrier, 4, 20)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
+    barrier, log = forked.barrier(3), tmp_path / "writers.txt"
+    workers = [forked.start(add_in_process, database_url, barrier, 4, 20, log=log) for _ in range(3)]
     await asyncio.to_thread(lambda: [worker.join(240) for worker in workers])
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert await count(database) == 3 * 4 * 20

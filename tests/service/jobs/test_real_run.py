@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,13 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.service.forked_service import Forked, evenkeel
+from trainer.runs import run_process
 from trainer.runs.protocol import PROCESS_FILE
-from trainer.runs.run_process import terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 
-SERVE = "import sys; from service.app import serve; from service.core.settings import Settings; "
-SERVE += "sys.exit(serve(Settings.from_environment(), port=0))"
 RUN_SECONDS = 500.0
 
 
@@ -48,13 +48,10 @@ class Service:
         self._environment["EVENKEEL_RETRY_BACKOFF_SECONDS"] = "1"
         self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self.client = httpx.Client()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVE], env=self._environment, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
+        self._process = Forked(self.home.with_suffix(".err"), self._environment, evenkeel, "serve", "--port", "0")
         url = self._process.stdout.readline().split()[-1]
         with httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=20), timeout=300) as waiting:
             assert waiting.get("/readyz").status_code == 200
@@ -64,7 +61,6 @@ class Service:
 
     def kill(self) -> None:
         assert self._process is not None
-        assert self._process.stdout is not None
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
@@ -97,7 +93,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         service.client.close()
         service.kill()
         for run in (service.home / "runs").glob("job_*"):
-            terminate(run, 0)
+            run_process.terminate(run, 0)
 
 
 @pytest.mark.timeout(900)
@@ -109,7 +105,7 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
         "label": {"column": "click"},
     }
     service.client.post("/v1/datasets", json=dataset).raise_for_status()
-    epochs = 60
+    epochs = 24
     body = {
         "name": "real",
         "dataset": {"name": "clicks"},
@@ -128,7 +124,8 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
     assert psutil.pid_exists(pid), "the run trains on"
     size = (directory / "events.jsonl").stat().st_size
     until(lambda: (directory / "events.jsonl").stat().st_size > size)
-    service.start()
+    with suspended(directory):  # so that it need not train for as long as a service takes to start
+        service.start()
     seen = until(lambda: service.job(job["id"])["progress"])
     found = service.job(job["id"])
     assert (found["state"], found["attempt"]) == ("running", 1), found["error"]
@@ -159,6 +156,18 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
     held = service.client.get("/v1/collections/items/versions").json()["items"][0]
     assert (held["state"], held["parent"]) == ("held", current["version"])
     assert held["reasons"]
+
+
+@contextlib.contextmanager
+def suspended(directory: Path) -> Iterator[None]:
+    processes = run_process.processes(directory)
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def put_clicks(folder: Path, number: int, rows: int = 2000) -> None:

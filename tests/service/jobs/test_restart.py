@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.service import small_server
+from tests.service.forked_service import Forked
 from tests.service.service_kit import job_body
 from trainer.runs.protocol import PROCESS_FILE
 from trainer.runs.run_process import terminate
@@ -37,17 +38,11 @@ class Server:
             "EVENKEEL_DATA_ROOTS": str(data),
             "PYTHONPATH": path,
         }
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | None = None
         self.client = httpx.Client()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.service.small_server"],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
+        self._process = Forked(self.home.with_suffix(".err"), self._environment, small_server.main)
         url = self._process.stdout.readline().split()[-1]
         transport = httpx.HTTPTransport(retries=20)
         with httpx.Client(base_url=url, transport=transport, timeout=300) as waiting:
@@ -69,7 +64,6 @@ class Server:
 
     def _gone(self) -> int:
         assert self._process is not None
-        assert self._process.stdout is not None
         code = self._process.wait(timeout=300)
         self._process.stdout.close()
         return code

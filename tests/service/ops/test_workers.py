@@ -85,7 +85,7 @@ def test_a_second_worker_adds_less_than_a_tenth_of_the_file(tmp_path: Path) -> N
     file_bytes = file.stat().st_size
     used = []
     for num_workers in (1, 2):
-        with serving.serving(tmp_path, "vectors", "--workers", str(num_workers)) as served:
+        with serving.serving(tmp_path, "vectors", "--workers", str(num_workers), real=True) as served:
             found = read_everything(served, num_items, file_bytes)
             assert len(found) == num_workers
             used.append(sum(map(pss_bytes, [psutil.Process(served.process.pid), *found])))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-import multiprocessing
 import signal
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from fastapi import FastAPI
 
 from service.core import tables
 from service.core.settings import Settings
+from tests import forked
 from tests.service.racers import fire_killed_everywhere, replica
 from tests.service.service_kit import BOTH, job_body
 from trainer.runs.run_process import terminate
@@ -44,10 +44,7 @@ async def test_killed_between_any_two_writes_a_firing_and_its_job_are_both_there
 ) -> None:
     await create(app, client, "daily")
     report = tmp_path / "report.json"
-    process = multiprocessing.get_context("spawn").Process(
-        target=fire_killed_everywhere, args=(database_url, START + DAY, str(report))
-    )
-    process.start()
+    process = forked.start(fire_killed_everywhere, database_url, START + DAY, str(report), log=tmp_path / "log.txt")
     await asyncio.to_thread(process.join, 300)
     assert process.exitcode == 0
     found = json.loads(report.read_text())
@@ -69,16 +66,13 @@ async def test_three_replicas_race_through_clock_jumps(
     orders = ([0, 3, 1, 2, 3], [2, 0, 1, 0, 3], [1, 3, 0, 3, 2])
     instants = [[START + day * DAY + datetime.timedelta(minutes=1) for day in order] for order in orders]
     stop = tmp_path / "stop"
-    context = multiprocessing.get_context("spawn")
     homes = [tmp_path / f"replica{number}" for number in range(3)]
 
     def start(number: int, barrier: Any, dies: bool = False) -> Any:
         arguments = (database_url, homes[number], settings.data_roots[0], barrier, instants[number], stop, dies)
-        process = context.Process(target=replica, args=arguments)
-        process.start()
-        return process
+        return forked.start(replica, *arguments, log=tmp_path / f"replica{number}.txt")
 
-    barrier = context.Barrier(3)
+    barrier = forked.barrier(3)
     replicas = [start(number, barrier, dies=number == 1) for number in range(3)]
     deaths = 0
     try:

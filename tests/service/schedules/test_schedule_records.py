@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
-import multiprocessing
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,6 +18,7 @@ from service.core import tables
 from service.core.settings import Settings
 from service.jobs import job_records
 from service.schedules import scheduler
+from tests import forked
 from tests.service.racers import fire_in_process
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
 
@@ -300,7 +300,7 @@ async def test_firings_come_in_pages(app: FastAPI, client: httpx.AsyncClient, da
 
 @pytest.mark.process
 async def test_three_racing_schedulers_fire_nothing_twice(
-    app: FastAPI, client: httpx.AsyncClient, dataset: str, database_url: str
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, database_url: str, tmp_path: Path
 ) -> None:
     """Three processes live through the same twelve days, each at its own pace: every instant fires, each firing has
     one job and each job one firing."""
@@ -310,11 +310,8 @@ async def test_three_racing_schedulers_fire_nothing_twice(
     await due_from(app, START)
     days = 12
     instants = [START + datetime.timedelta(days=day, minutes=2) for day in range(days)]
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(3)
-    racers = [context.Process(target=fire_in_process, args=(database_url, barrier, instants)) for _ in range(3)]
-    for racer in racers:
-        racer.start()
+    barrier, log = forked.barrier(3), tmp_path / "racers.txt"
+    racers = [forked.start(fire_in_process, database_url, barrier, instants, log=log) for _ in range(3)]
     await asyncio.to_thread(lambda: [racer.join(240) for racer in racers])
     assert [racer.exitcode for racer in racers] == [0, 0, 0]
     fired = [(name, one["fire_at"], one["job_id"]) for name in names for one in await firings(client, name)]
