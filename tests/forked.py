@@ -6,6 +6,7 @@ threads that a fork would lose. Its environment is that of the first use; a fork
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -13,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -30,6 +32,7 @@ _IMPORTED = [
     # What forks of tests/service/forked_service.py need: no more than two seconds for both.
     "trainer.launch.fork_server", "tests.service.service_imports",
 ]  # fmt: skip
+_started: weakref.WeakSet[ForkServerProcess] = weakref.WeakSet()
 # They share the cores: one thread each. Read when torch is imported.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 # Room where /proc shows a process's environment, for what marks one as a run's (trainer.launch.fork_server). Last.
@@ -44,7 +47,18 @@ def start(function: Callable[..., Any], *arguments: Any, log: Path) -> ForkServe
     sys.audit("os.fork")  # tests/conftest.py counts who starts processes
     process = _CONTEXT.Process(target=_call, args=(log, dict(os.environ), function, arguments))
     process.start()
+    _started.add(process)
     return process
+
+
+def _end_all() -> None:
+    """What a test that failed has left would be waited for, for ever, when the session ends."""
+    for process in [*_started]:
+        if process.is_alive():
+            process.kill()
+
+
+atexit.register(_end_all)
 
 
 def barrier(parties: int) -> Barrier:

@@ -45,7 +45,9 @@ demo = load_demo()
 
 class WithForkedService(demo.Demo):  # type: ignore[name-defined, misc]
     def serve(self, environment: dict[str, str]) -> Any:
-        return Forked(self.home / "service.log", environment, evenkeel_in_one_log, "serve", "--port", "0")
+        served = Forked(self.home / "service.log", environment, evenkeel_in_one_log, "serve", "--port", "0")
+        served.stdout.close()
+        return served
 
 
 def evenkeel_in_one_log(*arguments: str) -> None:
@@ -58,8 +60,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A demo whose service runs and has published its first version."""
     started = WithForkedService(tmp_path_factory.mktemp("demo"), num_rows=ROWS)
     started.prepare_data()
-    started.start_service()
     try:
+        started.start_service()
         started.register()
         started.publish()
         yield started

@@ -34,6 +34,7 @@ class Forked:
     subprocess.Popen. ``log``: its stderr."""
 
     def __init__(self, log: Path, environment: Mapping[str, str], function: Callable[..., int | None], *arguments: Any):
+        log.touch()
         reader, writer = multiprocessing.Pipe(duplex=False)
         self.stdout = os.fdopen(os.dup(reader.fileno()), "r", encoding="utf-8")
         reader.close()

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from fastapi import FastAPI
 import service.app
 from service.api import routes
 from service.core.settings import Settings
+from tests.service.forked_service import Forked, evenkeel
 from tests.service.service_kit import client_of, running
 from tests.service.small_run import SmallRuns
 
@@ -229,24 +229,6 @@ SERVE += "sys.exit(serve(Settings.from_environment(), port=int(sys.argv[1])))"
 
 
 @pytest.mark.process
-def test_a_taken_port_is_a_clear_error_and_exit_1(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "-c", SERVE, str(port)],
-            env=environment(tmp_path / "home"),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
-    assert "--port" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -256,18 +238,15 @@ def test_a_taken_port_is_a_clear_error_and_exit_1(tmp_path: Path) -> None:
     ],
 )
 def test_a_database_that_cannot_be_used_is_a_clear_error_and_exit_1(tmp_path: Path, url: str, reason: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SERVE, "0"],
-        env=environment(tmp_path / "home", EVENKEEL_DATABASE_URL=url),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert reason in done.stderr
-    assert "secret" not in done.stderr
-    assert "Traceback" not in done.stderr
+    log = tmp_path / "log.txt"
+    served = Forked(log, environment(tmp_path / "home", EVENKEEL_DATABASE_URL=url), evenkeel, "serve", "--port", "0")
+    code = served.wait(300)
+    said = served.stdout.read() + log.read_text()
+    served.stdout.close()
+    assert code == 1
+    assert reason in said
+    assert "secret" not in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.process

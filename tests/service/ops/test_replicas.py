@@ -24,7 +24,7 @@ from tests.service import serving
 
 pytestmark = pytest.mark.slow
 
-LOAD_SECONDS = float(os.environ.get("EVENKEEL_TEST_LOAD_SECONDS", "6"))
+LOAD_SECONDS = float(os.environ.get("EVENKEEL_TEST_LOAD_SECONDS", "3"))
 """The long form: 300 (docs/guides/reliability.md, "Load")."""
 RATE = 200
 NUM_CLIENTS = 16
