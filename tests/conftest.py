@@ -67,6 +67,13 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if os.environ["TRITON_INTERPRET"] == "1" and any("triton" in item.nodeid for item in session.items):
+        from tests import interpreted
+
+        interpreted.install()
+
+
 # A skip for any other reason is a failure: a suite that quietly skips proves nothing.
 ALLOWED_SKIPS = (
     "real data sets are not here",

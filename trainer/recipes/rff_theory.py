@@ -16,7 +16,7 @@ DELTAS = (0.05, 0.5, 1.0)
 """The lemma holds with probability 1 - delta: with 1 it says nothing, and is at its lowest."""
 NUM_FREQUENCIES = (16, 32, 64, 128, 256, 512)
 NUM_ITEMS = (50, 100, 200, 400, 800)
-NUM_DRAWS = 20
+NUM_DRAWS, QUICK_DRAWS = 20, 3
 EPSILON = 0.1
 VARIANCES = (0.2, 0.5, 0.8, 1.0, 1.25, 2.0)
 
@@ -54,7 +54,7 @@ def risk_and_alignment(vectors: Array, labels: Array, held_out: Array, sigma: fl
     return float((answers != labels[held_out]).mean()), *kernel_alignment(vectors, labels, sigma)
 
 
-def proposition_4(runs: Sequence[Array], classes: Array) -> Section:
+def proposition_4(runs: Sequence[Array], classes: Array, num_draws: int) -> Section:
     """Return how far A_n of features lies from that of the kernel, by m and by n, and what another Q does to it.
 
     Of the first run: by m, the root mean square over draws of U of A_n(U) - A_n(K), all items, and the mean over draws
@@ -68,17 +68,17 @@ def proposition_4(runs: Sequence[Array], classes: Array) -> Section:
     exact = kernel_alignment(rows, codes, 1.0)[0]
     by_m = [
         (m, float(np.sqrt(np.mean([(alignment_of(features(rows, m, 1.0, seed), codes) - exact) ** 2
-                                   for seed in range(NUM_DRAWS)]))))
+                                   for seed in range(num_draws)]))))
         for m in NUM_FREQUENCIES
     ]  # fmt: skip
     by_sup = [
-        (m, statistics.fmean(largest_difference(rows, codes, m, seed) for seed in range(NUM_DRAWS)))
+        (m, statistics.fmean(largest_difference(rows, codes, m, seed) for seed in range(num_draws)))
         for m in NUM_FREQUENCIES
     ]
     draw = np.random.Generator(np.random.Philox(0))
     by_n = []
     for n in (n for n in NUM_ITEMS if n < len(rows)):
-        samples = [draw.choice(len(rows), n, replace=False) for _ in range(NUM_DRAWS)]
+        samples = [draw.choice(len(rows), n, replace=False) for _ in range(num_draws)]
         values = [kernel_alignment(rows[some], codes[some], 1.0)[0] for some in samples]
         by_n.append((n, statistics.stdev(values)))
     by_q = []
@@ -95,9 +95,9 @@ def proposition_4(runs: Sequence[Array], classes: Array) -> Section:
         ("", "distance"),
         tuple(lines),
         (
-            f"By m: rms over {NUM_DRAWS} draws of the frequencies. By n: standard deviation over {NUM_DRAWS} samples "
+            f"By m: rms over {num_draws} draws of the frequencies. By n: standard deviation over {num_draws} samples "
             "of items. By sigma_Q^2: the difference itself, which neither m nor n makes smaller. The largest over Q: "
-            f"mean over {NUM_DRAWS} draws of Q and of Q*.",
+            f"mean over {num_draws} draws of Q and of Q*.",
             f"The bound's first term falls to 1 at m = {frequencies_for(EPSILON, dim, max(VARIANCES)):,} for an error "
             f"of {EPSILON:g}.",
         ),

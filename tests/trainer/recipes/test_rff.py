@@ -145,7 +145,9 @@ def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_doe
     monkeypatch.setattr(rff_theory, "NUM_FREQUENCIES", (16, 512))
     runs, _, classes = kept_runs(0.0)
     vectors = runs[0]["vectors"][-1]
-    section = rff_theory.proposition_4([vectors], np.array([classes[item] for item in range(len(vectors))]))
+    section = rff_theory.proposition_4(
+        [vectors], np.array([classes[item] for item in range(len(vectors))]), rff_theory.NUM_DRAWS
+    )
     lines = {name.split(",")[0]: float(cell) for name, cell in section.lines}
     rms = {name.split(",")[0]: float(cell) for name, cell in section.lines if name.endswith("Q = Q*")}
     assert rms["m = 512"] < rms["m = 16"] / 3
@@ -181,7 +183,6 @@ def test_a_report_tells_rotations_from_noise(monkeypatch: pytest.MonkeyPatch) ->
     """Vectors that are only turned: refitted consumers do not notice, a frozen one does until they are aligned. Vectors
     of noise: no claim holds."""
     monkeypatch.setattr(rff_figures, "NUM_STEPS", 60)
-    monkeypatch.setattr(rff_theory, "NUM_DRAWS", 2)
     runs, records, classes = kept_runs(0.0)
     found = findings({4: (runs, records)}, classes, 4, is_published=False)
     assert [section.name for section in found.sections] == ["task1", "growth", "lemma1", "proposition4", "sensitivity"]
