@@ -31,7 +31,7 @@ def trials(data: Path, seed: int, quick: bool) -> list[TextTrial]:
     found = []
     for (model, descent), settings in DESCENTS.items():
         if quick:
-            settings = replace(settings, steps=settings.steps // 10, points=5, examples=60, neighbours=2)
+            settings = replace(settings, steps=settings.steps // 50, points=5, examples=60, neighbours=2)
         found.append(
             TextTrial(TABLE, model, descent, "one_changed_example", data, (SENTENCES,), asdict(settings), seed)
         )
