@@ -165,8 +165,10 @@ class Cluster:
         self._starters = [one for one in self._starters if one.poll() is None]
 
     def _of_sessions(self, starters: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
-        """What Ray runs stays in the session that its starter leads."""
-        pids, found = {starter.pid for starter in starters}, []
+        """What Ray runs stays in the session that its starter leads. Where that has ended and there is a process of its
+        number, the number is another's by now."""
+        pids = {one.pid for one in starters if one.poll() is None or not psutil.pid_exists(one.pid)}
+        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) in pids and process.status() != psutil.STATUS_ZOMBIE:

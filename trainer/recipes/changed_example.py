@@ -47,14 +47,14 @@ def sections(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Se
         lines += [(model, descent, f"{level:g}", *_at(level, of_seeds)) for level in LEVELS]
         curves.setdefault(model, {})[descent] = _curve(of_seeds)
     ended = [record for of_seeds in records.values() for record in of_seeds]
-    settings = DESCENTS[next(iter(records))]
+    one = _figures(ended[0])[0]
     yield Section(
         "stability", "Training sets that differ in one example (section 8, figure 7)",
         ("model", "descent", "training logloss", "passes", "epsilon", "change of training logloss", "of parameters"),
         tuple(lines),
         (
-            f"S has {settings.examples} sentences. Epsilon: the largest change of the logloss of a held-out sentence, "
-            f"of {settings.neighbours} S' in each seed, in the mean over seeds: a lower bound. Compared where the "
+            f"S has {one['examples']} sentences. Epsilon: the largest change of the logloss of a held-out sentence, "
+            f"of {one['neighbours']} S' in each seed, in the mean over seeds: a lower bound. Compared where the "
             f"training logloss first is at most so large; {NOT_RUN}: it never is.",
             facts(ended),
         ),

@@ -247,4 +247,4 @@ _SOURCE = (
 _PROTOCOL = """\
 A DNN on a random part of the rows, of which a tenth tests with its own labels; of the others a tenth validates. Adam
 for rows and towers. Labels are permuted among a share of the rows that do not test, validation rows included. The
-linear classifier is of sentences, of which a fifth is held out; of 500 others one is changed."""
+linear classifier is of sentences, of which a fifth is held out; of some others one is changed."""

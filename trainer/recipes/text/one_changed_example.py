@@ -40,9 +40,10 @@ class ChangedExampleSettings:
 def measure(settings: ChangedExampleSettings, path: Path, seed: int) -> Iterator[dict[str, Any]]:
     """Yield figures after each share of the steps, as ``epoch`` 1 to ``points`` of the split ``test``.
 
-    ``passes`` over S; ``logloss``: that of S; ``apart``: the mean over S' of the absolute difference of
-    the logloss of S, ``epsilon``: the largest difference of the logloss of one held-out sentence, of all S';
-    ``parameters``: the mean over S' of the distance of all parameters, by their norm.
+    ``passes`` over S, which has ``examples``; ``neighbours``: how many S' there are; ``logloss``: that of S; ``apart``:
+    the mean over S' of the absolute difference of the logloss of S, ``epsilon``: the largest difference of the logloss
+    of one held-out sentence, of all S'; ``parameters``: the mean over S' of the distance of all parameters, by their
+    norm.
 
     Raises:
         ValueError: the file is not there, or has too few sentences.
@@ -71,7 +72,7 @@ def measure(settings: ChangedExampleSettings, path: Path, seed: int) -> Iterator
         apart = [distance(tested[0], tested[k], vectors[0], vectors[k]) for k in range(1, len(models))]
         yield {
             "epoch": point, "split": "test", "passes": taken if settings.by == "all" else taken / settings.examples,
-            "logloss": at_s[0],
+            "examples": settings.examples, "neighbours": settings.neighbours, "logloss": at_s[0],
             "apart": float(np.mean([abs(one - at_s[0]) for one in at_s[1:]])),
             "epsilon": max(one.epsilon for one in apart),
             "parameters": float(np.mean([one.parameters["all"] for one in apart])),

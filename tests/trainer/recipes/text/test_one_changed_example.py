@@ -68,7 +68,7 @@ def test_the_report_compares_where_the_training_loss_is_the_same() -> None:
     def record(losses: list[float]) -> dict[str, object]:
         figures = [
             {"epoch": n, "split": "test", "passes": 10.0 * n, "logloss": loss, "apart": 0.01, "epsilon": n / 10,
-             "parameters": 0.2}
+             "parameters": 0.2, "examples": 70, "neighbours": 3}
             for n, loss in enumerate(losses, 1)
         ]  # fmt: skip
         about = {"key": str(losses), "finished_at": "2026-01-01", "packages": {}, "git_commit": "", "command": "c"}
@@ -80,4 +80,6 @@ def test_the_report_compares_where_the_training_loss_is_the_same() -> None:
     assert cells["0.5"] == ("15", "0.150", "0.0100", "0.2000")
     assert cells["0.3"] == ("25", "0.250", "0.0100", "0.2000")
     assert set(cells["0.1"]) == {"–"}
+    assert "S has 70 sentences" in section.notes[0]
+    assert "of 3 S'" in section.notes[0]
     assert list(sections({})) == []
