@@ -32,6 +32,8 @@ from embeddings.optim import (
 from embeddings.optim.lr_schedules import Cosine, LinearWarmup, StepDecay
 from embeddings.tables.config import InitConfig, TableConfig
 
+pytestmark = pytest.mark.slow
+
 COMPILED = ("reference", "cpu")
 BACKENDS = (*COMPILED, "triton")
 # Triton's interpreter takes some 50 ms for a step: fewer there, and of the optimizers one for each branch of the rules.

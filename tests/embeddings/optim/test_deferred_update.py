@@ -27,6 +27,8 @@ from embeddings.optim.idle_decay import ACROSS_EPOCHS
 from embeddings.optim.lr_schedules import Cosine, LinearWarmup, Schedule, StepDecay
 from embeddings.optim.momentum_terms import MAX_ERROR
 
+pytestmark = pytest.mark.slow
+
 M, V, THETA = 0.07, 0.004, 1.3
 
 
@@ -104,7 +106,6 @@ def test_adaptive_decay_equals_the_loop(s, idle, alpha, betas, schedule):
     check(AdamAR(0.02, *betas, alpha=alpha, schedule=schedule), s, idle)
 
 
-@pytest.mark.slow
 @given(
     s=st.integers(1, 400), idle=st.integers(0, 300), alpha=st.sampled_from([1e-8, 1e-6, 1e-4, 0.02]), betas=betas,
     epoch_steps=st.sampled_from([1, 7, 100, 250]), schedule=schedules,
@@ -121,7 +122,6 @@ def test_constant_decay_equals_the_loop(s, idle, decay, betas, schedule):
     check(AdamW(0.02, *betas, weight_decay=decay, schedule=schedule), s, idle)
 
 
-@pytest.mark.slow
 @given(**steps, alpha=st.sampled_from([1e-4, 1e-2]), schedule=schedules)
 def test_eps_inside_the_root_equals_the_loop(s, idle, alpha, schedule):
     check(AdamAR(0.02, alpha=alpha, schedule=schedule, eps_inside_root=True), s, idle)

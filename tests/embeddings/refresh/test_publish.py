@@ -17,6 +17,8 @@ from embeddings.refresh.publish import Expiry, Gate, MovingAverage, Settings, Vi
 from embeddings.store import Collection, GateHeld, Store, UnknownView, open_store
 from embeddings.vectors.item_vectors import CARRIED, CHUNK_ROWS, FOUND, MISSING, ItemVectors, unit_rows
 
+pytestmark = pytest.mark.slow
+
 N, D = 400, 8
 
 
@@ -353,7 +355,6 @@ def test_tiny_and_huge_rows_have_directions_too(store: Store, collection: Collec
     np.testing.assert_allclose(served(collection), unit_rows(retrained(0))[0], atol=1e-6)
 
 
-@pytest.mark.slow
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_whatever_comes_what_is_served_is_finite_and_accounted_for(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, seed: int

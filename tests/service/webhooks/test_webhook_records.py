@@ -31,7 +31,7 @@ from service.webhooks import webhook_records
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for, waits_for
 from tests.service.small_run import SmallRuns
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
 
@@ -150,7 +150,6 @@ async def test_a_known_signature() -> None:
     assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-@pytest.mark.slow
 async def test_a_delivery_is_tried_again_and_then_given_up(
     app: FastAPI, client: httpx.AsyncClient, receiver: Receiver
 ) -> None:

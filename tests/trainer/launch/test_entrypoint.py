@@ -36,6 +36,8 @@ from trainer.runs.events import EventWriter
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
 from trainer.training.progress import Reporter
 
+pytestmark = pytest.mark.slow
+
 ADAM_AR = {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003}
 PUBLISH = {"collection": "items", "feature": "item"}
 
@@ -62,7 +64,6 @@ def test_without_a_directory_it_is_that_of_the_run_in_the_cache(monkeypatch, tmp
 # --- a run that succeeds ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_run_tells_its_life(make_run, small, monkeypatch):
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
     monkeypatch.setattr(progress, "REPORT_SECONDS", -1.0)

@@ -30,6 +30,8 @@ from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer
 
+pytestmark = pytest.mark.slow
+
 DIM = 4
 HASH = {"kind": "hash", "std": 0.3}
 ADAMW = {"kind": "adamw", "learning_rate": 0.03, "weight_decay": 0.1}

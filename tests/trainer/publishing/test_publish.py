@@ -16,6 +16,8 @@ from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors, with_held_rows
 from trainer.runs.protocol import EXIT_RETRYABLE
 
+pytestmark = pytest.mark.slow
+
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
 
 

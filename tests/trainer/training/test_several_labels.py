@@ -26,6 +26,8 @@ from trainer.output_calibration.registry import fit, of_json
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 1200
 LABELS: dict[str, Any] = {
     "click": {"column": "click"},

@@ -11,7 +11,7 @@ import pytest
 from trainer.data.prepare.preparation import prepare
 from trainer.spec import load_documents
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.slow, pytest.mark.data]
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 LARGER_NAMES = ("amazon_beauty", "gowalla", "ml1m", "ml1m_item2vec", "ml1m_sasrec")

@@ -27,6 +27,8 @@ from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer
 from trainer.training.regularizers.sam import ascended, gradient_squared_norm
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = {"user": 62, "item": 122}
 BATCH_SIZE = 598  # five steps an epoch of 2393 samples, of which the last has one
 DNN = {"kind": "dnn", "embedding_dim": 4, "hidden": [8, 6], "init": {"kind": "normal", "std": 0.5}}
@@ -533,7 +535,6 @@ def test_memory_counts_masks_and_copies(small):
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_meda_run_publishes_and_is_a_parent(make_run, small):
     """Rows have evidence by their own count of steps, in the run and in a warm start from it, whose steps go on."""
     publish = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
