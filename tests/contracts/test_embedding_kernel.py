@@ -36,8 +36,7 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "rowwise_adam_ar": RowwiseAdamAR(0.01, alpha=1e-4),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-"""What is compiled for each optimizer is compiled here first."""
+pytestmark = pytest.mark.slow
 
 
 def test_each_rule_is_compared() -> None:
