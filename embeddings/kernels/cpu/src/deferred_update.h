@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <utility>
 
 #include "interface.h"
 
@@ -11,52 +10,62 @@ template <class Real>
 struct Pair {
   Real drift1, eps1, drift2, eps2;
 
-  // `root`: of v. Where eps stands inside, roots are taken here.
-  template <bool INSIDE>
-  Real operator()(Real v, Real root) const {
-    const Real root1 = INSIDE ? std::sqrt(v + eps1) : root + eps1;
-    const Real root2 = INSIDE ? std::sqrt(v + eps2) : root + eps2;
-    return (drift1 * root2 + drift2 * root1) / (root1 * root2);
-  }
-};
+  Pair times(Real factor) const { return {factor * drift1, eps1, factor * drift2, eps2}; }
 
-// Pairs of nodes: one as a rule, more in the first steps and where beta2 is small. There is code for one, two and MOST.
-constexpr int MOST = 6;
-
-// What a row has lost by its momentum, in units of m.
-template <class Real, int PAIRS>
-struct Loss {
-  Pair<Real> pairs[PAIRS ? PAIRS : 1];
-
-  Loss(const Pair<Real>* from, int64_t num_pairs, Real factor) {
-    for (int64_t i = 0; i < PAIRS; ++i)
-      pairs[i] = i < num_pairs ? Pair<Real>{factor * from[i].drift1, from[i].eps1, factor * from[i].drift2, from[i].eps2}
-                               : Pair<Real>{0, 1, 0, 1};
-  }
-
-  template <bool INSIDE>
-  Real of(Real v) const { return of<INSIDE>(v, INSIDE ? v : std::sqrt(v)); }
-
-  template <bool INSIDE>
-  Real of(Real v, Real root) const { return sum<INSIDE>(v, root, std::make_index_sequence<PAIRS>()); }
+  // Of v where eps stands inside the root, and of v's root where it stands outside.
+  Real inside(Real v) const { return quotient(std::sqrt(v + eps1), std::sqrt(v + eps2)); }
+  Real outside(Real root) const { return quotient(root + eps1, root + eps2); }
 
  private:
-  template <bool INSIDE, size_t... I>
-  Real sum(Real v, Real root, std::index_sequence<I...>) const {
-    return (pairs[I].template operator()<INSIDE>(v, root) + ...);
+  Real quotient(Real root1, Real root2) const { return (drift1 * root2 + drift2 * root1) / (root1 * root2); }
+};
+
+// What momentum takes from a row, in units of m: pairs of nodes, one as a rule, more in the first steps and where beta2
+// is small.
+template <class Real>
+struct Pairs {
+  const Pair<Real>* pairs = nullptr;
+  int64_t count = 0;
+  bool inside = false;  // where eps stands
+
+  bool move() const {
+    for (int64_t i = 0; i < count; ++i)
+      if (pairs[i].drift1 != 0 || pairs[i].drift2 != 0) return true;
+    return false;
+  }
+
+  // Whether loops over a row are made for it: one pair with eps outside the root.
+  bool usual() const { return count == 1 && !inside; }
+
+  // Both add up from the last pair to the first.
+  Real loss(Real v, Real factor) const {
+    Real found = 0;
+    for (int64_t number = count - 1; number >= 0; --number) {
+      const Pair<Real> pair = pairs[number].times(factor);
+      found += inside ? pair.inside(v) : pair.outside(std::sqrt(v));
+    }
+    return found;
+  }
+
+  __attribute__((noinline)) void losses(Real* __restrict out, const Real* __restrict v, int64_t n, Real factor) const {
+    for (int64_t i = 0; i < n; ++i) out[i] = 0;
+    for (int64_t number = count - 1; number >= 0; --number) {
+      const Pair<Real> pair = pairs[number].times(factor);
+      if (inside)
+        for (int64_t i = 0; i < n; ++i) out[i] += pair.inside(v[i]);
+      else
+        for (int64_t i = 0; i < n; ++i) out[i] += pair.outside(std::sqrt(v[i]));
+    }
   }
 };
+
+// Elements of a row at a time where losses are summed pair by pair.
+constexpr int64_t CHUNK = 128;
 
 template <class Real>
 struct Correction {
   Real decay = 1;
-  const Pair<Real>* pairs = nullptr;  // [num_pairs], or none
-  int64_t num_pairs = 0;
-  bool moves() const {
-    for (int64_t i = 0; i < num_pairs; ++i)
-      if (pairs[i].drift1 != 0 || pairs[i].drift2 != 0) return true;
-    return false;
-  }
+  Pairs<Real> pairs;
 };
 
 // exp(L[K] - L[s]): what the constant decay has left of a row.
@@ -74,10 +83,8 @@ __attribute__((always_inline)) inline Correction<Real> correction(const Deferred
   const int64_t age = deferred.completed - last_step;
   found.decay = static_cast<const Real*>(deferred.decay)[age < deferred.num_decay ? age : deferred.num_decay - 1];
   if (__builtin_expect(deferred.num_log_sums > 0, 0)) found.decay *= Real(constant_decay(deferred, last_step));
-  if (age < deferred.num_near) {
-    found.pairs = static_cast<const Pair<Real>*>(deferred.near) + deferred.num_pairs * age;
-    found.num_pairs = deferred.num_pairs;
-  }
+  if (age < deferred.num_near)
+    found.pairs = {static_cast<const Pair<Real>*>(deferred.near) + deferred.num_pairs * age, deferred.num_pairs, bool(deferred.eps_inside_root)};
   return found;
 }
 

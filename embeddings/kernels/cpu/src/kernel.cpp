@@ -59,20 +59,13 @@ int32_t with_memory(Function&& function) {
   }
 }
 
-template <class W, class S, int DIM, int PAIRS>
-__attribute__((noinline)) void look_up_moving(const LookupCall& call) {
-  if (call.tables->row_values) look_up<W, S, DIM, Reading::MOMENTUM_ROWWISE, PAIRS>(call);
-  else look_up<W, S, DIM, Reading::MOMENTUM, PAIRS>(call);
-}
-
 template <class W, class S, int DIM>
 void look_up_as(const LookupCall& call) {
-  if (!call.deferred) look_up<W, S, DIM, Reading::STORED>(call);
-  else if (!call.deferred->momentum) look_up<W, S, DIM, Reading::DECAYED>(call);
-  else if (call.deferred->num_pairs == 1) look_up_moving<W, S, DIM, 1>(call);
-  // Where beta2 is small or a run begins: without code for each length.
-  else if (call.deferred->num_pairs == 2) look_up_moving<W, S, 0, 2>(call);
-  else look_up_moving<W, S, 0, MOST>(call);
+  // Without momentum no state is read, of whatever type.
+  if (!call.deferred) look_up<W, float, DIM, Reading::STORED>(call);
+  else if (!call.deferred->momentum) look_up<W, float, DIM, Reading::DECAYED>(call);
+  else if (call.tables->row_values) look_up<W, S, DIM, Reading::MOMENTUM_ROWWISE>(call);
+  else look_up<W, S, DIM, Reading::MOMENTUM>(call);
 }
 
 template <class Real>

@@ -38,7 +38,7 @@ inline FoundFault find_fault(const Bags& bags, int64_t num_ids, int64_t num_rows
 // element or one for the row.
 enum class Reading { STORED, DECAYED, MOMENTUM, MOMENTUM_ROWWISE };
 
-template <class W, class S, int DIM, Reading READING, int PAIRS>
+template <class W, class S, int DIM, Reading READING>
 struct Reader {
   using Real = typename Sums<W>::type;
   static constexpr int LENGTH = DIM;
@@ -92,16 +92,13 @@ struct Reader {
     const Correction<Real> now = correction<Real>(*deferred, last_steps[row]);
     const Real scale = factor * now.decay;
     if constexpr (HAS_MOMENTUM) {
-      if (now.moves()) {
-        const Loss<Real, PAIRS> loss(now.pairs, now.num_pairs, factor);
+      if (now.pairs.move()) {
         const S* m = vectors + row * VECTORS * n();
-        const bool inside = deferred->eps_inside_root;
-        if constexpr (ROWWISE) {
-          const Real v = Real(load(row_values[row]));
-          return read_shifted<DIM, How>(out, w, m, scale, inside ? loss.template of<true>(v) : loss.template of<false>(v), dim);
-        }
-        else if (inside) return read_with_momentum<DIM, How, true>(out, w, m, scale, loss, dim);
-        else return read_with_momentum<DIM, How, false>(out, w, m, scale, loss, dim);
+        if constexpr (ROWWISE)
+          return read_shifted<DIM, How>(out, w, m, scale, now.pairs.loss(Real(load(row_values[row])), factor), dim);
+        else if (now.pairs.usual())
+          return read_moved<DIM, How>(out, w, m, m + n(), scale, now.pairs.pairs->times(factor), dim);
+        else return read_moved_by<How>(now.pairs, out, w, m, m + n(), scale, factor, dim);
       }
     }
     read_scaled<DIM, How>(out, w, scale, dim);
@@ -159,7 +156,7 @@ void look_up_block(const LookupCall& call, const Reader& reader, int64_t f, int6
   }
 }
 
-template <class W, class S, int DIM, Reading READING, int PAIRS = 1>
+template <class W, class S, int DIM, Reading READING>
 void look_up(const LookupCall& call) {
   const Tables& tables = *call.tables;
   const int64_t batch_size = call.batch.batch_size;
@@ -167,7 +164,7 @@ void look_up(const LookupCall& call) {
   const int64_t num_blocks = (batch_size + size - 1) / size;
   for_tasks(call.num_threads, tables.num_features * num_blocks, [&](int64_t task, int) {
     const int64_t f = task / num_blocks, start = task % num_blocks * size;
-    const Reader<W, S, DIM, READING, PAIRS> reader(tables, tables.features[f], call.deferred);
+    const Reader<W, S, DIM, READING> reader(tables, tables.features[f], call.deferred);
     look_up_block(call, reader, f, start, std::min(start + size, batch_size));
   });
 }

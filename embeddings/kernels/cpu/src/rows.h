@@ -43,14 +43,29 @@ EVENKEEL_INLINE void read_shifted(Real* __restrict out, const W* __restrict w, c
     out[i] = How::with(out[i], factor * load(w[i]) - share * Real(load(m[i])));
 }
 
-// out = factor w - loss(v) m, the state being [m | v]
-template <int DIM, class How, bool INSIDE, class Real, class W, class S, class Lost>
-EVENKEEL_INLINE void read_with_momentum(Real* __restrict out, const W* __restrict w, const S* __restrict m, Real factor, Lost loss, int64_t dim) {
-  const int64_t n = length<DIM>(dim);
-  const S* __restrict v = m + n;
+// out = factor w - pair(v) m
+template <int DIM, class How, class Real, class W, class S>
+EVENKEEL_INLINE void read_moved(
+    Real* __restrict out, const W* __restrict w, const S* __restrict m, const S* __restrict vs, Real factor, Pair<Real> pair, int64_t dim) {
   EVENKEEL_SIMD
-  for (int64_t i = 0; i < n; ++i)
-    out[i] = How::with(out[i], factor * load(w[i]) - loss.template of<INSIDE>(Real(load(v[i]))) * Real(load(m[i])));
+  for (int64_t i = 0; i < length<DIM>(dim); ++i)
+    out[i] = How::with(out[i], factor * load(w[i]) - pair.outside(std::sqrt(Real(load(vs[i])))) * Real(load(m[i])));
+}
+
+// The same with other pairs than one.
+template <class How, class Real, class W, class S>
+__attribute__((noinline)) void read_moved_by(
+    const Pairs<Real>& pairs, Real* __restrict out, const W* __restrict w, const S* __restrict m, const S* __restrict vs, Real factor,
+    Real share, int64_t dim) {
+  Real v[CHUNK], loss[CHUNK];
+  for (int64_t first = 0; first < dim; first += CHUNK) {
+    const int64_t n = std::min(CHUNK, dim - first);
+    for (int64_t i = 0; i < n; ++i) v[i] = Real(load(vs[first + i]));
+    pairs.losses(loss, v, n, share);
+    EVENKEEL_SIMD
+    for (int64_t i = 0; i < n; ++i)
+      out[first + i] = How::with(out[first + i], factor * load(w[first + i]) - loss[i] * Real(load(m[first + i])));
+  }
 }
 
 // |row|^2 in double, in eight sums that are added up pairwise: the same on every machine.

@@ -83,18 +83,19 @@ struct RowwiseAdagrad {
 };
 
 // sum = fade sum + gain g^2; w = keep w - rate g / root(sum): Adagrad with fade and gain 1, RMSprop.
-template <class Real, bool AVERAGES>
+template <class Real>
 struct SquaredGradients {
   static constexpr int VECTORS = 1;
+  bool averages;
   Real rate, gain;
   Eps<Real> eps;
   explicit SquaredGradients(const UpdateCall& call)
-      : rate(Real(call.step->rate)), gain(AVERAGES ? Real(1 - call.step->beta2) : Real(1)),
+      : averages(call.step->rule == RMSPROP), rate(Real(call.step->rate)), gain(averages ? Real(1 - call.step->beta2) : Real(1)),
         eps(Real(call.step->eps), call.step->eps_inside_root) {}
 
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
-    const Real keep = row.keep * row.deferred.decay, fade = AVERAGES ? row.fade2 : Real(1);
+    const Real keep = row.keep * row.deferred.decay, fade = averages ? row.fade2 : Real(1);
     EVENKEEL_SIMD
     for (int64_t i = 0; i < length<DIM>(row.dim); ++i) {
       const Real g = row.g[i], sum = fade * Real(load(row.vectors[i])) + gain * g * g;
@@ -109,8 +110,7 @@ template <class Real>
 struct AdamPace {
   Real gain1, gain2, rate, root;
   Eps<Real> eps;
-  const Pair<Real>* pairs;
-  int64_t num_pairs;
+  Pairs<Real> ahead;
   bool inside;
 
   explicit AdamPace(const UpdateCall& call)
@@ -119,22 +119,15 @@ struct AdamPace {
         root(Real(1 / std::sqrt(unbiased(call.step->beta2, call)))),
         eps(Real(call.step->eps_inside_root ? call.step->eps * unbiased(call.step->beta2, call) : call.step->eps),
             call.step->eps_inside_root),
-        pairs(static_cast<const Pair<Real>*>(call.deferred ? call.deferred->lookahead : nullptr)),
-        num_pairs(call.deferred && call.deferred->momentum ? call.deferred->num_pairs : 0), inside(call.step->eps_inside_root) {}
+        inside(call.step->eps_inside_root) {
+    if (call.deferred && call.deferred->momentum)
+      ahead = {static_cast<const Pair<Real>*>(call.deferred->lookahead), call.deferred->num_pairs, inside};
+  }
 
   static double unbiased(double beta, const UpdateCall& call) { return 1 - std::pow(beta, double(call.step->step)); }
 
-  // What the row is stored ahead by.
-  template <int PAIRS>
-  Loss<Real, PAIRS> ahead() const { return Loss<Real, PAIRS>(pairs, num_pairs, Real(1)); }
-
-  // What m is multiplied by and subtracted from the row; PAIRS 0: nothing is stored ahead.
-  template <int PAIRS, bool INSIDE>
-  Real pace(Real v, const Loss<Real, PAIRS>& ahead) const {
-    const Real bare = std::sqrt(INSIDE ? v + eps.inside : v), now = rate / (root * bare + eps.outside);
-    if constexpr (PAIRS == 0) return now;
-    else return now + ahead.template of<INSIDE>(v, bare);
-  }
+  // What m is multiplied by and subtracted from the row, by this step alone; `bare`: the root of v and what of eps is inside.
+  Real now(Real bare) const { return rate / (root * bare + eps.outside); }
 };
 
 template <class Real>
@@ -145,30 +138,20 @@ struct Adam {
 
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
-    if (pace.inside) move<DIM, true>(row);
-    else move<DIM, false>(row);
+    if (pace.inside || pace.ahead.count > 1) move_by_pairs(row);
+    else if (pace.ahead.count == 0) move<DIM, false, false>(row);
+    else if (!row.deferred.pairs.move()) move<DIM, true, false>(row);
+    else move<DIM, true, true>(row);
   }
 
  private:
-  template <int DIM, bool INSIDE, class W, class S>
-  void move(const Row<W, S, Real>& row) const {
-    if (pace.num_pairs == 0) move<DIM, INSIDE, 0, false>(row);
-    else if (pace.num_pairs > 2) move_any<INSIDE, MOST>(row);
-    else if (pace.num_pairs > 1) move_any<INSIDE, 2>(row);
-    else if (!row.deferred.moves()) move<DIM, INSIDE, 1, false>(row);
-    else move<DIM, INSIDE, 1, true>(row);
-  }
-
-  // One for all lengths of rows.
-  template <bool INSIDE, int PAIRS, class W, class S>
-  __attribute__((noinline)) void move_any(const Row<W, S, Real>& row) const { move<0, INSIDE, PAIRS, true>(row); }
-
-  template <int DIM, bool INSIDE, int PAIRS, bool HAS_DRIFT, class W, class S>
+  template <int DIM, bool IS_AHEAD, bool HAS_DRIFT, class W, class S>
   void move(const Row<W, S, Real>& row) const {
     const int64_t n = length<DIM>(row.dim);
     const Real factor = row.keep * row.deferred.decay, fade1 = row.fade1, fade2 = row.fade2;
     const Real gain1 = pace.gain1, gain2 = pace.gain2;
-    const Loss<Real, PAIRS> loss(row.deferred.pairs, row.deferred.num_pairs, row.keep), ahead = pace.template ahead<PAIRS>();
+    const Pair<Real> none{0, 1, 0, 1}, ahead = IS_AHEAD ? *pace.ahead.pairs : none;
+    const Pair<Real> drift = HAS_DRIFT ? row.deferred.pairs.pairs->times(row.keep) : none;
     W* __restrict w = row.w;
     S* __restrict ms = row.vectors;
     S* __restrict vs = row.vectors + n;
@@ -177,12 +160,42 @@ struct Adam {
     for (int64_t i = 0; i < n; ++i) {
       const Real g = gs[i], m = Real(load(ms[i])), v = Real(load(vs[i]));
       Real theta = factor * load(w[i]);
-      if constexpr (HAS_DRIFT) theta -= loss.template of<INSIDE>(v) * m;
+      if constexpr (HAS_DRIFT) theta -= drift.outside(std::sqrt(v)) * m;
       const Real first = fade1 * m + gain1 * g, second = fade2 * v + gain2 * g * g;
       store(ms[i], first);
       store(vs[i], second);
-      theta -= pace.template pace<PAIRS, INSIDE>(second, ahead) * first;
+      const Real bare = std::sqrt(second);
+      theta -= (IS_AHEAD ? pace.now(bare) + ahead.outside(bare) : pace.now(bare)) * first;
       store_drawn(w[i], theta, is_half<W> ? row.words[i] : 0);
+    }
+  }
+
+  // More than one pair, or eps inside the root: one code for all lengths of rows.
+  template <class W, class S>
+  __attribute__((noinline)) void move_by_pairs(const Row<W, S, Real>& row) const {
+    const Real factor = row.keep * row.deferred.decay;
+    Real drift[CHUNK], ahead[CHUNK], second[CHUNK];
+    for (int64_t start = 0; start < row.dim; start += CHUNK) {
+      const int64_t n = std::min(CHUNK, row.dim - start);
+      W* __restrict w = row.w + start;
+      S* __restrict ms = row.vectors + start;
+      S* __restrict vs = row.vectors + row.dim + start;
+      const Real* __restrict gs = row.g + start;
+      for (int64_t i = 0; i < n; ++i) second[i] = Real(load(vs[i]));
+      row.deferred.pairs.losses(drift, second, n, row.keep);
+      EVENKEEL_SIMD
+      for (int64_t i = 0; i < n; ++i) {
+        second[i] = row.fade2 * second[i] + pace.gain2 * gs[i] * gs[i];
+        store(vs[i], second[i]);
+      }
+      pace.ahead.losses(ahead, second, n, 1);
+      EVENKEEL_SIMD
+      for (int64_t i = 0; i < n; ++i) {
+        const Real m = Real(load(ms[i])), first = row.fade1 * m + pace.gain1 * gs[i];
+        store(ms[i], first);
+        const Real theta = factor * load(w[i]) - drift[i] * m - (pace.now(std::sqrt(second[i] + pace.eps.inside)) + ahead[i]) * first;
+        store_drawn(w[i], theta, is_half<W> ? row.words[start + i] : 0);
+      }
     }
   }
 };
@@ -195,36 +208,11 @@ struct RowwiseAdam {
 
   template <int DIM, class W, class S>
   void operator()(const Row<W, S, Real>& row) const {
-    if (pace.inside) move<DIM, true>(row);
-    else move<DIM, false>(row);
-  }
-
- private:
-  template <int DIM, bool INSIDE, class W, class S>
-  void move(const Row<W, S, Real>& row) const {
-    if (pace.num_pairs == 0) move<DIM, INSIDE, 0>(row);
-    else if (pace.num_pairs == 1) move<DIM, INSIDE, 1>(row);
-    else move_any<INSIDE>(row);
-  }
-
-  // One for all lengths of rows.
-  template <bool INSIDE, class W, class S>
-  __attribute__((noinline)) void move_any(const Row<W, S, Real>& row) const { move<0, INSIDE, MOST>(row); }
-
-  template <int DIM, bool INSIDE, int PAIRS, class W, class S>
-  void move(const Row<W, S, Real>& row) const {
     const Real before = Real(load(*row.value));
     const Real after = row.fade2 * before + pace.gain2 * mean_square(row.g, row.dim);
     store(*row.value, after);
-    Real share = 0, step;
-    if constexpr (PAIRS == 0) {
-      step = extended_pace<INSIDE>(after);
-    } else {
-      if (row.deferred.moves())
-        share = Loss<Real, PAIRS>(row.deferred.pairs, row.deferred.num_pairs, row.keep).template of<INSIDE>(before);
-      step = pace.template pace<PAIRS, INSIDE>(after, pace.template ahead<PAIRS>());
-    }
-    const Real factor = row.keep * row.deferred.decay;
+    const Real factor = row.keep * row.deferred.decay, share = row.deferred.pairs.loss(before, row.keep);
+    const Real step = pace.ahead.count ? pace.now(std::sqrt(after + pace.eps.inside)) + pace.ahead.loss(after, 1) : extended_pace(after);
     EVENKEEL_SIMD
     for (int64_t i = 0; i < length<DIM>(row.dim); ++i) {
       const Real m = Real(load(row.vectors[i])), first = row.fade1 * m + pace.gain1 * row.g[i];
@@ -233,11 +221,11 @@ struct RowwiseAdam {
     }
   }
 
+ private:
   // AdamPace's without momentum, both parts of its quotient times another root: its last bit is that of runs so far.
-  template <bool INSIDE>
   Real extended_pace(Real v) const {
     const Real now = pace.root * std::sqrt(v + pace.eps.inside) + pace.eps.outside;
-    const Real other = INSIDE ? std::sqrt(v + 1) : std::sqrt(v) + 1;
+    const Real other = pace.inside ? std::sqrt(v + 1) : std::sqrt(v) + 1;
     return pace.rate * other / (now * other);
   }
 };
@@ -313,10 +301,10 @@ template <class W, class S, int DIM>
 void update_as(const UpdateCall& call, const Entries& entries, Scratch& scratch) {
   using Real = typename Sums<W>::type;
   switch (call.step->rule) {
-    case SGD: return update_rows<W, S, DIM, Sgd<Real>>(call, entries, scratch);
-    case ADAGRAD: return update_rows<W, S, DIM, SquaredGradients<Real, false>>(call, entries, scratch);
+    // It has no state, of whatever type.
+    case SGD: return update_rows<W, float, DIM, Sgd<Real>>(call, entries, scratch);
+    case ADAGRAD: case RMSPROP: return update_rows<W, S, DIM, SquaredGradients<Real>>(call, entries, scratch);
     case ROWWISE_ADAGRAD: return update_rows<W, S, DIM, RowwiseAdagrad<Real>>(call, entries, scratch);
-    case RMSPROP: return update_rows<W, S, DIM, SquaredGradients<Real, true>>(call, entries, scratch);
     case ADAM: return update_rows<W, S, DIM, Adam<Real>>(call, entries, scratch);
     case ROWWISE_ADAM: return update_rows<W, S, DIM, RowwiseAdam<Real>>(call, entries, scratch);
   }
