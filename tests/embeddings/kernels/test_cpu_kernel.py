@@ -334,3 +334,20 @@ def test_a_missing_compiler_is_named_with_the_remedy(tmp_path, monkeypatch, comp
             build.build()
     finally:
         build.source_hash.cache_clear()
+
+
+def test_rows_longer_than_a_chunk_equal_the_reference():
+    """Pairs of nodes are summed 128 elements at a time; eps inside the root takes that way on each step."""
+    found = []
+    for backend in ("cpu", "reference"):
+        config = [TableConfig("t", 20, 300, ("f",), init=InitConfig("normal", 0.1))]
+        tables = EmbeddingTables(config, AdamAR(alpha=1e-3, eps_inside_root=True), backend=backend, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(4)
+        for step in range(1, 6):
+            output = tables(torch.randint(0, 20, (6,), generator=generator), torch.arange(7))
+            output.backward(torch.randn(output.shape, generator=generator, dtype=output.dtype))
+            tables.step(step)
+        found.append(
+            torch.cat([output.detach().reshape(-1), tables(torch.arange(20), torch.arange(21)).detach().reshape(-1)])
+        )
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
