@@ -51,7 +51,8 @@ echo "setup: making $VENV from $LOCK (a few minutes the first time)"
 rm -f "$VENV/.evenkeel-stamp"
 "$PYTHON" -m venv "$VENV"
 touch "$VENV/.evenkeel-unfinished"
-pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
+# Most of what pip would compile, for more than a processor's minute, is never imported; Python compiles what it imports.
+install=("$VENV/bin/python" -m pip --disable-pip-version-check -qq install --no-compile)
 
 # Installing torch, installing the other packages and compiling the kernel take a processor's minute or two each, and none needs
 # another: they run beside each other.
@@ -60,28 +61,30 @@ kernel=
 if have_compiler; then build_kernel & kernel=$!; fi
 # torch is in no lock: its build differs between indexes, so no single hash fits, while its version does.
 install_torch() {
-  if [ "$EXTRA" = cuda ]; then "${pip[@]}" install --no-deps "torch==${TORCH}"
-  elif [ -n "${TORCH_INDEX:-}" ]; then "${pip[@]}" install --no-deps --index-url "$TORCH_INDEX" "torch==${TORCH}"
-  else "${pip[@]}" install --no-deps "torch==${TORCH}+cpu" 2>/dev/null; fi
+  if [ "$EXTRA" = cuda ]; then "${install[@]}" --no-deps "torch==${TORCH}"
+  elif [ -n "${TORCH_INDEX:-}" ]; then "${install[@]}" --no-deps --index-url "$TORCH_INDEX" "torch==${TORCH}"
+  else "${install[@]}" --no-deps "torch==${TORCH}+cpu" 2>/dev/null; fi
 }
 install_torch & torch=$!
 # --no-deps: torchrec asks for the CUDA build of fbgemm, which clashes with the CPU build; the lock is complete.
-"${pip[@]}" install --no-deps --require-hashes -r "$LOCK" || { wait; exit 1; }
+"${install[@]}" --no-deps --require-hashes -r "$LOCK" || { wait; exit 1; }
 if ! wait "$torch"; then
   [ "$EXTRA" != cuda ] && [ -z "${TORCH_INDEX:-}" ] || { wait; exit 1; }
   # The plain build of such an index is made for CUDA, and does not import without the packages that it asks for.
   [ "$disk_mb" -ge "$CUDA_BUILD_MB" ] || fail "the package index has no CPU build of torch ${TORCH}, and ${disk_mb} MB of disk are" \
     "too few for the CUDA build (${CUDA_BUILD_MB} MB): set TORCH_INDEX to PyTorch's index of CPU builds (its installation page names it)"
   echo "setup: the package index has no CPU build of torch: taking the CUDA build, several GB (TORCH_INDEX=URL of an index of CPU builds saves them)"
-  "${pip[@]}" install "torch==${TORCH}"
+  "${install[@]}" "torch==${TORCH}"
 fi
 [ -z "$kernel" ] || wait "$kernel" || exit 1
-"${pip[@]}" install --no-deps --no-build-isolation -e .
+"${install[@]}" --no-deps --no-build-isolation -e .
 if ! have_compiler; then
   echo "setup: no C++ compiler here: taking one from deploy/requirements-compiler.lock (100 MB)"
-  "${pip[@]}" install --no-deps --require-hashes -r deploy/requirements-compiler.lock
+  "${install[@]}" --no-deps --require-hashes -r deploy/requirements-compiler.lock
   build_kernel
 fi
-"$VENV/bin/python" -c 'import torch, fbgemm_gpu; print("setup: torch", torch.__version__, "with fbgemm", fbgemm_gpu.__version__)'
+# As many modules as one process can have, so that the first ones to start beside each other do not each compile them.
+"$VENV/bin/python" -c 'import fbgemm_gpu, ray, service.app, torch, torchrec, trainer.launch.worker
+print("setup: torch", torch.__version__, "with fbgemm", fbgemm_gpu.__version__)'
 rm "$VENV/.evenkeel-unfinished"
 echo "$stamp" > "$VENV/.evenkeel-stamp"
