@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 DATA ?=
 MINUTES ?= 30
 KILLS ?= 100
-# Tests wait for processes and disks: three keep two cores busy.
-WORKERS ?= 3
+# Tests wait for processes and disks: four keep two cores busy.
+WORKERS ?= 4
 # The longer forms of tests that are marked `long`.
 LONG = EVENKEEL_TEST_HOSTS=1 HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
 	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
@@ -20,7 +20,7 @@ SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = $(filter-out __init__ harness hosts serving peers baselines stability_tables ctr_tasks ctr_ours ctr_deepctr ctr_torchrec,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long test-hosts test-containers check docs reference notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
+.PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs reference notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -31,7 +31,7 @@ setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu, cuda or cpu-torch-2.
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data $(DATA))
 
-test: setup  ## what CI runs, in WORKERS processes at once (3); OPTIONS: of pytest
+test: setup  ## what CI runs, in WORKERS processes at once (4); OPTIONS: of pytest
 	@$(PYTEST) $(OPTIONS)
 
 test-fast: setup  ## no process, no PostgreSQL, no interpreted Triton, nothing slow: three to four minutes
@@ -48,13 +48,28 @@ test-containers: setup  ## as root with podman: an image of this code and an old
 	@EVENKEEL_TEST_CONTAINERS=1 $(BIN)/python -m pytest -m containers $(OPTIONS)
 
 check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, the site of docs/, known vulnerabilities
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-types check-tests check-imports check-files check-site check-audit
+
+check-types:
+	@$(BIN)/mypy
+
+# What pytest makes of a test's assertions is kept: made here, beside the types, the tests' processes do not each make it.
+check-tests:
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || $(BIN)/python -m pytest --collect-only -q
+
+check-imports:
+	@$(BIN)/lint-imports --config pyproject.toml
+
+check-files:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --config pyproject.toml
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	@$(BIN)/hadolint deploy/Dockerfile
+
+check-site:
 	@$(SITE) --site-dir build/checked_site
+
+check-audit:
 	@deploy/audit.sh $(BIN)/python
 
 docs: reference  ## build the site of docs/ into build/site, which needs no network

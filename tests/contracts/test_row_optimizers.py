@@ -37,11 +37,11 @@ pytestmark = pytest.mark.slow
 COMPILED = ("reference", "cpu")
 BACKENDS = (*COMPILED, "triton")
 # Triton's interpreter takes some 50 ms for a step: fewer there, and of the optimizers one for each branch of the rules.
-NUM_STEPS = {"reference": 300, "cpu": 300, "triton": 50}
+NUM_STEPS = {"reference": 120, "cpu": 300, "triton": 30}
 COSINE = Cosine(10, 0.1, decay_steps=250, final_factor=0.02)
 STEPS = StepDecay(5, every_steps=40, gamma=0.5)
-# Momentum that is gone after 50 steps, not 290: rows outlive it.
-SHORT = {"beta1": 0.5, "beta2": 0.9}
+# Momentum that is gone after 22 steps, not 290: rows outlive it.
+SHORT = {"beta1": 0.25, "beta2": 0.9}
 OPTIMIZERS: dict[str, RowOptimizer] = {
     "sgd": SGD(0.05),
     "sgd-warmup-clip": SGD(0.05, schedule=LinearWarmup(20), clip_row_norm=1.0),
@@ -313,9 +313,9 @@ def test_gradients_of_all_sizes_move_idle_rows_as_the_loop_does(backend, optimiz
         (SGD(0.1, schedule=Cosine(decay_steps=80)), lambda p: torch.optim.SGD(p, lr=0.1)),
         (Adagrad(0.1, schedule=Cosine(decay_steps=80)), lambda p: torch.optim.Adagrad(p, lr=0.1)),
         (Adam(0.1, **SHORT, eps=1e-13, schedule=Cosine(decay_steps=80)),
-         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.9), eps=1e-13)),
+         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.25, 0.9), eps=1e-13)),
         (AdamW(0.1, **SHORT, eps=1e-13, weight_decay=0.3, first_touch="literal", schedule=Cosine(decay_steps=80)),
-         lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.5, 0.9), eps=1e-13, weight_decay=0.3)),
+         lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.25, 0.9), eps=1e-13, weight_decay=0.3)),
         (RMSprop(0.1, 0.9, schedule=Cosine(decay_steps=80)), lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.9)),
     ],
     ids=["sgd", "adagrad", "adam", "adamw", "rmsprop"],
@@ -383,7 +383,7 @@ def test_lowers_a_convex_loss(backend, optimizer):
     """A quadratic with its minimum at 1 in each element, half of the rows at each step; a decay pulls it off a bit."""
     tables = build(optimizer, backend)
     losses = []
-    for k in range(1, 201):
+    for k in range(1, 121):
         loss = (tables(torch.arange(k % 2, 10, 2), torch.arange(6)) - 1.0).square().sum()
         loss.backward()
         tables.step(k)
@@ -437,8 +437,13 @@ def test_reading_changes_nothing(backend, kind):
     assert all(torch.equal(one, other) for one, other in zip(before, stored, strict=True))
 
 
-@each_backend
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam_ar-1e-5", "rowwise_adam_ar-1e-5"])
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        *itertools.product(COMPILED, ("sgd", "adagrad", "adam_ar-1e-5", "rowwise_adam_ar-1e-5")),
+        *(("triton", kind) for kind in ("sgd", "adam_ar-1e-5")),
+    ],
+)
 def test_a_step_that_raises_changes_nothing_and_can_be_tried_again(backend, kind, monkeypatch):
     """Two tables of two dims, and memory that cannot be had at one place after the other on the way."""
     config = [
