@@ -66,8 +66,16 @@ install_torch() {
   else "${install[@]}" --no-deps "torch==${TORCH}+cpu" 2>/dev/null; fi
 }
 install_torch & torch=$!
+# pip keeps one processor busy: each of two takes every other package.
 # --no-deps: torchrec asks for the CUDA build of fbgemm, which clashes with the CPU build; the lock is complete.
-"${install[@]}" --no-deps --require-hashes -r "$LOCK" || { wait; exit 1; }
+install_half() {
+  local half="$VENV/half-$1-${LOCK##*/}"
+  awk -v half="$1" '/^[^ #]/ {number++} number % 2 == half' "$LOCK" > "$half"
+  "${install[@]}" --no-deps --require-hashes -r "$half"
+}
+install_half 0 & half=$!
+install_half 1 || { wait; exit 1; }
+wait "$half" || { wait; exit 1; }
 if ! wait "$torch"; then
   [ "$EXTRA" != cuda ] && [ -z "${TORCH_INDEX:-}" ] || { wait; exit 1; }
   # The plain build of such an index is made for CUDA, and does not import without the packages that it asks for.
