@@ -23,17 +23,20 @@ from typing import NoReturn
 
 import pandas  # type: ignore[import-untyped]  # noqa: F401  # pyarrow does, with its first array
 import pyarrow.pandas_compat  # noqa: F401
-import torch._dynamo  # noqa: F401  # torch does, with its first optimizer
 
-import trainer.data.batches.batches
-import trainer.data.prepare.preparation
-import trainer.launch.entrypoint
-import trainer.launch.on_host
-import trainer.publishing.anchor
-import trainer.publishing.publish
-import trainer.sizing.estimate
-from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE
-from trainer.runs.standby import MESSAGE_BYTES
+from trainer.launch.light_imports import import_torchrec
+
+import_torchrec()
+
+import trainer.data.batches.batches  # noqa: E402
+import trainer.data.prepare.preparation  # noqa: E402
+import trainer.launch.entrypoint  # noqa: E402
+import trainer.launch.on_host  # noqa: E402
+import trainer.publishing.anchor  # noqa: E402
+import trainer.publishing.publish  # noqa: E402
+import trainer.sizing.estimate  # noqa: E402
+from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE  # noqa: E402
+from trainer.runs.standby import MESSAGE_BYTES  # noqa: E402
 
 IDLE_SECONDS = 3600.0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import SGD, Adam, Optimizer
 
 from trainer.spec import JobSpec
 
@@ -13,17 +15,30 @@ if TYPE_CHECKING:
     from trainer.distributed.sharded_model import ShardedModel
 
 
-def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> torch.optim.Optimizer | None:
+def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> Optimizer | None:
     """Return torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
     parameters = [parameter for _, parameter in sharded.dense_parameters()]
     if not parameters:
         return None
     spec = job.dense_optimizer
+    settings = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.kind == "adam":
         # One pass over each parameter instead of a dozen. On a GPU its count of steps would have to lie there.
         fused = all(parameter.device.type == "cpu" for parameter in parameters)
-        return torch.optim.Adam(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, fused=fused or None)
-    return torch.optim.SGD(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)
+        return without_compiler(Adam)(parameters, fused=fused or None, **settings)
+    return without_compiler(SGD)(parameters, **settings)
+
+
+def without_compiler(kind: type[Optimizer]) -> Any:
+    """Return torch's optimizer of that kind without the marks for ``torch.compile``.
+
+    To set them torch imports its compiler with a process's first optimizer: a second of processor time. What is
+    computed is the same.
+    """
+    methods = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
+    unmarked = {name: inspect.unwrap(getattr(kind, name)) for name in methods}
+    unmarked["step"] = torch.no_grad()(unmarked["step"])
+    return type(kind.__name__, (kind,), unmarked)
 
 
 def non_finite_parameters(sharded: ShardedModel) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a run of a model without dense parameters imports: not what it has no use for."""
+"""What a run imports: not what it has no use for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_evenkeel_train_imports_neither_ray_nor_torchs_compiler(tmp_path: Path, 
     }  # fmt: skip
     job = {
         "spec_version": 1, "name": "light", "dataset": {"name": "clicks"}, "epochs": 1, "batch_size": 256,
-        "model": {"kind": "bpr", "embedding_dim": 8}, "publish": {"collection": "items", "feature": "item"},
+        "model": {"kind": "two_tower", "embedding_dim": 8}, "publish": {"collection": "items", "feature": "item"},
     }  # fmt: skip
     spec = tmp_path / "spec.yaml"
     spec.write_text(yaml.safe_dump_all([dataset, job]))
