@@ -51,7 +51,7 @@ check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, 
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-types check-tests check-imports check-files check-site check-audit
 
 check-types:
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers 2
 
 # What pytest makes of a test's assertions is kept: made here, beside the types, the tests' processes do not each make it.
 check-tests:
