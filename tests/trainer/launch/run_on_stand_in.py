@@ -18,6 +18,7 @@ from tests.trainer.launch.stand_in_device import NAME, StandIn, StandInKernel, S
 from trainer.distributed import build, planner
 from trainer.launch import worker
 from trainer.launch.on_host import leave
+from trainer.training import dense_parameters
 
 tables_kernel, planned = embedding_tables.kernel_of, planner.Topology
 
@@ -35,12 +36,11 @@ def topology(*, compute_device, **settings):
     return made
 
 
-adam = torch.optim.Adam
-
-
-def plain_adam(*arguments, fused=None, **settings):
+class PlainAdam(torch.optim.Adam):
     """Neither has the stand-in the CPU's fused Adam, which rounds in another order."""
-    return adam(*arguments, **settings)
+
+    def __init__(self, *arguments, fused=None, **settings):
+        super().__init__(*arguments, **settings)
 
 
 def lead(rank: int, world_size: int, store: str, runs: list[tuple[str, str]]) -> None:
@@ -49,7 +49,7 @@ def lead(rank: int, world_size: int, store: str, runs: list[tuple[str, str]]) ->
     embedding_tables.kernel_of, planner.Topology = kernel, topology
     # The CPU's own attention sums in another order than its plain operators, which the stand-in has.
     torch.backends.cuda.enable_flash_sdp(False)
-    torch.optim.Adam = plain_adam
+    dense_parameters.Adam = PlainAdam
     planner.free_bytes_per_rank = lambda device, world_size, backend: 10**9
 
     # Two backends, as groups of ranks with GPUs have.
