@@ -47,7 +47,7 @@ test-hosts: setup  ## minutes, as root: runs on hosts of namespaces, which vanis
 test-containers: setup  ## as root with podman: an image of this code and an older one, the whole of docker-compose.yml, an upgrade
 	@EVENKEEL_TEST_CONTAINERS=1 $(BIN)/python -m pytest -m containers $(OPTIONS)
 
-check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, the site of docs/, known vulnerabilities
+check: setup  ## lint, format, types, import rules, compose schema, Dockerfile, the site of docs/, known vulnerabilities, that tests can be collected
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-types check-tests check-imports check-files check-site check-audit
 
 check-types:
