@@ -212,6 +212,16 @@ def test_set_up_takes_the_torch_of_the_lock_that_is_chosen(tmp_path: Path) -> No
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("half", ["half-0", "half-1"])
+def test_a_set_up_of_which_one_half_fails_has_failed(tmp_path: Path, half: str) -> None:
+    tree(tmp_path)
+    (tmp_path / "python").write_text(TORCH.replace('*" install "*)', f'*{half}*) exit 3 ;;\n  *" install "*)'))
+    (tmp_path / "python").chmod(0o755)
+    assert run(tmp_path, "setup.sh", PYTHON=str(tmp_path / "python"), VENV=".venv").returncode == 1
+    assert not (tmp_path / ".venv" / ".evenkeel-stamp").exists()
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("broken", [{"requires": ">=3.11"}, {"torch": "torch>="}])
 def test_versions_that_cannot_be_read_are_named(tmp_path: Path, broken: dict[str, str]) -> None:
     done = run(tree(tmp_path, **broken), "setup.sh")
