@@ -50,6 +50,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
         partial(_bpr, rows),
         _gowalla,
         _sasrec,
+        _sasrec_200,
         _beauty,
     )
     trials = [trial for seed in range(seeds) for part in parts for trial in part(data, seed)]
@@ -291,17 +292,24 @@ def _gowalla(data: Path, seed: int) -> Iterator[Trial]:
     return _pairwise("gowalla", of, seed, "recall_20_full", evaluation, rate=0.001, l2=0.001, patience=3)
 
 
-SASREC: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("SASRec", {}),
-    ("p_x .1", {"item": {"probability": 0.1}}),
-    ("p_y .1", {"label": {"probability": 0.1}}),
-    ("p_x .1, p_y .1", {"item": {"probability": 0.1}, "label": {"probability": 0.1}}),
-)
+P_X, P_Y = {"item": {"probability": 0.1}}, {"label": {"probability": 0.1}}
+SASREC: dict[str, dict[str, Any]] = {"SASRec": {}, "p_x .1": P_X, "p_y .1": P_Y, "p_x .1, p_y .1": P_X | P_Y}
 
 
 def _sasrec(data: Path, seed: int) -> Iterator[Trial]:
-    of = documents.ml1m(data, {"rule": "rating >= 1"}, "ml1m_sequences", order="pos")
-    return _sequences("ml1m_sasrec", of, seed, dim=100, dropouts=(0.1, 0.2), epochs=80)
+    return _sequences("ml1m_sasrec", _ml1m_sequences(data), seed, dim=100, dropouts=(0.1, 0.2), epochs=80)
+
+
+def _sasrec_200(data: Path, seed: int) -> Iterator[Trial]:
+    """Yield table 4's six cells with the paper's length and weight decay."""
+    paper = {"length": 200, "dropouts": (0.1,), "dim": 100, "epochs": 80, "weight_decay": 1e-5}
+    of = _ml1m_sequences(data)
+    yield from _sequences("ml1m_sasrec_200", of, seed, **paper)
+    yield from _sequences("ml1m_sasrec_200", of, seed, **paper, blocks=6, rows=("SASRec", "p_x .1, p_y .1"))
+
+
+def _ml1m_sequences(data: Path) -> DatasetSpec:
+    return documents.ml1m(data, {"rule": "rating >= 1"}, "ml1m_sequences", order="pos")
 
 
 def _beauty(data: Path, seed: int) -> Iterator[Trial]:
@@ -310,18 +318,26 @@ def _beauty(data: Path, seed: int) -> Iterator[Trial]:
 
 
 def _sequences(
-    table: str, of: DatasetSpec, seed: int, *, dim: int, dropouts: tuple[float, ...], epochs: int
-) -> Iterator[Trial]:
-    """Yield every method with each rate of dropout, of which the validation split takes one for each."""
-    for (row, sse), dropout in itertools.product(SASREC, dropouts):
+    table: str, of: DatasetSpec, seed: int, *, dim: int, dropouts: tuple[float, ...], epochs: int, length: int = 50,
+    blocks: int = 2, weight_decay: float = 0.0, rows: Sequence[str] = tuple(SASREC),
+) -> Iterator[Trial]:  # fmt: skip
+    """Yield every method with each rate of dropout, of which the validation split takes one for each.
+
+    ``weight_decay``: of all but the rows of items, which SSE is of.
+    """
+    column = "sasrec" if blocks == 2 else f"sasrec_{blocks}"
+    for row, dropout in itertools.product(rows, dropouts):
         yield documents.trial(
-            table, "sasrec", row, of, tried=f"dropout {dropout:g}" if len(dropouts) > 1 else "",
-            model={"kind": "sasrec", "embedding_dim": dim, "length": 50, "blocks": 2, "heads": 1, "negatives": 1},
+            table, column, row, of, tried=f"dropout {dropout:g}" if len(dropouts) > 1 else "",
+            model={
+                "kind": "sasrec", "embedding_dim": dim, "length": length, "blocks": blocks, "heads": 1, "negatives": 1
+            },
             optimizer={"kind": "adam", "learning_rate": 0.001},
+            dense_optimizer={"weight_decay": weight_decay} if weight_decay else None,
             regularizers={"dropout": dropout, "early_stopping": {"metric": "ndcg_10", "patience": 5}},
             epochs=epochs, batch_size=128, seed=seed,
             evaluation=documents.LAST_ITEMS | {"metrics": ["auc", "ndcg_10", "hit_rate_10"]},
-            sse=sse or None,
+            sse=SASREC[row] or None,
         )  # fmt: skip
 
 
