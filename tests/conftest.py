@@ -152,7 +152,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("loadgroup", False):
         return
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not item.get_closest_marker("ray"), item.path not in slow))
+
+    def place(item: pytest.Item) -> tuple[bool, int, bool]:
+        uses = [CLUSTER_FIXTURES.index(name) for name in CLUSTER_FIXTURES if name in getattr(item, "fixturenames", ())]
+        return not item.get_closest_marker("ray"), max(uses, default=0), item.path not in slow
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -173,8 +178,25 @@ def ranks() -> Iterator[Any]:
 
 @pytest.fixture(name="ray_cluster")
 def _ray_cluster() -> ray_cluster.Cluster:
-    """The cluster that all tests share which leave it as it is."""
+    """The cluster that all tests share which leave it as it is: a head and a node."""
     return ray_cluster.shared()
+
+
+@pytest.fixture
+def two_ray_nodes() -> ray_cluster.Cluster:
+    """The shared cluster with a second node, which stays."""
+    return ray_cluster.shared(num_nodes=2)
+
+
+@pytest.fixture
+def mortal_ray_cluster() -> Iterator[ray_cluster.Cluster]:
+    """The shared cluster, for a test that kills its head: it ends with that test."""
+    yield ray_cluster.shared()
+    ray_cluster.end_shared()
+
+
+CLUSTER_FIXTURES = ("ray_cluster", "two_ray_nodes", "mortal_ray_cluster")
+"""In the order in which tests take them: each leaves the cluster as those before it cannot use it."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,4 +1,7 @@
-"""A real Ray cluster of several node processes on free ports of this host, in token mode, ended by pid."""
+"""A real Ray cluster of several node processes on free ports of this host, in token mode, ended by pid.
+
+Each node is as a host of its own: it has a cache that no other one has.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.contracts.store_servers import CREDENTIALS
 from tests.free_ports import free_port, free_ports
 
 BIN = Path(sys.executable).parent
@@ -40,7 +44,8 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="ek-cluster-", dir="/tmp"))
         (self.folder / "home").mkdir()
         self.token = secrets.token_hex(32) if token == "generated" else token
-        self.port, self.dashboard_port = free_ports(2)
+        self.port, self.dashboard_port, self.s3_port = free_ports(3)
+        self._num_nodes = 0
         self._starters: list[subprocess.Popen[bytes]] = []
         self._head: subprocess.Popen[bytes] | None = None
         self._head_cpus = 0
@@ -55,10 +60,20 @@ class Cluster:
             # Workers without a run's environment, of which runs and their drivers can use none.
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",
+            # What a node waits for a head that does not answer, before it ends: a minute otherwise.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+            # Where a test may start an S3 server.
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.s3_port}",
             **PATIENCE,
             MARKER: str(self.folder),
             **({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}),
         }
+
+    @property
+    def caches(self) -> list[Path]:
+        """The cache of each host that was started, the head's first."""
+        return [self.folder / f"host-{number}" for number in range(self._num_nodes)]
 
     @property
     def dashboard(self) -> str:
@@ -99,9 +114,10 @@ class Cluster:
             "--object-store-memory=100000000", "--node-ip-address=127.0.0.1", "--disable-usage-stats",
             "--include-log-monitor=false",  # it reads logs for drivers that want them: ours do not
         ]  # fmt: skip
+        environment = self.environment | {"EVENKEEL_CACHE": str(self.folder / f"host-{self._num_nodes}")}
         with open(log, "wb") as file:
             starter = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 start_new_session=True,
             )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
@@ -115,6 +131,7 @@ class Cluster:
                 starter.wait(300)
                 return None
             time.sleep(0.1)
+        self._num_nodes += 1
         return starter
 
     def _has_lost_its_head(self) -> bool:
@@ -194,17 +211,19 @@ class Cluster:
 _shared: list[Cluster] = []
 
 
-def shared() -> Cluster:
-    """A head that trains nothing and a node with two CPUs, for all tests that leave it as it is."""
+def shared(num_nodes: int = 1) -> Cluster:
+    """A head that trains nothing and ``num_nodes`` nodes with two CPUs, for all tests that leave it as it is; nodes
+    that one has asked for stay."""
     if not _shared:
         cluster = Cluster()
         try:
             cluster.start_head()
-            cluster.start_node(num_cpus=2)
         except BaseException:
             cluster.stop()
             raise
         _shared.append(cluster)
+    while len(_shared[0].caches) < 1 + num_nodes:
+        _shared[0].start_node(num_cpus=2)
     return _shared[0]
 
 

@@ -38,9 +38,9 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def s3_server(bucket: str = "vectors") -> Iterator[str]:
+def s3_server(bucket: str = "vectors", port: int | None = None) -> Iterator[str]:
     """An S3 server process with a bucket; its address HOST:PORT. Set CREDENTIALS before."""
-    port = free_port()
+    port = port or free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -23,7 +23,8 @@ from trainer.storage.opening import open_storage
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
-TWO = {"num_workers": 2, "cpus_per_worker": 1}
+# Each takes a whole node.
+TWO = {"num_workers": 2, "cpus_per_worker": 2}
 SETTINGS = {
     "checkpoint": {"every_steps": 20},
     "resources": TWO,
@@ -33,22 +34,14 @@ SETTINGS = {
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A head and a node with one CPU each, whose caches are ``host-0`` and ``host-1``."""
-    with store_servers.s3_server("runs") as address:
-        access = store_servers.CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{address}"}
-        for name, value in access.items():
+def hosts(two_ray_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The shared cluster and an S3 server; the driver has a cache of its own too."""
+    for name, value in two_ray_nodes.environment.items():
+        if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("EVENKEEL_CACHE", str(tmp_path / "driver-cache"))
-        cluster = Cluster()
-        try:
-            cluster.environment |= access
-            for number, start_host in enumerate((cluster.start_head, cluster.start_node)):
-                cluster.environment["EVENKEEL_CACHE"] = str(tmp_path / f"host-{number}")
-                start_host(num_cpus=1)
-            yield cluster
-        finally:
-            cluster.stop()
+    monkeypatch.setenv("EVENKEEL_CACHE", str(tmp_path / "driver-cache"))
+    with store_servers.s3_server("runs", two_ray_nodes.s3_port):
+        yield two_ray_nodes
 
 
 def start(run, cluster: Cluster, standby) -> None:
@@ -61,9 +54,7 @@ def log_of(run) -> str:
     return (run.directory / LOG_FILE).read_text()[-6000:]
 
 
-def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(
-    make_run, small, tmp_path, hosts, standby, pooled_ranks
-) -> None:
+def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, hosts, standby, pooled_ranks) -> None:
     place = {"ray_address": f"127.0.0.1:{hosts.port}", "storage": "s3://runs/of/run"}
     run = make_run("first", epochs=1000, **place, **SETTINGS)
     start(run, hosts, standby)
@@ -74,8 +65,8 @@ def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(
     assert json.loads((run.directory / EXIT_FILE).read_text())["code"] == EXIT_CANCELLED, log_of(run)
     assert "epoch 1 " in log_of(run), "what rank 0 says elsewhere is in the run's log"
     assert not run.checkpoints.exists(), "the driver has none of it"
-    for number in range(2):
-        (ranks,) = (tmp_path / f"host-{number}" / "runs").glob("*/ranks")
+    for cache in hosts.caches[1:]:
+        ranks = cache / "runs" / run.run_id / "ranks"
         assert (ranks / "data").is_dir()
         assert not list((ranks / "checkpoints").glob("step-*"))
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import forked, ray_cluster
+from tests import forked
 from tests.ray_cluster import Cluster
 from tests.trainer.data.prepare.test_threads import contents
 from trainer.data.prepare.by_tasks import assembly
@@ -60,15 +60,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     pq.write_table(pa.table(columns), path, row_group_size=1000)
     return path
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """The shared one with another node that prepares."""
-    cluster = ray_cluster.shared()
-    node = cluster.start_node(num_cpus=2)
-    yield cluster
-    cluster.kill_node(node)
 
 
 def written_run(folder: Path, rows: Path, cluster: Cluster, num_workers: int) -> Run:
@@ -174,12 +165,12 @@ def prepared_alone(run: Run, folder: Path) -> dict[str, bytes]:
     return contents(folder / "data")
 
 
-def test_any_number_of_workers_prepares_the_same_bytes(cluster, rows, tmp_path, monkeypatch):
+def test_any_number_of_workers_prepares_the_same_bytes(two_ray_nodes, rows, tmp_path, monkeypatch):
     expected = None
     for workers in (1, 3):
-        run = written_run(tmp_path / f"run-{workers}", rows, cluster, workers)
+        run = written_run(tmp_path / f"run-{workers}", rows, two_ray_nodes, workers)
         expected = expected or prepared_alone(run, tmp_path / "alone")
-        outcome = led(run, cluster, monkeypatch)
+        outcome = led(run, two_ray_nodes, monkeypatch)
         assert outcome["error"] is None
         assert contents(run.data) == expected
         if workers == 1:
@@ -190,9 +181,9 @@ def test_any_number_of_workers_prepares_the_same_bytes(cluster, rows, tmp_path, 
             assert f"prepares by {workers} tasks at once on 2 nodes of the cluster" in outcome["said"]
 
 
-def test_nodes_whose_processors_others_have_are_not_waited_for(cluster, rows, tmp_path, monkeypatch):
-    run = written_run(tmp_path / "run", rows, cluster, 2)
-    outcome = led(run, cluster, monkeypatch, None, 0, True)
+def test_nodes_whose_processors_others_have_are_not_waited_for(two_ray_nodes, rows, tmp_path, monkeypatch):
+    run = written_run(tmp_path / "run", rows, two_ray_nodes, 2)
+    outcome = led(run, two_ray_nodes, monkeypatch, None, 0, True)
     assert (outcome["error"], outcome["done"]) == (None, [])
     busy = [one for one in outcome["said"] if one.endswith("prepares nothing: its processors were busy for 2 seconds")]
     assert len(busy) == 2
@@ -200,21 +191,21 @@ def test_nodes_whose_processors_others_have_are_not_waited_for(cluster, rows, tm
     assert contents(run.data)
 
 
-def test_an_error_of_the_rows_is_that_of_the_first_row_with_one(cluster, rows, tmp_path, monkeypatch):
+def test_an_error_of_the_rows_is_that_of_the_first_row_with_one(two_ray_nodes, rows, tmp_path, monkeypatch):
     table = pq.read_table(rows)
     click = table["click"].to_pylist()
     for row in (2 * SPAN_ROWS + 17, 3 * SPAN_ROWS, 4 * SPAN_ROWS + 1):
         click[row] = 7
     bad = tmp_path / "bad.parquet"
     pq.write_table(table.set_column(table.schema.get_field_index("click"), "click", pa.array(click)), bad)
-    outcome = led(written_run(tmp_path / "run", bad, cluster, 2), cluster, monkeypatch)
+    outcome = led(written_run(tmp_path / "run", bad, two_ray_nodes, 2), two_ray_nodes, monkeypatch)
     assert outcome["error"].startswith(f"DataError: {bad}, column 'click', row {2 * SPAN_ROWS + 17}: ")
 
 
-def test_a_node_that_is_lost_costs_its_tasks_alone(cluster, rows, tmp_path, monkeypatch):
-    victim = cluster.start_node(num_cpus=2)
-    run = written_run(tmp_path / "run", rows, cluster, 6)
-    outcome = led(run, cluster, monkeypatch, victim.pid, 3)
+def test_a_node_that_is_lost_costs_its_tasks_alone(two_ray_nodes, rows, tmp_path, monkeypatch):
+    victim = two_ray_nodes.start_node(num_cpus=2)
+    run = written_run(tmp_path / "run", rows, two_ray_nodes, 6)
+    outcome = led(run, two_ray_nodes, monkeypatch, victim.pid, 3)
     assert outcome["error"] is None
     assert contents(run.data) == prepared_alone(run, tmp_path / "alone")
     assert any("is lost: " in one and "goes to another" in one for one in outcome["said"]), outcome["said"]

@@ -160,57 +160,49 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
 
 def test_runs_of_a_cluster_that_shares_nothing_outlive_the_service_and_the_head(
-    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: Any, mortal_ray_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each host has a cache alone; events come over HTTP. The service and then the cluster's head are killed; the retry
     goes on, on a new head. What the job left lies in the bucket, and goes with the job."""
-    with store_servers.s3_server() as address:
-        access = store_servers.CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{address}"}
-        for name, value in access.items():
-            monkeypatch.setenv(name, value)
-        cluster = Cluster()
-        # What a node waits for a head that does not answer, before it ends: a minute otherwise.
-        cluster.environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "10"
-        try:
-            for host, start_host in (("head", cluster.start_head), ("node", cluster.start_node)):
-                cluster.environment["EVENKEEL_CACHE"] = str(tmp_path / host)
-                start_host()
-            service = started(
-                cluster, EVENKEEL_RUN_STORAGE="s3://vectors/runs", EVENKEEL_CACHE=str(tmp_path / "here"), **access
-            )
-            storage = open_storage("s3://vectors/runs")
-            # The head is to be killed within its steps.
-            long = {"epochs": 80, "batch_size": 48, "checkpoint": {"every_steps": 250}}
-            job_id = service.submit(**long, resources={"num_workers": 1})
-            before = service.wait(job_id, lambda job: job["metrics"])
-            service.kill()
-            service.start()
-            service.wait(job_id, lambda job: len(job["metrics"]) > len(before["metrics"]))
-            here = service.served.settings.run_dir(job_id)
-            assert not (here / "checkpoints").exists()
-            assert any("checkpoints/" in one.name for one in storage.list(job_id))
+    cluster = mortal_ray_cluster
+    access = {name: value for name, value in cluster.environment.items() if name.startswith("AWS_")}
+    for name, value in access.items():
+        monkeypatch.setenv(name, value)
+    with store_servers.s3_server(port=cluster.s3_port):
+        service = started(
+            cluster, EVENKEEL_RUN_STORAGE="s3://vectors/runs", EVENKEEL_CACHE=str(tmp_path / "here"), **access
+        )
+        storage = open_storage("s3://vectors/runs")
+        # The head is to be killed within its steps.
+        long = {"epochs": 80, "batch_size": 48, "checkpoint": {"every_steps": 250}}
+        job_id = service.submit(**long, resources={"num_workers": 1})
+        before = service.wait(job_id, lambda job: job["metrics"])
+        service.kill()
+        service.start()
+        service.wait(job_id, lambda job: len(job["metrics"]) > len(before["metrics"]))
+        here = service.served.settings.run_dir(job_id)
+        assert not (here / "checkpoints").exists()
+        assert any("checkpoints/" in one.name for one in storage.list(job_id))
 
-            cluster.kill_head()
-            # The dashboard is away: the job keeps its place and says so.
-            job = service.wait(job_id, lambda job: "has not answered since" in (job["reason"] or ""))
-            assert (job["state"], job["attempt"]) == ("running", 1)
-            until(lambda: cluster.processes() == [])
+        cluster.kill_head()
+        # The dashboard is away: the job keeps its place and says so.
+        job = service.wait(job_id, lambda job: "has not answered since" in (job["reason"] or ""))
+        assert (job["state"], job["attempt"]) == ("running", 1)
+        until(lambda: cluster.processes() == [])
 
-            cluster.start_head(num_cpus=2)
-            done = service.ended(job_id)
-            assert (done["state"], done["attempt"]) == ("succeeded", 2), service.log(job_id)
-            assert done["publication"]["status"] == "published"
-            epochs = [one["epoch"] for one in done["metrics"] if one["split"] == "train"]
-            assert epochs == list(range(1, 81))
-            # Ranks that have lost their head train on until they notice it: perhaps to the last step, but not beyond.
-            # The job's end comes by HTTP; its log is fetched when the cluster says that it ended.
-            until(lambda: "resuming after step" in service.log(job_id), lambda: service.log(job_id)[-5000:])
-            assert run_events.read_exit(here, 2)["code"] == 0
-            # Its processes may be about to end.
-            until(lambda: service.client.delete(f"/v1/jobs/{job_id}").status_code == 204)
-            assert storage.list(job_id) == []
-        finally:
-            cluster.stop()
+        cluster.start_head(num_cpus=2)
+        done = service.ended(job_id)
+        assert (done["state"], done["attempt"]) == ("succeeded", 2), service.log(job_id)
+        assert done["publication"]["status"] == "published"
+        epochs = [one["epoch"] for one in done["metrics"] if one["split"] == "train"]
+        assert epochs == list(range(1, 81))
+        # Ranks that have lost their head train on until they notice it: perhaps to the last step, but not beyond.
+        # The job's end comes by HTTP; its log is fetched when the cluster says that it ended.
+        until(lambda: "resuming after step" in service.log(job_id), lambda: service.log(job_id)[-5000:])
+        assert run_events.read_exit(here, 2)["code"] == 0
+        # Its processes may be about to end.
+        until(lambda: service.client.delete(f"/v1/jobs/{job_id}").status_code == 204)
+        assert storage.list(job_id) == []
 
 
 def test_a_job_of_a_cluster_that_shares_its_run_directories_is_published(ray_cluster: Any, started: Any) -> None:
