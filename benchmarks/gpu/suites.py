@@ -63,7 +63,7 @@ def run_suite(suite: Suite) -> dict[str, Any]:
         ``outcome``: passed, failed or skipped, as a whole; ``reason`` where it was skipped; ``counts`` by outcome;
         ``cases``: the outcome of each test, with the reason unless it passed.
     """
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     probed = subprocess.run(
         [sys.executable, "-c", suite.probe], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
