@@ -302,10 +302,11 @@ def _sasrec(data: Path, seed: int) -> Iterator[Trial]:
 
 def _sasrec_200(data: Path, seed: int) -> Iterator[Trial]:
     """Yield table 4's six cells with the paper's length and weight decay."""
-    paper = {"length": 200, "dropouts": (0.1,), "dim": 100, "epochs": 80, "weight_decay": 1e-5}
-    of = _ml1m_sequences(data)
-    yield from _sequences("ml1m_sasrec_200", of, seed, **paper)
-    yield from _sequences("ml1m_sasrec_200", of, seed, **paper, blocks=6, rows=("SASRec", "p_x .1, p_y .1"))
+    for blocks, rows in ((2, tuple(SASREC)), (6, ("SASRec", "p_x .1, p_y .1"))):
+        yield from _sequences(
+            "ml1m_sasrec_200", _ml1m_sequences(data), seed, dim=100, dropouts=(0.1,), epochs=80, length=200,
+            blocks=blocks, weight_decay=1e-5, rows=rows,
+        )  # fmt: skip
 
 
 def _ml1m_sequences(data: Path) -> DatasetSpec:
