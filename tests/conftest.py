@@ -185,18 +185,18 @@ def _ray_cluster() -> ray_cluster.Cluster:
 @pytest.fixture
 def two_ray_nodes() -> ray_cluster.Cluster:
     """The shared cluster with a second node, which stays."""
-    return ray_cluster.shared(num_nodes=2)
+    return ray_cluster.shared(num_nodes=2, or_more=True)
 
 
 @pytest.fixture
 def mortal_ray_cluster() -> Iterator[ray_cluster.Cluster]:
     """The shared cluster, for a test that kills its head: it ends with that test."""
-    yield ray_cluster.shared()
+    yield ray_cluster.shared(or_more=True)
     ray_cluster.end_shared()
 
 
 CLUSTER_FIXTURES = ("ray_cluster", "two_ray_nodes", "mortal_ray_cluster")
-"""In the order in which tests take them: each leaves the cluster as those before it cannot use it."""
+"""In the order in which tests take them: in another one the cluster is started anew in between."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -211,9 +211,11 @@ class Cluster:
 _shared: list[Cluster] = []
 
 
-def shared(num_nodes: int = 1) -> Cluster:
-    """A head that trains nothing and ``num_nodes`` nodes with two CPUs, for all tests that leave it as it is; nodes
-    that one has asked for stay."""
+def shared(num_nodes: int = 1, *, or_more: bool = False) -> Cluster:
+    """A head that trains nothing and ``num_nodes`` nodes with two CPUs, for all tests that leave it as it is. One that
+    has more nodes, as others asked for them, is another one's unless ``or_more``."""
+    if _shared and len(_shared[0].caches) > 1 + num_nodes and not or_more:
+        end_shared()
     if not _shared:
         cluster = Cluster()
         try:
