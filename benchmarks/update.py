@@ -27,6 +27,8 @@ EPS = 1e-8
 # SparseAdam adds eps before it corrects the bias of v: with a small one both do the same.
 SPARSE_EPS = 1e-12
 COPY_BYTES = 1 << 28
+# Steps before any is timed: rows are then as hot as training keeps them, and momentum is past its costly first steps.
+WARM_UP = 200
 OPTIMIZERS: dict[str, RowOptimizer] = {
     "adagrad": Adagrad(0.01, eps=EPS),
     "adam_ar dense": AdamAR(1e-3, alpha=1e-5),
@@ -63,7 +65,7 @@ def time_updates(draw: Any, grad: torch.Tensor, contestants: list[Any], iteratio
             pooled[j] = contestant(indices, offsets)
 
     updates = [update_of(contestant, pooled, j, grad) for j, contestant in enumerate(contestants)]
-    return interleave(prepare, *updates, iterations=iterations)
+    return interleave(prepare, *updates, iterations=iterations, warm_up=WARM_UP)
 
 
 def bytes_moved(workload: Workload, rows: float, num_vectors: int) -> float:
@@ -132,11 +134,7 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
         return indices, offsets
 
     steps = [peers.whole_step(tables, grad) for tables in contestants]
-    for _ in range(horizon + 50):
-        given = draw()
-        for step in steps:
-            step(given)
-    times = interleave(prepare, *steps, iterations=iterations)
+    times = interleave(prepare, *steps, iterations=iterations, warm_up=WARM_UP)
     share = round(float(np.mean(hot[-iterations * workload.num_tables :])), 3)
     yield line("update", f"{workload} whole step adam_ar dense", "lazy", times, equal="ids and gradients", hot=share)
 
@@ -155,7 +153,7 @@ def against_memory(
     def update(_: Any) -> None:
         tables.step(tables.completed_steps + 1)
 
-    times = interleave(prepare, update, iterations=iterations)[:, 0]
+    times = interleave(prepare, update, iterations=iterations, warm_up=WARM_UP)[:, 0]
     moved = bytes_moved(workload, float(np.mean(touched[-iterations:])), len(optimizer.state_names) - 1)
     copy = copy_bandwidth()
     bandwidth = moved / float(np.median(times)) * 1e3
@@ -177,7 +175,7 @@ def against_sparse_adam(workload: Workload, draw: Any, grad: torch.Tensor, itera
         def theirs(given: Any, peer: peers.TorchSparseAdam = peer) -> None:
             peer.step(given[0], grad)
 
-        times = interleave(draw, peers.whole_step(tables, grad), theirs, iterations=iterations)
+        times = interleave(draw, peers.whole_step(tables, grad), theirs, iterations=iterations, warm_up=WARM_UP)
         if name == "adam lazy":
             for t, bag in enumerate(peer.bags):
                 # Gradients that nearly cancel keep the rounding of the order in which they were summed.
