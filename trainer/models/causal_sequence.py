@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
 from trainer.models.layers.dropout import keep_mask
+from trainer.models.layers.length_groups import LengthGroup, length_groups, put_back
 from trainer.models.losses import sampled_loss
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
 from trainer.spec.models.sequences import PieceSpec
@@ -70,23 +71,32 @@ class CausalSequenceModel(NextItemModel):
         if not len(values):
             # A rank without a sample: a part of the graph all the same, so that backward finds it.
             return self.finished(values)
-        owner = owners(lengths)
-        position = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
-        return self.finished(self._hidden(padded(values, lengths), lengths, batch)[owner, position])
+        groups = length_groups(lengths)
+        states = [self._group_states(values.index_select(0, group.places), group, batch) for group in groups]
+        return self.finished(put_back(states, [group.places for group in groups], len(values)))
 
-    def _hidden(self, items: Tensor, lengths: Tensor, batch: Batch | None) -> Tensor:
-        """Return :meth:`hidden`, with dropout where there is a ``batch`` and the model trains."""
+    def _group_states(self, values: Tensor, group: LengthGroup, batch: Batch) -> Tensor:
+        """Return :meth:`hidden` of the group's items read, [n, d]."""
+        hidden = self._hidden(padded(values, group.lengths), group.lengths, batch, group.samples)
+        owner = owners(group.lengths)
+        position = torch.arange(len(values), device=values.device) - (group.lengths.cumsum(0) - group.lengths)[owner]
+        return hidden.flatten(0, 1).index_select(0, owner * hidden.shape[1] + position)
+
+    def _hidden(
+        self, items: Tensor, lengths: Tensor, batch: Batch | None = None, samples: Tensor | None = None
+    ) -> Tensor:
+        """Return :meth:`hidden`, with dropout of these samples of a ``batch`` where the model trains."""
         columns = torch.arange(items.shape[1], device=items.device)
         positions = (self.length - lengths[:, None] + columns).clamp(max=self.length - 1)
-        return self.hidden(items, positions, self._dropout(batch, positions))
+        return self.hidden(items, positions, self._dropout(batch, samples, positions))
 
-    def _dropout(self, batch: Batch | None, positions: Tensor) -> Drop:
-        if batch is None or not self.training or not self.dropout:
+    def _dropout(self, batch: Batch | None, samples: Tensor | None, positions: Tensor) -> Drop:
+        if batch is None or samples is None or not self.training or not self.dropout:
             return lambda x, site: x
-        where = {"seed": self.seed, "step": batch.step, "sample_offset": batch.sample_offset}
+        step, drawn = batch.step, batch.sample_offset + samples
 
         def drop(x: Tensor, site: int) -> Tensor:
-            keep = keep_mask(positions, self.dim, self.dropout, site=site, **where)
+            keep = keep_mask(positions, drawn, self.dim, self.dropout, seed=self.seed, step=step, site=site)
             return x * keep * (1.0 / (1.0 - self.dropout))
 
         return drop

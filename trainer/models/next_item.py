@@ -13,6 +13,7 @@ from trainer.data.batches.sequence_batches import catalogue_features
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.metrics import rank_of
 from trainer.models.base import ModelInputs, RankingModel
+from trainer.models.layers.length_groups import length_groups, put_back
 from trainer.spec.models.base import ModelSpec
 
 if TYPE_CHECKING:
@@ -51,8 +52,12 @@ class NextItemModel(RankingModel):
 
     def queries(self, rows: Mapping[str, JaggedTensor]) -> Tensor:
         """Return :meth:`encode` of the looked-up rows of ``item``, [b, dim]."""
-        lengths = rows[ITEM].lengths()
-        return self.encode(padded(rows[ITEM].values(), lengths), lengths)
+        values, lengths = rows[ITEM].values(), rows[ITEM].lengths()
+        groups = length_groups(lengths)
+        if not groups:
+            return self.encode(padded(values, lengths), lengths)
+        found = [self.encode(padded(values[group.places], group.lengths), group.lengths) for group in groups]
+        return put_back(found, [group.samples for group in groups], len(lengths))
 
     @abstractmethod
     def candidates(self, rows: Tensor) -> Tensor:

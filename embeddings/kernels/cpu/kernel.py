@@ -298,22 +298,28 @@ def swap_feature(
 
 
 def fill_keep_mask(
-    keep: torch.Tensor, positions: torch.Tensor, threshold: int, draw: tuple[int, int, int], key: tuple[int, int]
+    keep: torch.Tensor,
+    positions: torch.Tensor,
+    samples: torch.Tensor,
+    threshold: int,
+    draw: tuple[int, int],
+    key: tuple[int, int],
 ) -> None:
     """Fill a dropout mask: trainer.models.layers.dropout.
 
     Args:
         keep: bool [b, l, a multiple of 4], contiguous.
         positions: int64 [b, l], in [0, 2^16).
+        samples: int64 [b], index of each sample in the global batch.
         threshold: words below it drop.
-        draw: step, index of the first sample in the global batch, site.
+        draw: step, site.
         key: of Philox.
     """
-    positions = positions.contiguous()
-    step, sample_offset, site = draw
+    positions, samples = positions.contiguous(), samples.contiguous()
+    step, site = draw
     call = native.KeepMaskCall(
-        keep=keep.data_ptr(), positions=positions.data_ptr(), num_samples=len(positions),
-        num_positions=positions.shape[1], num_quads=keep.shape[2] // 4, step=step, sample_offset=sample_offset,
-        site=site, threshold=threshold, key0=key[0], key1=key[1],
+        keep=keep.data_ptr(), positions=positions.data_ptr(), samples=samples.data_ptr(), num_samples=len(positions),
+        num_positions=positions.shape[1], num_quads=keep.shape[2] // 4, step=step, site=site, threshold=threshold,
+        key0=key[0], key1=key[1],
     )  # fmt: skip
     library().keep_mask(byref(call))

@@ -88,8 +88,8 @@ class SwapCall(ctypes.Structure):
 
 class KeepMaskCall(ctypes.Structure):
     _fields_ = [
-        ("keep", c_void_p), ("positions", c_void_p),
-        *((name, c_int64) for name in ("num_samples", "num_positions", "num_quads", "step", "sample_offset", "site")),
+        *((name, c_void_p) for name in ("keep", "positions", "samples")),
+        *((name, c_int64) for name in ("num_samples", "num_positions", "num_quads", "step", "site")),
         *((name, c_uint64) for name in ("threshold", "key0", "key1")),
     ]  # fmt: skip
 

@@ -37,16 +37,15 @@ def test_counters_are_broadcast():
 
 
 @given(
-    positions=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=5), sample_offset=WORD, step=WORD,
+    positions=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=5), samples=st.tuples(WORD, WORD), step=WORD,
     site=st.integers(0, 2**16 - 1), key=st.tuples(WORD, WORD), threshold=st.sampled_from([0, 1, 2**31, 2**32]),
 )  # fmt: skip
-def test_compiled_equals_numpy(positions, sample_offset, step, site, key, threshold):
+def test_compiled_equals_numpy(positions, samples, step, site, key, threshold):
     """In masks of dropout."""
     keep = torch.empty(2, len(positions), 12, dtype=torch.bool)
-    fill_keep_mask(keep, torch.tensor([positions] * 2), threshold, (step, sample_offset, site), key)
-    samples = sample_offset + np.arange(2)[:, None, None]
+    fill_keep_mask(keep, torch.tensor([positions] * 2), torch.tensor(samples), threshold, (step, site), key)
     places = (site << 16 | np.array(positions))[None, :, None]
-    words = np.stack(philox4x32((step, samples, places, np.arange(3)), key), axis=-1)
+    words = np.stack(philox4x32((step, np.array(samples)[:, None, None], places, np.arange(3)), key), axis=-1)
     assert np.array_equal(keep.numpy(), words.reshape(keep.shape) >= threshold)
 
 

@@ -326,12 +326,14 @@ def test_dropout_is_a_function_of_seed_step_sample_and_position():
     """Whole and in parts, at the left and at the right of the tensor, and as often as asked for."""
     where = {"seed": 5, "step": 7, "site": 2}
     positions = torch.arange(40).repeat(60, 1)
-    keep = keep_mask(positions, 10, 0.3, sample_offset=100, **where)
+    samples = torch.arange(100, 160)
+    keep = keep_mask(positions, samples, 10, 0.3, **where)
     assert abs(float(keep.double().mean()) - 0.7) < 4 * math.sqrt(0.3 * 0.7 / keep.numel())
-    part = keep_mask(positions[20:, 15:], 10, 0.3, sample_offset=120, **where)
-    assert torch.equal(part, keep[20:, 15:])
+    some = torch.tensor([50, 3, 20])
+    part = keep_mask(positions[some, 15:], samples[some], 10, 0.3, **where)
+    assert torch.equal(part, keep[some, 15:])
     for change in ({"seed": 6}, {"step": 8}, {"site": 3}):
-        assert not torch.equal(keep_mask(positions, 10, 0.3, sample_offset=100, **{**where, **change}), keep)
+        assert not torch.equal(keep_mask(positions, samples, 10, 0.3, **{**where, **change}), keep)
 
 
 @pytest.mark.parametrize("kind", ["sasrec", "gru4rec", "hstu"])

@@ -14,21 +14,21 @@ from embeddings.tables.philox import table_key
 
 
 def keep_mask(
-    positions: torch.Tensor, dim: int, rate: float, *, seed: int, step: int, sample_offset: int, site: int
+    positions: torch.Tensor, samples: torch.Tensor, dim: int, rate: float, *, seed: int, step: int, site: int
 ) -> torch.Tensor:
     """Return the mask of what dropout keeps: bool [b, l, dim], False with probability ``rate``.
 
     Args:
         positions: int64 [b, l], those of each sample, in [0, 2^16): an element's mask depends on its position, not on
             where it lies in the tensor. The mask is drawn on the CPU and moved to their device.
+        samples: int64 [b], the index of each in the global batch.
         dim: columns of the mask.
         rate: probability of a drop, for each column of each position on its own.
         seed: the job's; with "dropout" it is the key of the draws.
         step: the training step, a part of the counter of the draws.
-        sample_offset: index in the global batch of the first sample.
         site: place in the model, in [0, 2^16).
     """
     key0, key1 = table_key(seed, "dropout")
     keep = torch.empty(*positions.shape, -(-dim // 4) * 4, dtype=torch.bool)
-    fill_keep_mask(keep, positions.cpu(), hit_threshold(rate), (step, sample_offset, site), (key0, key1))
+    fill_keep_mask(keep, positions.cpu(), samples.cpu(), hit_threshold(rate), (step, site), (key0, key1))
     return keep[..., :dim].to(positions.device)

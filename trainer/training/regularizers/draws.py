@@ -53,10 +53,8 @@ class CounterDraws:
             raise ValueError(f"dropout has room for {_MAX_SITES} hidden layers, and this is number {site + 1}")
         positions = torch.zeros(len(like), 1, dtype=torch.int64, device=like.device)
         columns = math.prod(like.shape[1:])
-        mask = keep_mask(
-            positions, columns, rate, seed=self.seed, step=self.step, sample_offset=self.sample_offset,
-            site=draw << 8 | site,
-        )  # fmt: skip
+        samples = torch.arange(self.sample_offset, self.sample_offset + len(like))
+        mask = keep_mask(positions, samples, columns, rate, seed=self.seed, step=self.step, site=draw << 8 | site)
         return mask.view(like.shape)
 
     def uniforms(self, draw: int, count: int, like: Tensor) -> Tensor:

@@ -105,7 +105,8 @@ struct UpdateCall {
 struct KeepMaskCall {
   uint8_t* keep;             // [num_samples, num_positions, 4 num_quads]
   const int64_t* positions;  // [num_samples, num_positions]
-  int64_t num_samples, num_positions, num_quads, step, sample_offset, site;
+  const int64_t* samples;    // [num_samples]
+  int64_t num_samples, num_positions, num_quads, step, site;
   uint64_t threshold, key0, key1;
 };
 

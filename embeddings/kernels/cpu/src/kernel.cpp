@@ -118,7 +118,7 @@ EVENKEEL_API void evenkeel_swap(const SwapCall* call) {
 
 EVENKEEL_API void evenkeel_keep_mask(const KeepMaskCall* call) {
   for (int64_t place = 0; place < call->num_samples * call->num_positions; ++place) {
-    const uint32_t sample = uint32_t(call->sample_offset + place / call->num_positions);
+    const uint32_t sample = uint32_t(call->samples[place / call->num_positions]);
     const uint32_t at = uint32_t(call->site << 16 | call->positions[place]);
     uint8_t* keep = call->keep + place * 4 * call->num_quads;
     for (int64_t quad = 0; quad < call->num_quads; ++quad) {

@@ -72,11 +72,11 @@ __attribute__((noinline)) void read_moved_by(
 template <class Real>
 double sum_of_squares(const Real* row, int64_t dim) {
   double sums[8] = {};
-  int64_t i = 0;
-  for (; i + 8 <= dim; i += 8)
+  const int64_t whole = dim / 8 * 8;
+  for (int64_t i = 0; i < whole; i += 8)
     for (int lane = 0; lane < 8; ++lane) sums[lane] += double(row[i + lane]) * double(row[i + lane]);
   double rest = 0;
-  for (; i < dim; ++i) rest += double(row[i]) * double(row[i]);
+  for (int64_t i = whole; i < dim; ++i) rest += double(row[i]) * double(row[i]);
   for (int width = 4; width; width /= 2)
     for (int lane = 0; lane < width; ++lane) sums[lane] += sums[lane + width];
   return sums[0] + rest;

@@ -1,0 +1,63 @@
+"""Lists of about the same length together: little of what is computed over them is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WORTH_A_GROUP = 1 / 8
+"""A group of its own has what saves so much of the positions to compute: it costs calls and copies."""
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """Lists of a group.
+
+    Attributes:
+        samples: int64 [b], which lists of all, ascending.
+        lengths: int64 [b], of each.
+        places: int64 [n], where their values stand in those of all lists.
+    """
+
+    samples: Tensor
+    lengths: Tensor
+    places: Tensor
+
+
+def length_groups(lengths: Tensor) -> list[LengthGroup]:
+    """Return the lists that are not empty, the longest in the first group; on a GPU all are in one.
+
+    Lists at most half as long as a group's longest go to the next, where that saves padding enough.
+
+    Args:
+        lengths: int64 [b].
+    """
+    starts = lengths.cumsum(0) - lengths
+    ordered, order = lengths.sort(descending=True, stable=True)
+    first, end = 0, int((lengths > 0).sum())
+    groups = []
+    while first < end:
+        after = _end_of_group(ordered[first:end]) + first if lengths.device.type == "cpu" else end
+        samples = order[first:after].sort().values
+        own = lengths[samples]
+        within = torch.arange(int(own.sum()), device=lengths.device) - torch.repeat_interleave(own.cumsum(0) - own, own)
+        groups.append(LengthGroup(samples, own, torch.repeat_interleave(starts[samples], own) + within))
+        first = after
+    return groups
+
+
+def _end_of_group(lengths: Tensor) -> int:
+    """Return how many of the longest of these descending lengths belong together."""
+    longest, count = int(lengths[0]), len(lengths)
+    long = int((lengths > longest // 2).sum())
+    saved = (count - long) * (longest - int(lengths[long])) if long < count else 0
+    return long if saved >= WORTH_A_GROUP * count * longest else count
+
+
+def put_back(parts: Sequence[Tensor], places: Sequence[Tensor], size: int) -> Tensor:
+    """Return [size, d] with the rows of each part at its places, and zeros where there is none."""
+    rows = torch.cat(list(parts))
+    return rows.new_zeros(size, rows.shape[1]).index_copy(0, torch.cat(list(places)), rows)
