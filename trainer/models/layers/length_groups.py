@@ -40,7 +40,7 @@ def length_groups(lengths: Tensor) -> list[LengthGroup]:
     first, end = 0, int((lengths > 0).sum())
     groups = []
     while first < end:
-        after = _end_of_group(ordered[first:end]) + first if lengths.device.type == "cpu" else end
+        after = _end_of_group(ordered[first:end]) + first if lengths.device.type != "cuda" else end
         samples = order[first:after].sort().values
         own = lengths[samples]
         within = torch.arange(int(own.sum()), device=lengths.device) - torch.repeat_interleave(own.cumsum(0) - own, own)
