@@ -78,9 +78,7 @@ class CausalSequenceModel(NextItemModel):
     def _group_states(self, values: Tensor, group: LengthGroup, batch: Batch) -> Tensor:
         """Return :meth:`hidden` of the group's items read, [n, d]."""
         hidden = self._hidden(padded(values, group.lengths), group.lengths, batch, group.samples)
-        owner = owners(group.lengths)
-        position = torch.arange(len(values), device=values.device) - (group.lengths.cumsum(0) - group.lengths)[owner]
-        return hidden.flatten(0, 1).index_select(0, owner * hidden.shape[1] + position)
+        return hidden.flatten(0, 1).index_select(0, owners(group.lengths) * hidden.shape[1] + group.positions)
 
     def _hidden(
         self, items: Tensor, lengths: Tensor, batch: Batch | None = None, samples: Tensor | None = None

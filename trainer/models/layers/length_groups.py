@@ -20,11 +20,13 @@ class LengthGroup:
         samples: int64 [b], which lists of all, ascending.
         lengths: int64 [b], of each.
         places: int64 [n], where their values stand in those of all lists.
+        positions: int64 [n], and where in their own.
     """
 
     samples: Tensor
     lengths: Tensor
     places: Tensor
+    positions: Tensor
 
 
 def length_groups(lengths: Tensor) -> list[LengthGroup]:
@@ -43,8 +45,9 @@ def length_groups(lengths: Tensor) -> list[LengthGroup]:
         after = _end_of_group(ordered[first:end]) + first if lengths.device.type != "cuda" else end
         samples = order[first:after].sort().values
         own = lengths[samples]
-        within = torch.arange(int(own.sum()), device=lengths.device) - torch.repeat_interleave(own.cumsum(0) - own, own)
-        groups.append(LengthGroup(samples, own, torch.repeat_interleave(starts[samples], own) + within))
+        starts_here = torch.repeat_interleave(own.cumsum(0) - own, own)
+        positions = torch.arange(len(starts_here), device=lengths.device) - starts_here
+        groups.append(LengthGroup(samples, own, torch.repeat_interleave(starts[samples], own) + positions, positions))
         first = after
     return groups
 
