@@ -2,8 +2,7 @@
 
 Lengths are those of the users of a data set, at most ``length``; ids are drawn. Bench ``train``: forward and backward
 of the loss, one negative, dropout .2; ``query``: the queries of an evaluation. Both without the kernel's lookup and
-update.
-``padded`` is the same model with one group.
+update. ``padded`` is the same model with one group.
 """
 
 from __future__ import annotations

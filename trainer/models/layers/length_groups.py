@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +59,7 @@ def _end_of_group(lengths: Tensor) -> int:
     return long if saved >= WORTH_A_GROUP * count * longest else count
 
 
-def put_back(parts: Sequence[Tensor], places: Sequence[Tensor], size: int) -> Tensor:
+def put_back(parts: list[Tensor], places: list[Tensor], size: int) -> Tensor:
     """Return [size, d] with the rows of each part at its places, and zeros where there is none."""
-    rows = torch.cat(list(parts))
-    return rows.new_zeros(size, rows.shape[1]).index_copy(0, torch.cat(list(places)), rows)
+    rows = torch.cat(parts)
+    return rows.new_zeros(size, rows.shape[1]).index_copy(0, torch.cat(places), rows)

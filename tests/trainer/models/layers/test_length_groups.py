@@ -21,6 +21,7 @@ def test_each_list_that_is_not_empty_is_in_one_group_with_the_places_of_its_valu
         assert group.lengths.tolist() == [lengths[sample] for sample in group.samples]
         assert group.positions.tolist() == [at for sample in group.samples for at in range(lengths[sample])]
         assert torch.equal(values[group.places], torch.cat([parts[sample] for sample in group.samples]))
+        assert group.samples.tolist() == sorted(group.samples.tolist())
         seen += group.samples.tolist()
     assert sorted(seen) == [sample for sample, length in enumerate(lengths) if length]
 
