@@ -40,10 +40,14 @@ METHODS: dict[str, dict[str, Any] | None] = {
 QUICK: tuple[str, ...] = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
 
 STRENGTHS, SIZES = "strengths", "data_size"
-TUNED = ("R_approx", "R~", "R~ + xi_approx", "identity Hessian", "identity Hessian (sampled)")
+TUNED = (
+    "R_approx", "R_approx + xi_approx", "R~", "R~ + xi_approx", "identity Hessian", "identity Hessian (sampled)",
+)  # fmt: skip
 QUICK_TUNED = ("identity Hessian",)
-FACTORS = (0.0625, 0.25, 1.0, 4.0)
+FACTORS = (0.0625, 0.25, 1.0, 4.0, 16.0)
 """Of lambda_1 = q / (1 - q), the coefficient of the equations."""
+PLAIN, RATES = "DROPOUT_1", (0.1, 0.2, 0.4, 0.6)
+"""Of dropout itself the rate is tuned."""
 L2 = "l2"
 L2_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
 SIZED = ("none", "DROPOUT_1", "DROPOUT_4", "R_approx", "R_approx + xi_approx")
@@ -64,6 +68,7 @@ class Size(NamedTuple):
     methods: tuple[str, ...]
     tuned: tuple[str, ...]
     factors: tuple[float, ...]
+    rates: tuple[float, ...]
     l2: tuple[float, ...]
     sized: tuple[str, ...]
     batch_size: int
@@ -92,13 +97,13 @@ def _quick(data: Path) -> Size:
     fields = tower | {"evaluation": {"split": {"kind": "time", "validation": 0.15, "test": 0.15}}}
     of_parts = tower | {"evaluation": documents.RANDOM, "epochs": 1}
     of = documents.click_log(data)
-    return Size("quick", of, QUICK, QUICK_TUNED, (0.25, 1.0), (), QUICK_SIZED, 128, fields, of_parts)
+    return Size("quick", of, QUICK, QUICK_TUNED, (0.25, 1.0), (), (), QUICK_SIZED, 128, fields, of_parts)
 
 
 def _whole(data: Path) -> Size:
     of = documents.epinions(data, {"rule": "rating >= 4"})
     fields = documents.tower(16, [128, 64], HASH) | {"evaluation": documents.RANDOM}
-    return Size("epinions", of, tuple(METHODS), TUNED, FACTORS, L2_STRENGTHS, SIZED, 1024, fields, fields)
+    return Size("epinions", of, tuple(METHODS), TUNED, FACTORS, RATES, L2_STRENGTHS, SIZED, 1024, fields, fields)
 
 
 def _methods(size: Size, seed: int) -> Iterator[Trial]:
@@ -107,12 +112,14 @@ def _methods(size: Size, seed: int) -> Iterator[Trial]:
 
 
 def _strengths(size: Size, of: DatasetSpec, seed: int) -> Iterator[Trial]:
-    """Yield the candidates for the strength of each explicit regularizer, and those of l2."""
+    """Yield the candidates for the strength of each explicit regularizer, for dropout's rate, and those of l2."""
     for row in size.tuned:
         for factor in size.factors:
             method = (METHODS[row] or {}) | {"explicit_strength": factor * RATE / (1.0 - RATE)}
             tried = f"lambda_1 times {factor:g}"
             yield _trial(size, STRENGTHS, "dnn", row, of, seed, _regularizers(method), size.of_parts, tried)
+    for rate in size.rates:
+        yield _trial(size, STRENGTHS, "dnn", PLAIN, of, seed, _regularizers({}, rate), size.of_parts, f"rate {rate:g}")
     for strength in size.l2:
         # s |theta|^2: of the rows of a sample in its loss, of dense weights as 2 s theta beside the gradient.
         dense = size.fields["dense_optimizer"] | {"weight_decay": 2.0 * strength}
@@ -137,10 +144,10 @@ def _trial(
     )  # fmt: skip
 
 
-def _regularizers(method: dict[str, Any] | None) -> dict[str, Any]:
+def _regularizers(method: dict[str, Any] | None, rate: float = RATE) -> dict[str, Any]:
     if method is None:
         return {}
-    return {"dropout": RATE, "dropout_layers": "both"} | ({"dropout_method": method} if method else {})
+    return {"dropout": rate, "dropout_layers": "both"} | ({"dropout_method": method} if method else {})
 
 
 def _tables(size: Size, quick: bool) -> Iterator[Table]:
@@ -214,7 +221,7 @@ _PROTOCOL = """\
 A CTR tower (dimension 16, 128-64) trained by Adam with rate .001; dropout .4 on looked-up rows and after each hidden
 layer, or what stands for it with the coefficients of the equations, none tuned but in `strengths`. epinions, ratings of
 4 and above, a random tenth tests and one validates. `data_size` trains on all of the other rows and on a random fifth
-of them, for four epochs each, and holds out the same rows. `strengths` trains on the fifth: lambda_1 is one of four
-multiples of q / (1 - q), taken by the validation logloss of the best epoch, and so is the strength of l2, which is of
-rows and of dense weights. The paper trains language models, whose perplexities stand beside for the order of
-methods."""
+of them, for four epochs each, and holds out the same rows. `strengths` trains on the fifth: lambda_1 is one of five
+multiples of q / (1 - q), taken by the validation logloss of the best epoch, and so is the rate of dropout, and the
+strength of l2, which is of rows and of dense weights. The paper trains language models, whose perplexities stand beside
+for the order of methods."""

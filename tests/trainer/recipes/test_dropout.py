@@ -50,12 +50,19 @@ def test_the_strength_is_chosen_on_validation_never_on_test() -> None:
     strengths = [trial.job.regularizers.dropout_method.explicit_strength for trial in asked]
     assert strengths == pytest.approx([factor * default for factor in dropout.FACTORS])
     # The best on test is the worst on validation.
-    figures = [0.40, 0.30, 0.35, 0.45]
+    figures = [0.40, 0.30, 0.35, 0.45, 0.50]
     records = {trial.key: record(trial, one, 1.0 - one) for trial, one in zip(asked, figures, strict=True)}
     cells = [Figures(recipe, records).cell(table, column, "R~") for column in table.columns]
     assert [cell and (cell.tried, cell.mean) for cell in cells] == [
         ("lambda_1 times 0.25", (0.30,)), ("lambda_1 times 0.25", (0.70,)),
     ]  # fmt: skip
+
+
+def test_of_dropout_itself_the_rate_is_tuned() -> None:
+    jobs = dropout.recipe(Path("nowhere"), 1).jobs
+    asked = [trial for trial in jobs if (trial.table, trial.row) == (dropout.STRENGTHS, dropout.PLAIN)]
+    assert [trial.job.regularizers.dropout for trial in asked] == list(dropout.RATES)
+    assert all(trial.job.regularizers.dropout_layers == "both" for trial in asked)
 
 
 def test_l2_is_of_rows_and_of_dense_weights() -> None:
