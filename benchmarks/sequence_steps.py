@@ -2,7 +2,8 @@
 
 Lengths are those of the users of a data set, at most ``length``; ids are drawn. Bench ``train``: forward and backward
 of the loss, one negative, dropout .2; ``query``: the queries of an evaluation. Both without the kernel's lookup and
-update. ``padded`` is the same model with one group.
+update. ``padded`` is the same model with one group. Bench ``last``: the queries, which ask the last layer for the last
+state alone, beside all its states, of which the last is taken.
 """
 
 from __future__ import annotations
@@ -94,8 +95,29 @@ def padded(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return padding
 
 
+def all_states(model: Any) -> Callable[[Any], Any]:
+    """Return queries by the states at all places."""
+
+    def encode(items: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        columns = torch.arange(items.shape[1])
+        positions = (model.length - lengths[:, None] + columns).clamp(max=model.length - 1)
+        states = model.hidden(items, positions, lambda x, site: x)
+        found: torch.Tensor = model.finished(states[torch.arange(len(lengths)), lengths - 1])
+        return found
+
+    @torch.no_grad()
+    def query(batch: Any) -> Any:
+        kept, model.encode = model.encode, encode
+        try:
+            return model.queries(model.embeddings(batch.features))
+        finally:
+            model.encode = kept
+
+    return query
+
+
 def run(data: Path, name: str, length: int, kind: str, iterations: int) -> Iterator[dict[str, Any]]:
-    """Yield a line of training and one of queries."""
+    """Yield a line of training and two of queries."""
     model, draw = make_model(kind, length), sampler(list_lengths(data, name, length))
 
     def loss(batch: Any) -> torch.Tensor:
@@ -114,9 +136,14 @@ def run(data: Path, name: str, length: int, kind: str, iterations: int) -> Itera
     batch = draw()
     torch.testing.assert_close(loss(batch), padded(loss)(batch), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(query(batch), padded(query)(batch), rtol=1e-4, atol=1e-5)
-    for bench, work in (("train", train), ("query", query)):
-        times = interleave(draw, work, padded(work), iterations=iterations)
-        yield line(bench, f"{kind} {name} length {length} B{BATCH_SIZE} D{DIM}", "padded", times, equal="outputs")
+    torch.testing.assert_close(query(batch), all_states(model)(batch), rtol=1e-4, atol=1e-5)
+    for bench, work, peer, other in (
+        ("train", train, "padded", padded(train)),
+        ("query", query, "padded", padded(query)),
+        ("last", query, "all states", all_states(model)),
+    ):
+        times = interleave(draw, work, other, iterations=iterations)
+        yield line(bench, f"{kind} {name} length {length} B{BATCH_SIZE} D{DIM}", peer, times, equal="outputs")
 
 
 def main() -> None:

@@ -38,11 +38,12 @@ class CausalSequenceModel(NextItemModel):
         self.length, self.kind, self.seed, self.dropout = spec.length, spec.loss, inputs.seed, inputs.dropout
 
     @abstractmethod
-    def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
+    def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
         """Return states [b, l, dim] from rows of items [b, l, dim], oldest first and left-aligned.
 
         No state depends on a later item, so that the padding behind them does not matter. ``positions`` [b, l] count up
-        to ``length`` - 1, the last item's.
+        to ``length`` - 1, the last item's. Where ``only`` [b, 1] is given, the states at these places alone are asked
+        for, [b, 1, dim].
         """
 
     def finished(self, states: Tensor) -> Tensor:
@@ -58,9 +59,8 @@ class CausalSequenceModel(NextItemModel):
         return terms.new_zeros(len(lengths)).index_add(0, owners(lengths), terms) / self.length
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
-        states = self._hidden(items, lengths, None)
-        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, -1, self.dim)
-        return self.finished(states.gather(1, last).squeeze(1)) * (lengths > 0)[:, None]
+        last = self.hidden(items, self._positions(items, lengths), not_at_all, (lengths - 1).clamp(min=0)[:, None])
+        return self.finished(last.squeeze(1)) * (lengths > 0)[:, None]
 
     def candidates(self, rows: Tensor) -> Tensor:
         return rows
@@ -76,25 +76,33 @@ class CausalSequenceModel(NextItemModel):
         return self.finished(put_back(states, [group.places for group in groups], len(values)))
 
     def _group_states(self, values: Tensor, group: LengthGroup, batch: Batch) -> Tensor:
-        """Return :meth:`hidden` of the group's items read, [n, d]."""
-        hidden = self._hidden(padded(values, group.lengths), group.lengths, batch, group.samples)
+        """Return :meth:`hidden` of the group's items read, [n, d]; with dropout where the model trains."""
+        items = padded(values, group.lengths)
+        positions = self._positions(items, group.lengths)
+        hidden = self.hidden(items, positions, self._dropout(batch, group.samples, positions))
         return hidden.flatten(0, 1).index_select(0, owners(group.lengths) * hidden.shape[1] + group.positions)
 
-    def _hidden(
-        self, items: Tensor, lengths: Tensor, batch: Batch | None = None, samples: Tensor | None = None
-    ) -> Tensor:
-        """Return :meth:`hidden`, with dropout of these samples of a ``batch`` where the model trains."""
+    def _positions(self, items: Tensor, lengths: Tensor) -> Tensor:
         columns = torch.arange(items.shape[1], device=items.device)
-        positions = (self.length - lengths[:, None] + columns).clamp(max=self.length - 1)
-        return self.hidden(items, positions, self._dropout(batch, samples, positions))
+        return (self.length - lengths[:, None] + columns).clamp(max=self.length - 1)
 
-    def _dropout(self, batch: Batch | None, samples: Tensor | None, positions: Tensor) -> Drop:
-        if batch is None or samples is None or not self.training or not self.dropout:
-            return lambda x, site: x
+    def _dropout(self, batch: Batch, samples: Tensor, positions: Tensor) -> Drop:
+        if not self.training or not self.dropout:
+            return not_at_all
         step, drawn = batch.step, batch.sample_offset + samples
 
         def drop(x: Tensor, site: int) -> Tensor:
             keep = keep_mask(positions, drawn, self.dim, self.dropout, seed=self.seed, step=step, site=site)
-            return x * keep * (1.0 / (1.0 - self.dropout))
+            return x * (keep.to(x.dtype) * (1.0 / (1.0 - self.dropout)))
 
         return drop
+
+
+def not_at_all(x: Tensor, site: int) -> Tensor:
+    """Return ``x``: a :data:`Drop` that drops nothing."""
+    return x
+
+
+def at(x: Tensor, only: Tensor) -> Tensor:
+    """Return the rows of x [b, l, d] at the places ``only`` [b, k] of each sample, [b, k, d]."""
+    return x.gather(1, only[:, :, None].expand(-1, -1, x.shape[2]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.causal_sequence import CausalSequenceModel, Drop
+from trainer.models.causal_sequence import CausalSequenceModel, Drop, at
 from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.sequences import GRU4RecSpec
 
@@ -33,8 +33,8 @@ class GRU4Rec(CausalSequenceModel):
             layers = (nn.GRU(self.dim, self.dim, batch_first=True) for _ in range(spec.gru_layers))
             self.layers = nn.ModuleList(layers).to(inputs.dtype)
 
-    def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
+    def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
         x = drop(items, 0)
         for number, layer in enumerate(self.layers):
             x = drop(layer(x)[0], number + 1)
-        return x
+        return x if only is None else at(x, only)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, silu
 
 from trainer.models.base import ModelInputs
-from trainer.models.causal_sequence import CausalSequenceModel, Drop
+from trainer.models.causal_sequence import CausalSequenceModel, Drop, at
 from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.sequences import HSTUSpec
 
@@ -35,10 +35,11 @@ class HSTU(CausalSequenceModel):
             self.layers = nn.ModuleList(layers).to(inputs.dtype)
         self.last = nn.LayerNorm(self.dim, dtype=inputs.dtype)
 
-    def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
+    def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
         x = drop(items * self.dim**0.5 + self.positions[positions], 0)
-        for number, layer in enumerate(self.layers):
-            x = x + drop(layer(x), number + 1)
+        for number, layer in enumerate(self.layers, 1):
+            places = only if number == len(self.layers) else None
+            x = (x if places is None else at(x, places)) + drop(layer(x, places), number)
         return x
 
     def finished(self, states: Tensor) -> Tensor:
@@ -56,15 +57,16 @@ class GatedAttention(nn.Module):
         self.second = nn.Linear(dim, dim)
         self.distance_bias = nn.Parameter(0.02 * torch.randn(length))
 
-    def forward(self, x: Tensor) -> Tensor:
-        size, length = x.shape[:2]
-        gate, *parts = silu(self.first(layer_norm(x, (self.dim,)))).split(self.dim, dim=2)
-        value, query, key = (
-            part.view(size, length, self.heads, self.dim // self.heads).transpose(1, 2) for part in parts
-        )
-        places = torch.arange(length, device=x.device)
+    def forward(self, x: Tensor, only: Tensor | None = None) -> Tensor:
+        """Return what the layer adds, at the places ``only`` [b, 1] alone where they are given."""
+        gate, value, query, key = silu(self.first(layer_norm(x, (self.dim,)))).split(self.dim, dim=2)
+        places = torch.arange(x.shape[1], device=x.device)
         distances = places[:, None] - places  # [l, l]; below 0 for what comes later
+        if only is not None:
+            gate, query = at(gate, only), at(query, only)
+            distances = (only - places)[:, None, None]  # [b, 1, 1, l]
+        query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
         scores = silu(query @ key.transpose(2, 3) + self.distance_bias[distances.clamp(min=0)])
         attended = scores.masked_fill(distances < 0, 0.0) @ value / self.length  # [b, heads, l, dim / heads]
-        mixed: Tensor = self.second(layer_norm(attended.transpose(1, 2).reshape(x.shape), (self.dim,)) * gate)
+        mixed: Tensor = self.second(layer_norm(attended.transpose(1, 2).flatten(2), (self.dim,)) * gate)
         return mixed

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from trainer.models.base import ModelInputs
-from trainer.models.causal_sequence import CausalSequenceModel, Drop
+from trainer.models.causal_sequence import CausalSequenceModel, Drop, at
 from trainer.spec.models.sequences import SASRecSpec
 
 
@@ -37,11 +37,11 @@ class SASRec(CausalSequenceModel):
             self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(spec.blocks)).to(inputs.dtype)
         self.last = nn.LayerNorm(dim, dtype=inputs.dtype)
 
-    def hidden(self, items: Tensor, positions: Tensor, drop: Drop) -> Tensor:
+    def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
         """Return the output of the last block; the causal mask hides the padding."""
         x = drop(items * self.dim**0.5 + self.positions[positions], 0)
-        for number, block in enumerate(self.blocks):
-            x = block(x, drop, 2 * number + 1)
+        for number, block in enumerate(self.blocks, 1):
+            x = block(x, drop, 2 * number - 1, only if number == len(self.blocks) else None)
         return x
 
     def finished(self, states: Tensor) -> Tensor:
@@ -61,16 +61,31 @@ class Block(nn.Module):
         self.first = nn.Linear(dim, dim)
         self.second = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, drop: Drop, site: int) -> Tensor:
-        """Apply the block; ``drop(part, site)`` is the dropout of what is added at ``site`` and the one after it."""
-        x = x + drop(self.attend(x), site)
+    def forward(self, x: Tensor, drop: Drop, site: int, only: Tensor | None = None) -> Tensor:
+        """Apply the block, at the places ``only`` [b, 1] alone where they are given.
+
+        ``drop(part, site)`` is the dropout of what is added at ``site`` and the one after it.
+        """
+        attended = self.attend(x, only)
+        x = (x if only is None else at(x, only)) + drop(attended, site)
         return x + drop(self.transform(x), site + 1)
 
-    def attend(self, x: Tensor) -> Tensor:
-        size, length, dim = x.shape
-        parts = self.query_key_value(self.before_attention(x)).view(size, length, 3, self.heads, dim // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each [b, heads, l, d / heads]
-        return scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).reshape(x.shape)
+    def attend(self, x: Tensor, only: Tensor | None) -> Tensor:
+        normed = self.before_attention(x)
+        if only is None:
+            query, key, value = self._heads(self.query_key_value(normed), 3)
+            attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            dim = x.shape[2]
+            (query,) = self._heads(linear(at(normed, only), self.query_key_value.weight[:dim]), 1)
+            key, value = self._heads(linear(normed, self.query_key_value.weight[dim:]), 2)
+            earlier = torch.arange(x.shape[1], device=x.device) <= only[:, :, None]  # [b, 1, l]
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=earlier[:, None])
+        return attended.transpose(1, 2).flatten(2)
+
+    def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """Return the parts of x [b, l, parts d], each [b, heads, l, d / heads]."""
+        return x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
 
     def transform(self, x: Tensor) -> Tensor:
         return self.second(self.first(self.before_network(x)).relu())
