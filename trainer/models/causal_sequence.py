@@ -71,8 +71,8 @@ class CausalSequenceModel(NextItemModel):
         if not len(values):
             # A rank without a sample: a part of the graph all the same, so that backward finds it.
             return self.finished(values)
-        groups = length_groups(lengths)
-        states = [self._group_states(values.index_select(0, group.places), group, batch) for group in groups]
+        groups = length_groups(lengths, len(values))
+        states = [self._group_states(group.of(values), group, batch) for group in groups]
         return self.finished(put_back(states, [group.places for group in groups], len(values)))
 
     def _group_states(self, values: Tensor, group: LengthGroup, batch: Batch) -> Tensor:

@@ -53,10 +53,10 @@ class NextItemModel(RankingModel):
     def queries(self, rows: Mapping[str, JaggedTensor]) -> Tensor:
         """Return :meth:`encode` of the looked-up rows of ``item``, [b, dim]."""
         values, lengths = rows[ITEM].values(), rows[ITEM].lengths()
-        groups = length_groups(lengths)
+        groups = length_groups(lengths, len(values))
         if not groups:
             return self.encode(padded(values, lengths), lengths)
-        found = [self.encode(padded(values[group.places], group.lengths), group.lengths) for group in groups]
+        found = [self.encode(padded(group.of(values), group.lengths), group.lengths) for group in groups]
         return put_back(found, [group.samples for group in groups], len(lengths))
 
     @abstractmethod

@@ -27,28 +27,46 @@ class LengthGroup:
     places: Tensor
     positions: Tensor
 
+    def of(self, values: Tensor) -> Tensor:
+        """Return the group's rows of those of all lists [N, d], [n, d]."""
+        return values if len(self.places) == len(values) else values.index_select(0, self.places)
 
-def length_groups(lengths: Tensor) -> list[LengthGroup]:
-    """Return the lists that are not empty, the longest in the first group; on a GPU all are in one.
 
-    Lists at most half as long as a group's longest go to the next, where that saves padding enough.
+def length_groups(lengths: Tensor, total: int) -> list[LengthGroup]:
+    """Return the lists that are not empty, the longest in the first group.
+
+    Lists at most half as long as a group's longest go to the next, where that saves padding enough. On a GPU, which to
+    ask for a length is to wait for, all lists are in one group.
 
     Args:
         lengths: int64 [b].
+        total: their sum.
     """
+    if lengths.device.type == "cuda":
+        return [one_group(lengths, total)]
     starts = lengths.cumsum(0) - lengths
     ordered, order = lengths.sort(descending=True, stable=True)
     first, end = 0, int((lengths > 0).sum())
     groups = []
     while first < end:
-        after = _end_of_group(ordered[first:end]) + first if lengths.device.type != "cuda" else end
+        after = first + _end_of_group(ordered[first:end])
         samples = order[first:after].sort().values
         own = lengths[samples]
-        starts_here = torch.repeat_interleave(own.cumsum(0) - own, own)
-        positions = torch.arange(len(starts_here), device=lengths.device) - starts_here
+        positions = _positions(own, int(own.sum()))
         groups.append(LengthGroup(samples, own, torch.repeat_interleave(starts[samples], own) + positions, positions))
         first = after
     return groups
+
+
+def one_group(lengths: Tensor, total: int) -> LengthGroup:
+    """Return all lists, also the empty ones, in one group; ``total`` is the sum of the lengths."""
+    samples, places = (torch.arange(size, device=lengths.device) for size in (len(lengths), total))
+    return LengthGroup(samples, lengths, places, _positions(lengths, total))
+
+
+def _positions(lengths: Tensor, total: int) -> Tensor:
+    starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=total)
+    return torch.arange(total, device=lengths.device) - starts
 
 
 def _end_of_group(lengths: Tensor) -> int:
@@ -60,6 +78,11 @@ def _end_of_group(lengths: Tensor) -> int:
 
 
 def put_back(parts: list[Tensor], places: list[Tensor], size: int) -> Tensor:
-    """Return [size, d] with the rows of each part at its places, and zeros where there is none."""
+    """Return [size, d] with the rows of each part at its places, and zeros where there is none.
+
+    A part's places are ascending.
+    """
+    if len(parts) == 1 and len(parts[0]) == size:
+        return parts[0]
     rows = torch.cat(parts)
     return rows.new_zeros(size, rows.shape[1]).index_copy(0, torch.cat(places), rows)
