@@ -18,7 +18,7 @@ import pytest
 
 from tests import forked
 from tests.ray_cluster import Cluster
-from tests.trainer.data.prepare.test_threads import contents
+from tests.trainer.data.prepare.cases import contents
 from trainer.data.prepare.by_tasks import assembly
 from trainer.data.prepare.by_tasks.tasks import PARTS, Setting, Task
 from trainer.data.prepare.preparation import prepare

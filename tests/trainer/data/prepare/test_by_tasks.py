@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.data.prepare.test_threads import Case, base_of, contents, prepared_bytes, specs, write_rows
+from tests.trainer.data.prepare.cases import Case, contents, prepared_bytes, specs, write_rows
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns import numeric, vocabulary
 from trainer.data.errors import DataError
@@ -25,7 +25,7 @@ from trainer.data.prepare import drift, encode, examples, numbers, table_rows
 from trainer.data.prepare.by_tasks import assembly, stages, tasks
 from trainer.data.prepare.by_tasks.assembly import forget_parts
 from trainer.data.prepare.by_tasks.tasks import Setting, Task, perform
-from trainer.data.prepare.preparation import BAD_ROWS, prepare
+from trainer.data.prepare.preparation import prepare
 from trainer.data.prepare.spans import Span, cut_spans
 from trainer.data.sources.source import Source
 from trainer.launch.driver import execute
@@ -91,21 +91,7 @@ def small_pieces(monkeypatch, tmp_path):
 
 def by_tasks(case: Case, folder: Path, hosts: HostsHere) -> dict[str, bytes]:
     """Prepare a case; return its files, or the error as one."""
-    dataset, job = specs(case, folder)
-    base: dict[str, Any] = {}
-    target = hosts.folder / "data"
-    try:
-        if case.warm_start:
-            earlier = dataset.model_copy(update={"uri": str(folder / "rows" / f"a.{case.format}")})
-            first = hosts.folder / "first"
-            base = base_of(prepare(earlier, job, first, threads=1), first)
-        prepare(dataset, job, target, threads=1, hosts=hosts, half=case.half, log=hosts.said.append, **base)
-    except DataError as error:
-        return {"error": str(error).encode()}
-    found = contents(target)
-    if (target.parent / BAD_ROWS).exists():
-        found[BAD_ROWS] = (target.parent / BAD_ROWS).read_bytes()
-    return found
+    return prepared_bytes(case, folder, into=hosts.folder, hosts=hosts, log=hosts.said.append)
 
 
 CASES = st.builds(
@@ -169,7 +155,7 @@ def test_what_was_done_before_the_end_of_the_process_is_not_done_again(tmp_path)
     other = dataclasses.replace(ROWS, split="random")
     third = HostsHere(tmp_path / "tasks")
     (third.folder / "data").rename(tmp_path / "before")
-    assert by_tasks(other, tmp_path, third) == prepared_bytes(other, tmp_path, 1, "other")
+    assert by_tasks(other, tmp_path, third) == prepared_bytes(other, tmp_path, into=tmp_path / "other")
     assert len(third.performed) == len(first.performed) + len(second.performed)
     storage = open_storage(third.storage)
     assert {one.name.split("/")[1] for one in storage.list("parts/")} == {third._setting.prefix.split("/")[1]}

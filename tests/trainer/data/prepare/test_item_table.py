@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import forked
+from tests.trainer.data.prepare.cases import contents
 from tests.trainer.data.prepare.test_kept_parts import make_small
-from tests.trainer.data.prepare.test_threads import contents
 from tests.trainer.item_tables import NUM_ABSENT, NUM_CLICKED, NUM_ITEMS, dataset_at, items_table, job_of, prepared_log
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.jagged import Jagged

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.data.prepare.test_threads import Case, contents, specs
-from tests.trainer.data.prepare.test_threads import write_rows as write_new_rows
+from tests.trainer.data.prepare.cases import Case, contents, specs
+from tests.trainer.data.prepare.cases import write_rows as write_new_rows
 from trainer.data.prepare import encode
 from trainer.data.prepare.preparation import BAD_ROWS, prepare
 from trainer.data.prepare.shared import SharedPreparedData, shared_on_host
