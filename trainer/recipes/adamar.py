@@ -19,7 +19,7 @@ DECAYS = (0.3, 1.0, 3.0)
 """weight_decay of AdamW and AdagradW, times a learning rate of .001: half-lives of 230 to 2,300 steps."""
 FIVE_BUCKETS = tuple(range(1, 6))
 SLIDES_SIZE = "amazon_sports_d32"
-"""Amazon Sports by DNN at the slides' dimension and batch size."""
+"""Amazon Sports by DNN at the authors' dimension and batch size."""
 SLIDES_DIM, SLIDES_BATCH_SIZE = 32, 2048
 SLIDES_DECAYS = (*DECAYS, 10.0)
 """A quarter of the steps asks for more decay in each."""
@@ -48,7 +48,7 @@ def methods(family: str, decays: Sequence[float] = DECAYS) -> Iterator[Method]:
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
     """Return both families on four models and four data sets; ``quick``: Adam and AdamAR on a small click log.
 
-    On Amazon Sports DNN has the slides' dimension and batch size too. ``rows``: the folder that the synthetic click log
+    On Amazon Sports DNN has the authors' dimension and batch size too. ``rows``: the folder that the synthetic click log
     is written to.
     """
     if quick:
@@ -158,6 +158,6 @@ Zero initial rows, dimension 16, tower 128-64, dense moments, learning rate .001
 part is trained by Adam in every row. alpha by `optimizer.alpha: auto` for each seed: short runs on the validation
 split, never on test. AdamW's and AdagradW's decay: of three the one with the best validation AUC. SAM with rho .05.
 Amazon Sports: the last row of each user tests and the one before validates, one uniform negative for each positive;
-epinions, ml1m and our own log: a random tenth each. amazon_sports_d32: the same rows at the slides' dimension 32 and
+epinions, ml1m and our own log: a random tenth each. amazon_sports_d32: the same rows at the authors' dimension 32 and
 batch 2048, by the same rates, with a fourth decay of AdamW and AdagradW. The slides' data are others: their Amazon is
 not this one."""
