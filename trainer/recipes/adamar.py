@@ -48,8 +48,8 @@ def methods(family: str, decays: Sequence[float] = DECAYS) -> Iterator[Method]:
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
     """Return both families on four models and four data sets; ``quick``: Adam and AdamAR on a small click log.
 
-    On Amazon Sports DNN has the authors' dimension and batch size too. ``rows``: the folder that the synthetic click log
-    is written to.
+    On Amazon Sports DNN has the authors' dimension and batch size too. ``rows``: the folder that the synthetic click
+    log is written to.
     """
     if quick:
         return _quick(data, seeds)

@@ -84,21 +84,31 @@ def class_table(
             f"{EXPONENTIAL_RUNS} runs at most.",
         )
     judged = {row: task.judge(of_runs, features) for row, (of_runs, features) in rows.items()}
+    as_they_are = LabelTask(labels, standardised=False)
+    plain = {
+        row: percent(as_they_are.judge(*rows[row], frozen=False).accuracy) for row in representations(vectors, dim)
+    }
     lines = []
     for row, one in judged.items():
         paper = published.RFF_TASK_1.get(row, ("", "")) if is_published else ("", "")
-        lines.append((row, percent(one.accuracy), paper[0], percent(one.f1), paper[1], percent(one.frozen)))
+        lines.append(
+            (row, percent(one.accuracy), paper[0], percent(one.f1), paper[1], percent(one.frozen), plain.get(row, ""))
+        )
     return Section(
         name,
         f"{title}, dimension {dim}, {len(vectors)} {of}",
-        ("features", "accuracy (sd)", "published", "macro F1 (sd)", "published", "fitted on run 0 alone (sd)"),
+        (
+            "features", "accuracy (sd)", "published", "macro F1 (sd)", "published", "fitted on run 0 alone (sd)",
+            "accuracy, not standardised (sd)",
+        ),
         tuple(lines),
         (
             f"{len(labels)} items, {task.num_held_out} of them held out; the most frequent class is right on "
             f"{100 * task.majority:.2f} %. In per cent, mean and standard deviation over runs.",
             *notes,
-            "The last column is no part of the paper's table: a consumer that was fitted on the first run and reads "
-            "the vectors of the others, as a downstream model does between its own retrains.",
+            "The last but one is no part of the paper's table: a consumer that was fitted on the first run and reads "
+            "the vectors of the others, as a downstream model does between its own retrains. Features are standardised "
+            "but in the last column.",
             facts(behind),
         ),
     ), judged  # fmt: skip
