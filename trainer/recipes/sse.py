@@ -256,15 +256,17 @@ def _pairwise(
     table: str, of: DatasetSpec, seed: int, watched: str, evaluation: dict[str, Any], *, rate: float, l2: float,
     patience: int,
 ) -> Iterator[Trial]:  # fmt: skip
-    """Yield BPR, with dropout where the paper has it, and with SSE-SE."""
+    """Yield BPR and SSE-SE; where the paper has its table also dropout, and other probabilities of a swap."""
     regularizers = {"early_stopping": {"metric": watched, "patience": patience}, "l2": l2}
     variants: Variants = (
         ("BPR", None, {}),
         ("Dropout + BPR", None, {"dropout": 0.1}),
         ("SSE-SE + BPR", both(0.01), {}),
+        ("SSE-SE (p .05) + BPR", both(0.05), {}),
+        ("SSE-SE (p .2) + BPR", both(0.2), {}),
     )
     for row, sse, more in variants:
-        if table == "ml1m_bpr" or not more:
+        if table == "ml1m_bpr" or row in ("BPR", "SSE-SE + BPR"):
             yield documents.trial(
                 table, "bpr", row, of,
                 model={"kind": "bpr", "embedding_dim": 64, "init": {"kind": "hash", "std": 0.1}},
