@@ -264,6 +264,7 @@ def _pairwise(
         ("SSE-SE + BPR", both(0.01), {}),
         ("SSE-SE (p .05) + BPR", both(0.05), {}),
         ("SSE-SE (p .2) + BPR", both(0.2), {}),
+        ("SSE-SE (p .4) + BPR", both(0.4), {}),
     )
     for row, sse, more in variants:
         if table == "ml1m_bpr" or row in ("BPR", "SSE-SE + BPR"):
