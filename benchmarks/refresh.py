@@ -56,7 +56,7 @@ from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.in_process import read_spec
-from trainer.recipes.rff import first_genres
+from trainer.recipes.rff.recipe import first_genres
 from trainer.runs.directory import Run
 
 Array = npt.NDArray[Any]

@@ -42,7 +42,7 @@ from embeddings.refresh.publish import Gate, Settings, publish_candidate
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from trainer.launch.in_process import read_spec
-from trainer.recipes.rff import first_genres
+from trainer.recipes.rff.recipe import first_genres
 
 ROW_LENGTH = 10
 FAULTY_DAY = 5

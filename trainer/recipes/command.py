@@ -12,7 +12,10 @@ from typing import Any
 
 from trainer.data.errors import DataError
 from trainer.launch.in_process import read_spec
-from trainer.recipes import adamar, alpha, dropout, generalization_report, language, masked_language, rff, sse, towers
+from trainer.recipes import adamar, alpha, dropout, language, masked_language, towers
+from trainer.recipes.generalization.recipe import recipe as generalization
+from trainer.recipes.rff.recipe import recipe as rff
+from trainer.recipes.sse.recipe import recipe as sse
 from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.recipes.trials.trial import Recipe
 from trainer.runs.directory import read_run
@@ -24,12 +27,12 @@ from trainer.storage.opening import open_storage
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "adamar": adamar.recipe,
     "alpha": alpha.recipe,
-    "sse": sse.recipe,
+    "sse": sse,
     "dropout": dropout.recipe,
     "language": language.recipe,
     "masked_language": masked_language.recipe,
-    "rff": rff.recipe,
-    "generalization": generalization_report.recipe,
+    "rff": rff,
+    "generalization": generalization,
     "towers": towers.recipe,
 }
 """``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from trainer.recipes.rff_figures import Features, features_of, unit
+from trainer.recipes.rff.figures import Features, features_of, unit
 from trainer.recipes.text.corpus import NUM_RESERVED
 from trainer.recipes.text.doc2vec import Doc2vecSettings, word_vectors
 from trainer.recipes.text.sentiment import SPLITS, batches, evaluate, padded, read_texts

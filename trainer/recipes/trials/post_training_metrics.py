@@ -56,15 +56,15 @@ def random_fit(run: Run, path: Path) -> dict[str, Any]:
 
 
 def als(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`trainer.recipes.als.baselines`, which asks the run for its rows alone; keep no arrays."""
-    from trainer.recipes.als import baselines
+    """Return :func:`trainer.recipes.sse.als.baselines`, which asks the run for its rows alone; keep no arrays."""
+    from trainer.recipes.sse.als import baselines
 
     return baselines(run.dataset, run.job)
 
 
 def sse_figures(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`trainer.recipes.sse_figures.measures`; keep no arrays."""
-    from trainer.recipes.sse_figures import measures
+    """Return :func:`trainer.recipes.sse.figures.measures`; keep no arrays."""
+    from trainer.recipes.sse.figures import measures
 
     return measures(run)
 

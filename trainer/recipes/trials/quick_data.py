@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from trainer.data.sources.click_log import ClickLog
 from trainer.recipes.click_tasks import write_click_log
-from trainer.recipes.held_out_days import SECONDS_PER_DAY
 from trainer.recipes.parquet_file import write_table
+from trainer.recipes.rff.held_out_days import SECONDS_PER_DAY
 
 LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
 """Two rows in five have a query of their own: one-epoch overfitting shows within three epochs."""

@@ -13,9 +13,8 @@ from sklearn.preprocessing import StandardScaler
 
 from embeddings.refresh.kernel_alignment import nadaraya_watson
 from embeddings.rff import RandomFourierFeatures
-from trainer.recipes import rff_figures, rff_theory
-from trainer.recipes.rff import findings
-from trainer.recipes.rff_figures import (
+from trainer.recipes.rff import figures, theory
+from trainer.recipes.rff.figures import (
     LabelTask,
     aligned,
     directions,
@@ -26,6 +25,7 @@ from trainer.recipes.rff_figures import (
     spread,
     unit,
 )
+from trainer.recipes.rff.recipe import findings
 
 Array = np.ndarray
 
@@ -55,7 +55,7 @@ def test_rotations_leave_products_alone_and_alignment_undoes_them() -> None:
 
 def test_products_are_those_of_pairs_of_different_rows() -> None:
     same = products(np.eye(5)[None])
-    assert same.shape == (1, rff_figures.NUM_PAIRS)
+    assert same.shape == (1, figures.NUM_PAIRS)
     assert not same.any()
 
 
@@ -68,8 +68,8 @@ def test_macro_f1_is_scikit_learns() -> None:
 @pytest.mark.parametrize("standardised", [True, False])
 def test_the_task_is_scikit_learns_logistic_regression(standardised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same split, same standardisation, same penalty: the same predictions, but for ties at the boundary."""
-    monkeypatch.setattr(rff_figures, "NUM_STEPS", 3000)
-    monkeypatch.setattr(rff_figures, "NUM_STEPS_AS_THEY_ARE", 3000)
+    monkeypatch.setattr(figures, "NUM_STEPS", 3000)
+    monkeypatch.setattr(figures, "NUM_STEPS_AS_THEY_ARE", 3000)
     draw = np.random.default_rng(3)
     # Small, so that the penalty decides where they are not standardised.
     features = 0.02 * (draw.normal(size=(500, 6)) * [1, 2, 3, 4, 5, 6] + 1)
@@ -109,7 +109,7 @@ def test_the_alignment_of_features_is_that_of_their_products() -> None:
     draw = np.random.default_rng(5)
     phi, codes = draw.normal(size=(30, 6)), draw.integers(3, size=30)
     pairs = [(i, j) for i in range(30) for j in range(30) if i != j and codes[i] == codes[j]]
-    assert rff_theory.alignment_of(phi, codes) == pytest.approx(sum(phi[i] @ phi[j] for i, j in pairs) / (30 * 29))
+    assert theory.alignment_of(phi, codes) == pytest.approx(sum(phi[i] @ phi[j] for i, j in pairs) / (30 * 29))
 
 
 def test_kernel_alignment_is_of_phi_m_as_the_paper_defines_it() -> None:
@@ -122,7 +122,7 @@ def test_kernel_alignment_is_of_phi_m_as_the_paper_defines_it() -> None:
         angles = rows @ frequencies.T
         kernel = np.cos(angles[:, None] - angles[None, :]).mean(axis=2)
         same = (codes[:, None] == codes[None, :]) & ~np.eye(25, dtype=bool)
-        measured = rff_theory.alignment_of(rff_theory.features(rows, 8, sigma, 3), codes)
+        measured = theory.alignment_of(theory.features(rows, 8, sigma, 3), codes)
         assert measured == pytest.approx(kernel[same].sum() / (25 * 24), rel=1e-5)
 
 
@@ -145,11 +145,11 @@ def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_doe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Errors fall as the root of m and of n; the kernel of a narrower Q is larger for every pair."""
-    monkeypatch.setattr(rff_theory, "NUM_FREQUENCIES", (16, 512))
+    monkeypatch.setattr(theory, "NUM_FREQUENCIES", (16, 512))
     runs, _, classes = kept_runs(0.0)
     vectors = runs[0]["vectors"][-1]
-    section = rff_theory.proposition_4(
-        [vectors], np.array([classes[item] for item in range(len(vectors))]), rff_theory.NUM_DRAWS
+    section = theory.proposition_4(
+        [vectors], np.array([classes[item] for item in range(len(vectors))]), theory.NUM_DRAWS
     )
     lines = {name.split(",")[0]: float(cell) for name, cell in section.lines}
     rms = {name.split(",")[0]: float(cell) for name, cell in section.lines if name.endswith("Q = Q*")}
@@ -159,14 +159,14 @@ def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_doe
     assert lines["sigma_Q^2 = 0.2"] > 3 * rms["m = 512"]
     # The largest difference over Q does not go below that of the kernels.
     largest = {name: float(cell) for name, cell in section.lines if "largest over Q" in name}
-    kernels = max(abs(lines[f"sigma_Q^2 = {variance:g}"]) for variance in rff_theory.VARIANCES)
+    kernels = max(abs(lines[f"sigma_Q^2 = {variance:g}"]) for variance in theory.VARIANCES)
     few, *_, many = largest.values()
     assert few > many == pytest.approx(kernels, rel=0.2)
 
 
 def test_so_many_frequencies_bring_the_bound_to_one() -> None:
     epsilon, dim, variance = 0.1, 32, 2.0
-    m = rff_theory.frequencies_for(epsilon, dim, variance)
+    m = theory.frequencies_for(epsilon, dim, variance)
     assert variance / epsilon**2 * math.exp(-m * epsilon**2 / (16 * (dim + 2))) == pytest.approx(1.0, rel=1e-3)
 
 
@@ -175,7 +175,7 @@ def test_the_lemma_bounds_the_risk_of_the_estimator() -> None:
     draw = np.random.default_rng(6)
     vectors = draw.normal(size=(400, 4))
     labels = (vectors[:, 0] > 0).astype(np.int64)
-    lines = rff_theory.lemma_1([vectors], labels, np.arange(400) % 5 == 0).lines
+    lines = theory.lemma_1([vectors], labels, np.arange(400) % 5 == 0).lines
     assert min(float(line[1]) for line in lines) < 0.1
     assert all(float(line[1]) <= float(line[5]) for line in lines)  # with probability one half
     assert [float(line[2]) for line in lines] == sorted((float(line[2]) for line in lines), reverse=True)
@@ -185,7 +185,7 @@ def test_the_lemma_bounds_the_risk_of_the_estimator() -> None:
 def test_a_report_tells_rotations_from_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors that are only turned: refitted consumers do not notice, a frozen one does until they are aligned. Vectors
     of noise: no claim holds."""
-    monkeypatch.setattr(rff_figures, "NUM_STEPS", 60)
+    monkeypatch.setattr(figures, "NUM_STEPS", 60)
     runs, records, classes = kept_runs(0.0)
     found = findings({4: (runs, records)}, classes, 4, is_published=False)
     assert [section.name for section in found.sections] == ["task1", "growth", "lemma1", "proposition4", "sensitivity"]

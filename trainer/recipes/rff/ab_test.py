@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embeddings.vectors.item_vectors import Array
-from trainer.recipes import day_consumers, held_out_days
-from trainer.recipes.day_consumers import CONSUMERS, PREDICTS, Consumer
-from trainer.recipes.held_out_days import Impressions, Log, day_name, impressions
-from trainer.recipes.kept_results import kept, settings_of
 from trainer.recipes.pages.layout import NOT_RUN, facts
 from trainer.recipes.pages.section import Section, Verdict, verdict
-from trainer.recipes.rff_figures import Features, aligned, features_of, frozen_claim, unit
+from trainer.recipes.rff import day_consumers, held_out_days
+from trainer.recipes.rff.day_consumers import CONSUMERS, PREDICTS, Consumer
+from trainer.recipes.rff.figures import Features, aligned, features_of, frozen_claim, unit
+from trainer.recipes.rff.held_out_days import Impressions, Log, day_name, impressions
+from trainer.recipes.rff.kept_results import kept, settings_of
 
 WINDOW = 7
 """Days before a held-out one whose rows a consumer is fitted on."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from trainer.recipes.graphs import MAX_TITLES, cluster_edges, genre_edges, title_edges, write_edges
+from trainer.recipes.sse.graphs import MAX_TITLES, cluster_edges, genre_edges, title_edges, write_edges
 
 
 def test_movies_with_two_genres_in_common_or_the_same_ones() -> None:

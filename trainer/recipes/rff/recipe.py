@@ -1,7 +1,7 @@
 """``rff``: item vectors of repeated runs, raw and as random Fourier features, before two tasks.
 
 The tasks are a genre task and a model of what users take next, and in place of the A/B test four consumers on held-out
-days; of texts see rff_texts.py. Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation,
+days; of texts see texts.py. Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation,
 table 1, ML-1m; figures 1, A.3, A.4 and A.5.
 """
 
@@ -17,13 +17,15 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from embeddings.vectors.item_vectors import Array
-from trainer.recipes import rff_ab_test, rff_task_2, rff_texts, rff_theory
-from trainer.recipes.held_out_days import Log, day_name, day_number, read_log, write_rows_before
-from trainer.recipes.next_item_task import MAX_EPOCHS, histories
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.section import Findings, Section, Verdict, verdict
-from trainer.recipes.rff_figures import HELD_OUT_SHARE, Judged, deviation_claim, frozen_claim
-from trainer.recipes.rff_sections import PRODUCTS, Runs, class_table, growth, sensitivity, vectors_and_classes
+from trainer.recipes.rff import ab_test, theory
+from trainer.recipes.rff import texts as text_tables
+from trainer.recipes.rff.figures import HELD_OUT_SHARE, Judged, deviation_claim, frozen_claim
+from trainer.recipes.rff.held_out_days import Log, day_name, day_number, read_log, write_rows_before
+from trainer.recipes.rff.next_item_task import MAX_EPOCHS, histories
+from trainer.recipes.rff.sections import PRODUCTS, Runs, class_table, growth, sensitivity, vectors_and_classes
+from trainer.recipes.rff.task_2 import claims_of, section_of
 from trainer.recipes.text.quick_texts import write_quick_movies, write_quick_reviews
 from trainer.recipes.trials.quick_data import TASTE_CLASSES, write_tastes
 from trainer.recipes.trials.run_trial import KEPT, kept_path
@@ -64,7 +66,7 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Pat
     trials = [
         _trial(of, dim, seed, table=REPEATED, row="item2vec", **settings) for dim in dims for seed in range(seeds)
     ]
-    texts = rff_texts.QUICK if quick else rff_texts.FULL
+    texts = text_tables.QUICK if quick else text_tables.FULL
     first = day_number(QUICK_FIRST_DAY if quick else FIRST_DAY)
     days = [day_name(first + seed) for seed in range(min(seeds, QUICK_MAX_DAYS if quick else MAX_DAYS))]
     for seed, day in enumerate(days):
@@ -99,13 +101,13 @@ def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Pat
         of_days = {trial.row: (_arrays(trial, out), record) for trial, record in ended if trial.table == AB_TEST}
         if of_days:
             found = _with_days(found, read_log(log), of_days, classes, dims[0], out / KEPT, is_published=not quick)
-        of_texts = rff_texts.findings(
+        of_texts = text_tables.findings(
             of_recipe, records, out, data, log, texts, is_published=not quick
         )  # fmt: skip
         return Findings((*found.sections, *of_texts.sections), (*found.claims, *of_texts.claims))
 
-    tables, claims = (rff_texts.table(texts, is_published=not quick),), () if quick else rff_texts.claims(texts)
-    of_all: tuple[AnyTrial, ...] = (*trials, *rff_texts.trials(data, seeds, texts))
+    tables, claims = (text_tables.table(texts, is_published=not quick),), () if quick else text_tables.claims(texts)
+    of_all: tuple[AnyTrial, ...] = (*trials, *text_tables.trials(data, seeds, texts))
     return Recipe("rff", _TITLE, _SOURCE, _PROTOCOL, of_all, tables, claims, prepare, findings_of)
 
 
@@ -128,7 +130,7 @@ def _with_days(
     behind = [record for _, record in of_days.values()]
     by_day = sensitivity({dim: (runs, behind)}, classes, name="sensitivity_days", of="days")
     vectors = {number: arrays["vectors"][-1] for number, arrays in runs.items()}
-    section, claims = rff_ab_test.findings(log, ids, vectors, dim, behind, memory, is_published=is_published)
+    section, claims = ab_test.findings(log, ids, vectors, dim, behind, memory, is_published=is_published)
     refreshes, _ = class_table(
         runs, classes, dim, behind, is_published=is_published, name="task1_days", of="days, of the rows before each"
     )
@@ -185,10 +187,10 @@ def findings(
         sections += of_growth
         vectors, labels = vectors_and_classes(runs, classes)
         held_out = np.random.Generator(np.random.Philox(0)).random(len(labels)) < HELD_OUT_SHARE
-        num_draws = rff_theory.NUM_DRAWS if is_published else rff_theory.QUICK_DRAWS
+        num_draws = theory.NUM_DRAWS if is_published else theory.QUICK_DRAWS
         sections += [
-            rff_theory.lemma_1(vectors, labels, held_out),
-            rff_theory.proposition_4(vectors, labels, num_draws),
+            theory.lemma_1(vectors, labels, held_out),
+            theory.proposition_4(vectors, labels, num_draws),
         ]
         claims += _claims(judged, shares, main_dim, is_published=is_published)
     if by_dim:
@@ -209,8 +211,8 @@ def task_2(
     runs, behind = collected
     vectors = [arrays["vectors"][-1] for _, arrays in sorted(runs.items())]
     of = histories(rows, next(iter(runs.values()))["ids"])
-    section, judged = rff_task_2.section_of(vectors, of, dim, behind, memory, max_epochs, is_published=is_published)
-    return section, rff_task_2.claims_of(judged, dim, is_published=is_published)
+    section, judged = section_of(vectors, of, dim, behind, memory, max_epochs, is_published=is_published)
+    return section, claims_of(judged, dim, is_published=is_published)
 
 
 def _claims(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.recipes.generalization.label_randomization import at, changed, coins, label_column, permuted
-from trainer.recipes.generalization_sections import BASE, COINS, NEIGHBOURS, findings
+from trainer.recipes.generalization.sections import BASE, COINS, NEIGHBOURS, findings
 from trainer.recipes.pages import documents
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_job

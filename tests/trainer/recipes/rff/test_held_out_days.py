@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.recipes import day_consumers, rff, rff_ab_test
-from trainer.recipes.day_consumers import CONSUMERS, PREDICTS, recall, user_means
-from trainer.recipes.held_out_days import (
+from trainer.recipes.pages.section import Findings, Section
+from trainer.recipes.rff import ab_test, day_consumers
+from trainer.recipes.rff.day_consumers import CONSUMERS, PREDICTS, recall, user_means
+from trainer.recipes.rff.held_out_days import (
     LENGTH,
     MIN_LENGTH,
     SECONDS_PER_DAY,
@@ -24,8 +25,7 @@ from trainer.recipes.held_out_days import (
     read_log,
     write_rows_before,
 )
-from trainer.recipes.pages.section import Findings, Section
-from trainer.recipes.rff import AB_TEST, recipe
+from trainer.recipes.rff.recipe import AB_TEST, _with_days, recipe
 
 Array = np.ndarray
 NUM_ITEMS, NUM_USERS, DAYS = 60, 80, 6
@@ -58,7 +58,7 @@ RECORD: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def few_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 60 items nobody can be shown 100 others."""
-    monkeypatch.setattr(rff_ab_test, "NUM_OTHERS", 10)
+    monkeypatch.setattr(ab_test, "NUM_OTHERS", 10)
 
 
 def test_a_log_is_read_in_order_without_rows_of_no_day(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_a_consumer_is_fitted_on_does_not_change_with_later_rows() -> None:
     other = LOG._replace(item=np.where(later, (LOG.item + 1) % NUM_ITEMS, LOG.item), rating=LOG.rating - later)
     vectors = [np.eye(NUM_ITEMS)]
     for name in ("training", "asked"):
-        one, two = (getattr(rff_ab_test.days_of(log, [4], IDS, vectors)[0], name) for log in (LOG, other))
+        one, two = (getattr(ab_test.days_of(log, [4], IDS, vectors)[0], name) for log in (LOG, other))
         assert all(np.array_equal(left, right) for left, right in zip(one, two, strict=True)) == (name == "training")
 
 
@@ -159,13 +159,13 @@ def test_neighbours_are_the_nearest_of_the_history(monkeypatch: pytest.MonkeyPat
     assert seen == pytest.approx(scores)
 
 
-def days_of_halves(turned: bool) -> list[rff_ab_test.Day]:
+def days_of_halves(turned: bool) -> list[ab_test.Day]:
     """Vectors that know the half of an item, in the same basis every day or in another one."""
     draw = np.random.default_rng(3)
     halves = np.where(IDS % 2 == 0, 1.0, -1.0)[:, None] * np.ones((1, 2)) / 2
     base = np.hstack([halves, 0.2 * draw.normal(size=(NUM_ITEMS, 2))])
     vectors = [base @ np.linalg.qr(draw.normal(size=(4, 4)))[0] if turned else base for _ in range(2)]
-    return rff_ab_test.days_of(LOG, [4, 5], IDS, vectors)
+    return ab_test.days_of(LOG, [4, 5], IDS, vectors)
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
@@ -174,15 +174,15 @@ def test_consumers_learn_what_vectors_know(name: str) -> None:
     known = days_of_halves(turned=False)
     draw = np.random.default_rng(4)
     unknown = [day._replace(vectors=draw.normal(size=day.vectors.shape)) for day in known]
-    right, guess = (rff_ab_test.judge(days, rff_ab_test.unit, CONSUMERS[name]).refitted[0] for days in (known, unknown))
+    right, guess = (ab_test.judge(days, ab_test.unit, CONSUMERS[name]).refitted[0] for days in (known, unknown))
     assert right < 0.95 * guess if name in PREDICTS else right > guess + 0.05
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_a_frozen_consumer_needs_the_basis_that_it_was_fitted_in(name: str) -> None:
     """Vectors that are only turned: aligned, a frozen consumer does what it does where nothing was turned."""
-    turned = rff_ab_test.judge(days_of_halves(turned=True), rff_ab_test.unit, CONSUMERS[name])
-    still = rff_ab_test.judge(days_of_halves(turned=False), rff_ab_test.unit, CONSUMERS[name])
+    turned = ab_test.judge(days_of_halves(turned=True), ab_test.unit, CONSUMERS[name])
+    still = ab_test.judge(days_of_halves(turned=False), ab_test.unit, CONSUMERS[name])
     assert still.frozen_aligned == pytest.approx(still.frozen, abs=0.02)
     assert abs(turned.frozen[0] - turned.frozen_aligned[0]) > 0.02
     assert len(turned.refitted) == 2
@@ -198,21 +198,21 @@ def test_consumers_of_an_arm_see_the_rows_of_every_other(monkeypatch: pytest.Mon
 
         return judge
 
-    monkeypatch.setattr(rff_ab_test, "CONSUMERS", dict.fromkeys(CONSUMERS, spy))
+    monkeypatch.setattr(ab_test, "CONSUMERS", dict.fromkeys(CONSUMERS, spy))
     days = days_of_halves(turned=True)
-    section, judged = rff_ab_test.section_of(days, [4, 5], 4, [RECORD], tmp_path)
+    section, judged = ab_test.section_of(days, [4, 5], 4, [RECORD], tmp_path)
     assert len({tuple(seen[at : at + 4]) for at in range(0, len(seen), 4)}) == 1
     assert judged["network", "phi_8"].refitted == (8.0, 8.0)
     line = dict(zip(("consumer", "reads", "refitted", "change"), section.lines[5], strict=False))
     assert line == {
         "consumer": "logistic regression", "reads": "phi_8", "refitted": "800.00 (0.00)", "change": "+400.00 (0.00)"
     }  # fmt: skip
-    claims = rff_ab_test.claims_of(judged, 4, is_published=True)
+    claims = ab_test.claims_of(judged, 4, is_published=True)
     # More is worse where the figure is an error.
     assert [claim[::2] for claim in claims[1:]] == [
         ("does not hold", "0 of 4 on the mean of the days"), ("does not hold", "3 of 4 on the mean of the days"),
     ]  # fmt: skip
-    again, _ = rff_ab_test.section_of(days, [4, 5], 4, [RECORD], tmp_path)
+    again, _ = ab_test.section_of(days, [4, 5], 4, [RECORD], tmp_path)
     assert again.lines == section.lines
     assert len(seen) == 4 * 3 * 4, "a second report computes nothing"
 
@@ -237,7 +237,7 @@ def test_days_are_compared_on_the_items_that_all_have(monkeypatch: pytest.Monkey
     """Each day in an order of its own and one with an item less: found by id, the others go."""
     given: dict[str, Any] = {}
     empty = Section("ab_test", "", (), ())
-    monkeypatch.setattr(rff_ab_test, "findings", lambda *args, **more: given.update(args=args) or (empty, []))
+    monkeypatch.setattr(ab_test, "findings", lambda *args, **more: given.update(args=args) or (empty, []))
     draw = np.random.default_rng(5)
     truth = draw.normal(size=(NUM_ITEMS, 4))
     days = {}
@@ -245,7 +245,7 @@ def test_days_are_compared_on_the_items_that_all_have(monkeypatch: pytest.Monkey
         ids = draw.permutation(count)
         days[day_name(number)] = ({"ids": ids, "vectors": np.stack([truth[ids]])}, RECORD)
     classes = {item: str(item % 2) for item in range(NUM_ITEMS)}
-    found = rff._with_days(Findings(), LOG, days, classes, 4, tmp_path, is_published=False)
+    found = _with_days(Findings(), LOG, days, classes, 4, tmp_path, is_published=False)
     assert [section.name for section in found.sections] == ["ab_test", "task1_days", "sensitivity_days"]
     _, ids, vectors, *_ = given["args"]
     assert ids.tolist() == list(range(NUM_ITEMS - 1))

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from trainer.recipes import rff, rff_texts
 from trainer.recipes.command import main
+from trainer.recipes.rff import recipe, texts
 from trainer.recipes.text.corpus import movies
 from trainer.recipes.trials.trial import TextTrial
 
@@ -20,14 +20,14 @@ PARTS = "titles/*,reviews/*,review_rnn/*"
 
 
 def test_table_a_1_has_every_configuration_and_decay_of_both_rows() -> None:
-    trials = rff_texts.trials(Path("nowhere"), 2, rff_texts.FULL)
-    cells = {(one.column, one.row, one.tried) for one in trials if one.table == rff_texts.RNN}
-    assert len(cells) == len(rff_texts.CONFIGURATIONS) * 2 * len(rff_texts.DECAYS) + 1
+    trials = texts.trials(Path("nowhere"), 2, texts.FULL)
+    cells = {(one.column, one.row, one.tried) for one in trials if one.table == texts.RNN}
+    assert len(cells) == len(texts.CONFIGURATIONS) * 2 * len(texts.DECAYS) + 1
     assert ("ws4-ns3", "phi_32", "decay 0.001") in cells
     # Those of one word2vec stand together: a process trains it once.
-    word2vecs = [(one.seed, one.settings["word2vec"]) for one in trials if one.table == rff_texts.RNN]
+    word2vecs = [(one.seed, one.settings["word2vec"]) for one in trials if one.table == texts.RNN]
     changes = sum(one != two for one, two in pairwise(word2vecs))
-    assert changes == 2 * len(rff_texts.CONFIGURATIONS) - 1
+    assert changes == 2 * len(texts.CONFIGURATIONS) - 1
 
 
 def test_words_of_a_movie_are_those_of_its_title_and_genres(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_small_form_reports_every_part(tmp_path: Path, capsys: pytest.Captur
     ):
         assert said in report
     assert "Failed" not in report
-    trials = [one for one in rff.recipe(tmp_path / "data", 2, True, rows=tmp_path / "rows").trials
+    trials = [one for one in recipe.recipe(tmp_path / "data", 2, True, rows=tmp_path / "rows").trials
               if isinstance(one, TextTrial)]  # fmt: skip
     shapes = {}
     for trial in trials:

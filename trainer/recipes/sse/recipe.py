@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trainer.recipes import graphs, sse_figures
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.figures import Figures
 from trainer.recipes.pages.layout import NOT_RUN, facts
 from trainer.recipes.pages.section import Findings, Section
 from trainer.recipes.parquet_file import write_table
-from trainer.recipes.sse_tables import CLAIMS, RMSE, TABLES
+from trainer.recipes.sse import figures, graphs
+from trainer.recipes.sse.tables import CLAIMS, RMSE, TABLES
 from trainer.recipes.trials.speed import speed
 from trainer.recipes.trials.trial import Claim, Recipe, Table, Trial
 from trainer.spec import DatasetSpec
@@ -353,7 +353,7 @@ def _findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) 
             looked_at.setdefault(trial.row, []).append(records[trial.key])
     sections = (
         _als([one for one in of_records if one["state"] == "done"]),
-        *sse_figures.sections(looked_at),
+        *figures.sections(looked_at),
         speed(recipe, Figures(recipe, records)),
     )
     return Findings(tuple(filter(None, sections)))

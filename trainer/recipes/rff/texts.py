@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from embeddings.vectors.item_vectors import Array
-from trainer.recipes import rff_task_2
-from trainer.recipes.next_item_task import MAX_EPOCHS, histories
 from trainer.recipes.pages import published
 from trainer.recipes.pages.section import Findings, Section, Verdict
-from trainer.recipes.rff_figures import deviation_claim
-from trainer.recipes.rff_sections import Runs, class_table, growth
+from trainer.recipes.rff.figures import deviation_claim
+from trainer.recipes.rff.next_item_task import MAX_EPOCHS, histories
+from trainer.recipes.rff.sections import Runs, class_table, growth
+from trainer.recipes.rff.task_2 import claims_of, section_of
 from trainer.recipes.text.experiments import MOVIES, REVIEWS
 from trainer.recipes.trials.run_trial import KEPT, kept_path
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, TextTrial
@@ -149,12 +149,12 @@ def findings(
         runs = _of_log(titles, data / MOVIES, log)
         vectors = [arrays["vectors"][-1] for arrays in runs.values()]
         of = histories(log, next(iter(runs.values()))["ids"])
-        section, judged = rff_task_2.section_of(
+        section, judged = section_of(
             vectors, of, dim, behind, out / KEPT, size.max_epochs, is_published=is_published, name="task2_titles",
             vectors="doc2vec's, of titles and genres",
         )  # fmt: skip
         sections += [section, *growth(runs, behind, name="growth_titles", title=_growth("doc2vec of movies"))[0]]
-        verdicts += rff_task_2.claims_of(judged, dim, is_published=is_published, task="task 2 of titles")
+        verdicts += claims_of(judged, dim, is_published=is_published, task="task 2 of titles")
     opinions, behind = _runs(recipe, records, out, OPINIONS, "doc2vec")
     if opinions:
         positive = pq.read_table(data / REVIEWS, columns=["positive"])["positive"].to_pylist()

@@ -23,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from embeddings.refresh.probe import fit
 from embeddings.vectors.item_vectors import Array
 from trainer.metrics.ranking import Ranking, rank_of
-from trainer.recipes.held_out_days import Impressions
+from trainer.recipes.rff.held_out_days import Impressions
 
 TOP = 5
 NUM_NEIGHBOURS = 3

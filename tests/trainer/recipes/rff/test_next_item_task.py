@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from trainer.recipes import next_item_task, rff_task_2
-from trainer.recipes.next_item_task import CANDIDATES, HIDDEN, LENGTH, Histories, TwoTower, histories, judge, train
+from trainer.recipes.rff import next_item_task, task_2
+from trainer.recipes.rff.next_item_task import CANDIDATES, HIDDEN, LENGTH, Histories, TwoTower, histories, judge, train
 
 Array = np.ndarray
 NUM_CLASSES = 5
@@ -128,14 +128,14 @@ def test_a_report_that_is_made_again_trains_nothing_again(tmp_path: Path, monkey
               "machine": "m", "seconds": 1.0}  # fmt: skip
 
     def section(runs: list[Array]) -> Any:
-        return rff_task_2.section_of(runs, of, 6, [record], tmp_path / "kept", 2, is_published=False)
+        return task_2.section_of(runs, of, 6, [record], tmp_path / "kept", 2, is_published=False)
 
     runs = [vectors, vectors[:, ::-1].copy()]
     first, judged = section(runs)
     assert [line[0] for line in first.lines] == ["h_6", "avg(h_6)", "phi_6", "phi_12"]
     assert len(judged["h_6"].recall) == 2
-    assert len(rff_task_2.claims_of(judged, 6, is_published=True)) == 3
-    monkeypatch.setattr(rff_task_2, "judge_runs", None)
+    assert len(task_2.claims_of(judged, 6, is_published=True)) == 3
+    monkeypatch.setattr(task_2, "judge_runs", None)
     assert section(runs) == (first, judged)
     with pytest.raises(TypeError):
         section([vectors, vectors + 1])

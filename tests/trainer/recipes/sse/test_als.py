@@ -12,8 +12,8 @@ import pytest
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.data.prepare.split import TEST, VALIDATION
-from trainer.recipes import als, graphs
 from trainer.recipes.pages import documents
+from trainer.recipes.sse import als, graphs
 
 SPLIT = {"split": {"kind": "random", "validation": 0.1, "test": 0.2}}
 

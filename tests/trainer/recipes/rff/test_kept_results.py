@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.recipes.kept_results import kept
+from trainer.recipes.rff.kept_results import kept
 
 
 def test_a_result_is_computed_again_where_anything_that_decides_it_changes(tmp_path: Path) -> None:

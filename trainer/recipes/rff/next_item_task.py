@@ -23,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embeddings.vectors.item_vectors import Array
 from trainer.metrics.ranking import Ranking, rank_of
-from trainer.recipes.rff_figures import Features, aligned
+from trainer.recipes.rff.figures import Features, aligned
 
 HIDDEN = 16
 LENGTH = 50

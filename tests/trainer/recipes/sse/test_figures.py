@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.recipes import sse_figures
-from trainer.recipes.sse_figures import NEAR, PROBABILITIES, QUANTILES, explained, nearness, simulated_complexity
+from trainer.recipes.sse import figures
+from trainer.recipes.sse.figures import NEAR, PROBABILITIES, QUANTILES, explained, nearness, simulated_complexity
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def mf():
 
 
 def quantiles_of(smoothed, seed):
-    signs = np.random.default_rng(seed).integers(0, 2, (sse_figures.NUM_DRAWS, 40), dtype=np.int8) * 2.0 - 1.0
+    signs = np.random.default_rng(seed).integers(0, 2, (figures.NUM_DRAWS, 40), dtype=np.int8) * 2.0 - 1.0
     return np.quantile(np.abs(signs @ smoothed) / 40, QUANTILES)
 
 

@@ -12,7 +12,7 @@ from embeddings.vectors.item_vectors import Array
 from trainer.recipes.pages import published
 from trainer.recipes.pages.layout import facts
 from trainer.recipes.pages.section import Panel, Section
-from trainer.recipes.rff_figures import (
+from trainer.recipes.rff.figures import (
     Judged,
     LabelTask,
     aligned,

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.vectors.item_vectors import Array
-from trainer.recipes import next_item_task
-from trainer.recipes.kept_results import kept, settings_of
-from trainer.recipes.next_item_task import Histories, NextItem, judge_runs
 from trainer.recipes.pages import published
 from trainer.recipes.pages.layout import facts
 from trainer.recipes.pages.section import Section, Verdict, verdict
-from trainer.recipes.rff_figures import Features, deviation_claim, frozen_claim, percent, representations
+from trainer.recipes.rff import next_item_task
+from trainer.recipes.rff.figures import Features, deviation_claim, frozen_claim, percent, representations
+from trainer.recipes.rff.kept_results import kept, settings_of
+from trainer.recipes.rff.next_item_task import Histories, NextItem, judge_runs
 
 
 def section_of(

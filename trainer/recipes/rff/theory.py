@@ -10,7 +10,7 @@ import numpy as np
 from embeddings.refresh.kernel_alignment import SIGMAS, kernel_alignment, nadaraya_watson
 from embeddings.vectors.item_vectors import Array
 from trainer.recipes.pages.section import Panel, Section
-from trainer.recipes.rff_figures import directions, features_of
+from trainer.recipes.rff.figures import directions, features_of
 
 DELTAS = (0.05, 0.5, 1.0)
 """The lemma holds with probability 1 - delta: with 1 it says nothing, and is at its lowest."""
