@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import mean_and_deviation
 from benchmarks.one_epoch import Replayed, Result, train
+from benchmarks.support.harness import mean_and_deviation
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, row_buckets
 from trainer.launch.in_process import read_spec

@@ -27,7 +27,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from benchmarks.harness import MIN_ITERATIONS, Seconds, interleave, line
+from benchmarks.support.harness import MIN_ITERATIONS, Seconds, interleave, line
 from embeddings import EmbeddingTables, TableConfig
 from embeddings.optim import Adam
 from trainer.checkpoint.async_writer import BackgroundSaver

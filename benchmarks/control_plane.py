@@ -29,8 +29,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import say
-from benchmarks.serving import serving
+from benchmarks.support.harness import say
+from benchmarks.support.serving import serving
 from embeddings.store import default_view, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 
 from benchmarks.control_plane import first_job, many_jobs, publish, quantiles, timed
-from benchmarks.harness import say
-from benchmarks.serving import Service, serving
+from benchmarks.support.harness import say
+from benchmarks.support.serving import Service, serving
 
 NUM_JOBS = 10_000
 NUM_PAINTS = 5

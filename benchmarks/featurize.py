@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import MIN_ITERATIONS, interleave, line
+from benchmarks.support.harness import MIN_ITERATIONS, interleave, line
 from embeddings.refresh.merge import plan
 from embeddings.refresh.procrustes import procrustes
 from embeddings.refresh.served_rows import ServedRows

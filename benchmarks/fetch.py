@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from benchmarks.harness import interleave, line
-from benchmarks.serving import serving
+from benchmarks.support.harness import interleave, line
+from benchmarks.support.serving import serving
 from embeddings.store import Collection, default_view, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from service.client import Client

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import interleave, line
+from benchmarks.support.harness import interleave, line
 from embeddings.dynamic.id_map import DynamicIdMap
 from embeddings.dynamic.settings import UNKNOWN_ROW, IdMapSettings
 from embeddings.dynamic.tables import DynamicTables

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import MIN_ITERATIONS, Workload, say
+from benchmarks.support.harness import MIN_ITERATIONS, Workload, say
 
 NUM_FEATURES, NUM_ROWS, DIM, BATCH_SIZE = 8, 200_000, 64, 4096
 STEPS_AT_ONCE, WARM_UP = 5, 3

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import cpu, versions
+from benchmarks.support.harness import cpu, versions
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import Adam, AdamAR, AdamW, RowwiseAdam
 from embeddings.optim.idle_decay import ACROSS_EPOCHS

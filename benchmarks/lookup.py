@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import peers
-from benchmarks.harness import Workload, interleave, line, main
+from benchmarks.support import peers
+from benchmarks.support.harness import Workload, interleave, line, main
 from embeddings.optim import SGD, AdamAR
 
 # Steps of training before the timed lookups: most rows have then been idle for longer than momentum lives, some not.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.harness import interleave, line
+from benchmarks.support.harness import interleave, line
 from embeddings.store.nearest_neighbors import NeighborSearch, build_index
 from embeddings.vectors.item_vectors import FOUND, Array
 

@@ -13,8 +13,8 @@ version that is served, on the day's own rows, through the whole run and the ref
 One JSON line per case:
 
 - ``honest``: how many refreshes were published, and what held the others; under the last gate:
-- ``fault``: one line for each of eleven faults and three severities (benchmarks/faults.py), made in the refresh of
-  FAULTY_DAY: which metrics failed, if any did;
+- ``fault``: one line for each of eleven faults and three severities (benchmarks/support/faults.py), made in the refresh
+  of FAULTY_DAY: which metrics failed, if any did;
 - ``retrain``: that day trained from scratch with another seed in its place;
 - ``coverage``: of the clicks of the next day, the share on items that the version has found, or serves at all;
 - ``consumer``: logistic regression from the vector to the item's true topic, on items of at least five rows: fitted on
@@ -47,7 +47,7 @@ import pyarrow.parquet as pq
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.faults import Fault, faults_of_rows
+from benchmarks.support.faults import Fault, faults_of_rows
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors, find_rows, shared_rows, unit_rows

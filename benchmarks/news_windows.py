@@ -13,7 +13,7 @@ One JSON line per case:
 - ``honest``: how many refreshes were published, what held the others, and what was measured of which items there are;
 - ``lost``: the first refresh once more, with a share of the items lost from its rows, or all of its last days, and what
   held it;
-- ``fault``: the same with each of ten faults of rows (benchmarks/faults.py), for the windows of ``--faults``.
+- ``fault``: the same with each of ten faults of rows (benchmarks/support/faults.py), for the windows of ``--faults``.
 
 A table ends the output. Exit code 1 if fewer than 95 % of the honest refreshes are published.
 """
@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.faults import faults_of_rows, truncated
+from benchmarks.support.faults import faults_of_rows, truncated
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import Store, open_store

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.baselines import TorchModel
-from benchmarks.harness import Condition, climbed, mean_and_deviation
+from benchmarks.support.baselines import TorchModel
+from benchmarks.support.harness import Condition, climbed, mean_and_deviation
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, default_alpha

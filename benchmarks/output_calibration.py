@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import mean_and_deviation
+from benchmarks.support.harness import mean_and_deviation
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, choose_alpha
 from trainer.evaluation.evaluator import Columns

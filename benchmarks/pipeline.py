@@ -41,7 +41,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 
-from benchmarks import harness, peers
+from benchmarks.support import harness, peers
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.in_process import train

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.item_tables import ItemTables
+from benchmarks.support.item_tables import ItemTables
 from embeddings.vectors.item_vectors import unit_rows
 from trainer.spec import parse_dataset, parse_job
 

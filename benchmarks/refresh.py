@@ -44,8 +44,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.harness import Condition
-from benchmarks.item_tables import ItemTables
+from benchmarks.support.harness import Condition
+from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh import probe
 from embeddings.refresh.calibration import MIN_NULLS, calibrate
 from embeddings.refresh.publication import Publication

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.item_tables import ItemTables
 from benchmarks.refresh import Array, Genres, refreshes, rows_of
+from benchmarks.support.item_tables import ItemTables
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 from trainer.launch.in_process import read_spec
 

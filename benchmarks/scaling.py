@@ -25,8 +25,8 @@ import numpy as np
 import torch
 import torch.multiprocessing as multiprocessing
 
-from benchmarks.harness import Workload, interleave, line
 from benchmarks.sse import HIDDEN, Batch, Training, batches, rank_process
+from benchmarks.support.harness import Workload, interleave, line
 from embeddings import EmbeddingTables, TableConfig
 from embeddings.optim import AdamAR
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import mean_and_deviation
+from benchmarks.support.harness import mean_and_deviation
 from trainer.launch.in_process import train
 from trainer.launch.on_host import leave
 from trainer.recipes.pages.markdown import table_of

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
-from benchmarks.harness import interleave, line
+from benchmarks.support.harness import interleave, line
 from trainer.data.batches.keys import Key
 from trainer.data.prepare.sequences import SEQUENCE_KEYS
 from trainer.launch.worker import steady_memory

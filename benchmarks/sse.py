@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from benchmarks import peers
-from benchmarks.harness import WORKLOADS, Workload, interleave, line, main
+from benchmarks.support import peers
+from benchmarks.support.harness import WORKLOADS, Workload, interleave, line, main
 from embeddings.optim import SGD, AdamAR
 
 PROBABILITY = 0.01

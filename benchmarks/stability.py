@@ -11,8 +11,8 @@ the gate; with it, under ``enforce``:
 - case ``shifted``: nine refreshes, each on its own nine tenths of the rows;
 - case ``growing``: day 0 without a tenth of the items, which are there in the refreshes;
 - case ``retrained``: a refresh from scratch in place of a warm start;
-- case ``fault``: one line for each of eleven faults (benchmarks/faults.py) and three severities, on the fifth refresh
-  of a row: what caught it, if anything did; and each again under the starting values, without a calibration.
+- case ``fault``: one line for each of eleven faults (benchmarks/support/faults.py) and three severities, on the fifth
+  refresh of a row: what caught it, if anything did; and each again under the starting values, without a calibration.
 
 A canary, a movie's first genre, is registered in every collection. With ``--folder`` a run that was interrupted goes on
 where it was. benchmarks.stability_tables makes tables of the lines, of any number of runs. Exit code 1 if more than one
@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.faults import Fault, faults_of_rows
-from benchmarks.item_tables import ItemTables
+from benchmarks.support.faults import Fault, faults_of_rows
+from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh import probe
 from embeddings.refresh.calibration import SETTINGS, Calibration, calibrate
 from embeddings.refresh.gate import Thresholds

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.harness import say
-from benchmarks.serving import EVENKEEL, serving
+from benchmarks.support.harness import say
+from benchmarks.support.serving import EVENKEEL, serving
 from service.client import Client
 from trainer.runs.events import read_events
 from trainer.runs.protocol import PROCESS_FILE

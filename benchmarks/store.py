@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import interleave, line
-from benchmarks.store_peers import LMDB, SQLite, redis_server
+from benchmarks.support.harness import interleave, line
+from benchmarks.support.store_peers import LMDB, SQLite, redis_server
 from embeddings.store import Collection, open_store
 from embeddings.store.feast import export_feast
 from embeddings.vectors.item_vectors import ItemVectors
@@ -108,7 +108,7 @@ def feast(collection: Collection, items: Items, folder: Path, python: str, itera
         vectors = collection.lookup(ids)[2]
         ours.append(1e3 * (time.perf_counter() - start))
         sums.append(float(vectors.sum(dtype=np.float64)))
-    script = Path(__file__).with_name("feast_peer.py")
+    script = Path(__file__).parent / "support" / "feast_peer.py"
     command = [python, str(script), str(folder), "items", "item", *map(str, files)]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = json.loads(answer.splitlines()[-1])

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from benchmarks import peers
-from benchmarks.harness import Workload, interleave, line, main
+from benchmarks.support import peers
+from benchmarks.support.harness import Workload, interleave, line, main
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import Adagrad, Adam, AdamAR, RMSprop, RowOptimizer, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients

@@ -136,7 +136,7 @@ def main() -> int:
         return 1
     import torch
 
-    from benchmarks.harness import versions
+    from benchmarks.support.harness import versions
 
     name = torch.cuda.get_device_name()
     path = options.out or ROOT / "docs" / "gpu" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import ctr_deepctr, ctr_ours, ctr_peers, ctr_torchrec
-from benchmarks.ctr_peers import Place, at_best_epoch, auc_verdicts, compare_auc, speed_verdicts, train
-from benchmarks.ctr_tasks import MODELS, Request, Task, quick_task
-from benchmarks.harness import climbed
+from benchmarks.ctr_peers import auc, deepctr, ours, torchrec, training
+from benchmarks.ctr_peers.__main__ import installed, read_lines
+from benchmarks.ctr_peers.auc import at_best_epoch, auc_table, auc_verdicts, compare_auc
+from benchmarks.ctr_peers.speed import speed_table, speed_verdicts
+from benchmarks.ctr_peers.tasks import MODELS, Request, Task, quick_task
+from benchmarks.ctr_peers.training import Place, train
+from benchmarks.support.harness import climbed
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.jagged import Jagged
 from trainer.data.prepare.preparation import prepare
@@ -36,11 +39,11 @@ def task(place: Place) -> Task:
 def library() -> Any:
     if importlib.util.find_spec("deepctr_torch") is None:
         pytest.skip("DeepCTR-Torch is not installed (extra bench)")
-    return ctr_deepctr.imported()
+    return deepctr.imported()
 
 
 def asked(task: Task, place: Place, model: str, **more: Any) -> tuple[Request, PreparedData]:
-    request = Request.from_json(ctr_peers.request(task, model, 0, 0.03, place, **more).to_json())
+    request = Request.from_json(training.request(task, model, 0, 0.03, place, **more).to_json())
     return request, PreparedData.open(request.prepared)
 
 
@@ -51,7 +54,7 @@ def test_ours_is_a_job_on_the_rows_of_the_peers(task: Task, place: Place) -> Non
 
 
 def test_ours_takes_the_optimizers_of_the_peers(task: Task) -> None:
-    jobs = {name: task.job("dnn", 0, 0.03, 1, kind) for name, kind in ctr_peers.OPTIMIZERS.items()}
+    jobs = {name: task.job("dnn", 0, 0.03, 1, kind) for name, kind in training.OPTIMIZERS.items()}
     assert [job.optimizer.kind for job in jobs.values()] == ["adam_ar", "adam", "rowwise_adagrad"]
     assert [job.dense_optimizer.learning_rate for job in jobs.values()] == [0.03, 0.03, 0.001]
 
@@ -63,11 +66,11 @@ def test_a_job_that_takes_other_rows_is_no_comparison(
         prepare(dataset, job, run_dir / "data")
         return 0
 
-    monkeypatch.setattr(ctr_ours, "train", only_prepared)
+    monkeypatch.setattr(ours, "train", only_prepared)
     job = task.job("dcnv2", 0, 0.003, 1)
-    assert ctr_ours.events_of(task.dataset, job, place.folder, ctr_peers.prepared(task, 0, place)) == []
+    assert ours.events_of(task.dataset, job, place.folder, training.prepared(task, 0, place)) == []
     with pytest.raises(RuntimeError, match="prepared other rows"):
-        ctr_ours.events_of(task.dataset, job, place.folder, ctr_peers.prepared(task, 1, place))
+        ours.events_of(task.dataset, job, place.folder, training.prepared(task, 1, place))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -77,13 +80,13 @@ def test_torchrec_trains_rows_by_rowwise_adagrad(task: Task, place: Place, model
     request, data = asked(task, place, model)
     torch.manual_seed(0)
     with single_rank_group():
-        parallel = ctr_torchrec.built(request, data)
+        parallel = torchrec.built(request, data)
         rows = {n: p for n, p in parallel.named_parameters() if "embedding_bags" in n}
         assert len(rows) == len(data.tables)
         before = {name: parameter.detach().clone() for name, parameter in rows.items()}
         dense = [p for name, p in parallel.module.named_parameters() if not name.startswith("embeddings.")]
         batch = next(iter(data.train_batches(0)))
-        ctr_torchrec._step(parallel, torch.optim.Adam(dense), batch)
+        torchrec._step(parallel, torch.optim.Adam(dense), batch)
         for name, parameter in rows.items():
             step = (parameter.detach() - before[name]).square().mean(1).sqrt()
             moved = step[step > 0]
@@ -96,15 +99,15 @@ def test_torchrec_ends_with_an_auc_for_each_epoch(task: Task, place: Place) -> N
     assert [len(found[split]) for split in ("validation", "test")] == [task.epochs] * 2
     assert max(found["validation"]) > 0.57
     timed, data = asked(task, place, "dnn", variant="memory", warm_steps=2, timed_steps=4)
-    assert ctr_torchrec.run(timed, data)["examples_per_second"] > 0
+    assert torchrec.run(timed, data)["examples_per_second"] > 0
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_deepctrs_models_are_as_large_as_ours(library: Any, task: Task, place: Place, model: str) -> None:
     request, data = asked(task, place, model)
-    theirs = sum(p.numel() for p in ctr_deepctr._model(library, request, data).parameters())
+    theirs = sum(p.numel() for p in deepctr._model(library, request, data).parameters())
     with single_rank_group():
-        dense = ctr_torchrec.built(request, data).module  # whose dense part is ours
+        dense = torchrec.built(request, data).module  # whose dense part is ours
         ours = sum(p.numel() for name, p in dense.named_parameters() if not name.startswith("embeddings."))
     columns = request.dim + (model == "deepfm")
     assert theirs == ours + columns * sum(table.num_rows for table in data.tables.values())
@@ -115,22 +118,22 @@ def test_deepctr_trains(library: Any, task: Task, place: Place) -> None:
     assert [len(found[split]) for split in ("validation", "test")] == [task.epochs] * 2
     assert max(found["validation"]) > 0.6
     timed, data = asked(task, place, "dnn", variant="adagrad_no_l2", timed_steps=3)
-    assert ctr_deepctr.run(timed, data)["examples_per_second"] > 0
+    assert deepctr.run(timed, data)["examples_per_second"] > 0
 
 
 def test_lists_are_padded_behind() -> None:
     lists = Jagged(np.array([9, 5, 6, 7], np.int32), np.array([1, 3, 3, 4]))
-    np.testing.assert_array_equal(ctr_deepctr.padded(lists), [[5, 6], [0, 0], [7, 0]])
-    np.testing.assert_array_equal(ctr_deepctr.padded(lists, 3), [[5, 6, 0], [0, 0, 0], [7, 0, 0]])
+    np.testing.assert_array_equal(deepctr.padded(lists), [[5, 6], [0, 0], [7, 0]])
+    np.testing.assert_array_equal(deepctr.padded(lists, 3), [[5, 6, 0], [0, 0, 0], [7, 0, 0]])
 
 
 def test_a_jobs_rate_leaves_its_start_out() -> None:
     """Windows of 5 s at 10 examples a second, then 2 s at 100 and 1 s at 400."""
     told = ((50, 10.0), (250, 100.0), (650, 400.0))
     events = [{"type": "progress", "examples": n, "examples_per_second": rate} for n, rate in told]
-    assert ctr_ours.rate([{"type": "info"}, *events]) == pytest.approx(600 / 3)
+    assert ours.rate([{"type": "info"}, *events]) == pytest.approx(600 / 3)
     with pytest.raises(ValueError, match="give it more rows"):
-        ctr_ours.rate(events[:1])
+        ours.rate(events[:1])
 
 
 def test_the_search_ends_between_two_that_are_worse() -> None:
@@ -153,7 +156,7 @@ def test_validation_alone_chooses(monkeypatch: pytest.MonkeyPatch, task: Task, p
         made.append((seed, round(rate, 6)))
         return {"validation": [0.6, 0.7 - abs(np.log10(rate) + 3.5), 0.5], "test": [0.9, 0.55, 0.9]}
 
-    monkeypatch.setattr(ctr_peers, "train", trained)
+    monkeypatch.setattr(auc, "train", trained)
     lines = list(compare_auc(task, ["ours"], ["dnn"], 2, [], place))
     assert [(line["seed"], line["learning_rate"]) for line in lines] == [(0, 3.16e-4), (1, 3.16e-4)]
     assert [at_best_epoch(line) for line in lines] == [(pytest.approx(0.7), 0.55)] * 2
@@ -180,7 +183,7 @@ def test_below_by_more_than_noise_fails(ours: list[float], holds: bool) -> None:
     judged = auc_verdicts(lines_of(ours, [0.75, 0.76, 0.77]))
     assert [verdict.holds for verdict in judged] == [holds]
     assert str(judged[0]).startswith("PASS" if holds else "FAIL")
-    assert "0.7600 ± 0.0100 (1.0e-03)" in ctr_peers.auc_table(lines_of(ours, [0.75, 0.76, 0.77]))
+    assert "0.7600 ± 0.0100 (1.0e-03)" in auc_table(lines_of(ours, [0.75, 0.76, 0.77]))
 
 
 @pytest.mark.parametrize(("own", "holds"), [(0.7551, True), (0.7651, False), (0.744, False)])
@@ -199,15 +202,15 @@ def test_the_fastest_form_of_a_peer_is_the_bar(slowest: float, holds: list[bool]
         for (library, variant), rate in rates.items() for noise in (0.5, 1, 2)
     ]  # fmt: skip
     assert [verdict.holds for verdict in speed_verdicts(lines)] == holds
-    assert "| torchrec memory | 1,000 |" in ctr_peers.speed_table(lines)
+    assert "| torchrec memory | 1,000 |" in speed_table(lines)
 
 
 def test_a_peer_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert ctr_peers.installed() == ("ours", "ours_adam", "ours_rowwise_adagrad", "torchrec")
+    assert installed() == ("ours", "ours_adam", "ours_rowwise_adagrad", "torchrec")
 
 
 def test_lines_are_read_back(tmp_path: Path) -> None:
-    assert ctr_peers.read_lines(tmp_path / "none") == []
+    assert read_lines(tmp_path / "none") == []
     (tmp_path / "lines.jsonl").write_text('{"case": "auc"}\n')
-    assert ctr_peers.read_lines(tmp_path / "lines.jsonl") == [{"case": "auc"}]
+    assert read_lines(tmp_path / "lines.jsonl") == [{"case": "auc"}]

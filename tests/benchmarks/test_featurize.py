@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import featurize
-from benchmarks.harness import MIN_ITERATIONS
+from benchmarks.support.harness import MIN_ITERATIONS
 
 
 def test_lines(tmp_path: Path) -> None:

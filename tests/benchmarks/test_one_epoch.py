@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import one_epoch
-from benchmarks.baselines import TorchModel
 from benchmarks.one_epoch import Replayed, Result, choose_alpha, conditions, main, run, table
+from benchmarks.support.baselines import TorchModel
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
 from trainer.launch.in_process import read_spec

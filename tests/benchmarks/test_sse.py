@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness import MIN_ITERATIONS, Workload
 from benchmarks.sse import time_row_wise
+from benchmarks.support.harness import MIN_ITERATIONS, Workload
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

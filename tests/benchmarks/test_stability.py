@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.faults import Fault, faults_of_rows, shuffled, some
 from benchmarks.stability import broken_promises
 from benchmarks.stability_tables import BEGIN, END, put_into, tables
+from benchmarks.support.faults import Fault, faults_of_rows, shuffled, some
 from embeddings.refresh.gate import Thresholds, decide
 from embeddings.refresh.gate_metrics import compare
 from embeddings.refresh.procrustes import procrustes, rotate

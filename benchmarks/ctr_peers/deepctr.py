@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.ctr_tasks import CROSS_LAYERS, HELD_OUT, Request, answer, auc_of
+from benchmarks.ctr_peers.tasks import CROSS_LAYERS, HELD_OUT, Request, answer, auc_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.jagged import Jagged
 

@@ -14,7 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
-from benchmarks.harness import Workload
+from benchmarks.support.harness import Workload
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.sse.config import SSEConfig

@@ -27,7 +27,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingType
 
-from benchmarks.ctr_tasks import CROSS_LAYERS, DENSE_LEARNING_RATE, HELD_OUT, Request, answer, auc_of
+from benchmarks.ctr_peers.tasks import CROSS_LAYERS, DENSE_LEARNING_RATE, HELD_OUT, Request, answer, auc_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet

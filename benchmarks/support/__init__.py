@@ -1,0 +1,1 @@
+"""What the benchmarks share: timing in turns, peers, services that run, tables of items, faults to plant."""
