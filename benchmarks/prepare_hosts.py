@@ -83,7 +83,7 @@ def lead(directory: Path, span_rows: int, nodes: Sequence[int]) -> dict[str, Any
 
 def measured(path: Path, num_hosts: int, span_rows: int) -> dict[str, Any]:
     """Prepare the log on a cluster of so many nodes."""
-    from tests.ray_cluster import Cluster
+    from tests.support.ray_cluster import Cluster
     from trainer.runs.directory import write_run
 
     dataset, job = log_specs(path, num_workers=2, cpus_per_worker=1)

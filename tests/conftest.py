@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import pool, ray_cluster, scheduling
+from tests.support import pool, ray_cluster, scheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,7 +69,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if os.environ["TRITON_INTERPRET"] == "1" and any("triton" in item.nodeid for item in session.items):
-        from tests import interpreted
+        from tests.support import interpreted
 
         interpreted.install()
 
@@ -102,7 +102,7 @@ ALLOWED_SKIPS = (
 @pytest.fixture(scope="session")
 def own_broker() -> Iterator[Any]:
     """librdkafka's own broker of Kafka's protocol, in a process; tests may send it away for a while."""
-    from tests.kafka_broker import own_broker
+    from tests.support.kafka_broker import own_broker
 
     with own_broker() as broker:
         yield broker
@@ -111,7 +111,7 @@ def own_broker() -> Iterator[Any]:
 @pytest.fixture(params=["own", "other"])
 def broker(request: pytest.FixtureRequest) -> Any:
     """Brokers of Kafka's protocol: librdkafka's own, and the one at EVENKEEL_TEST_KAFKA."""
-    from tests.kafka_broker import Broker
+    from tests.support.kafka_broker import Broker
 
     if request.param == "own":
         return request.getfixturevalue("own_broker")
@@ -171,7 +171,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Any]:
-    """``ranks(world_size).run(function, *arguments)``: the function on each rank of a gloo pool (tests/pool.py)."""
+    """``ranks(world_size).run(function, *arguments)``: the function on each rank of a gloo pool (support/pool.py)."""
     yield pool.pool
     pool.close_all()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples import run_example
+from tests.support.examples import run_example
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = [

@@ -1,4 +1,4 @@
-"""The cases of tests/pairwise.py: every pair that may be meets, no other, and there are few."""
+"""The cases of tests/support/pairwise.py: every pair that may be meets, no other, and there are few."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pairwise import pairwise
+from tests.support.pairwise import pairwise
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3))))

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from tests.containers.engine import ROOT, Engine
-from tests.free_ports import free_ports
-from tests.ray_cluster import PATIENCE
+from tests.support.free_ports import free_ports
+from tests.support.ray_cluster import PATIENCE
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 OURS = ("scheduler", "api-1", "api-2", "vectors")

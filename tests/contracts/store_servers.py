@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import redis
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 SECONDS = 240.0
 CREDENTIALS = {

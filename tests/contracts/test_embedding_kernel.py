@@ -21,8 +21,8 @@ from embeddings.optim.registry import KINDS
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
 from embeddings.tables.config import InitConfig, TableConfig
-from tests.module_tables import ON_GPU, module_tables
-from tests.pairwise import Case, cases
+from tests.support.module_tables import ON_GPU, module_tables
+from tests.support.pairwise import Case, cases
 
 OPTIMIZERS: dict[str, RowOptimizer] = {
     "sgd": SGD(0.1),

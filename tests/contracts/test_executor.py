@@ -22,7 +22,7 @@ from service.jobs.executors.base import Executor, ExecutorUnavailable
 from service.jobs.executors.local import LocalRuns
 from service.jobs.executors.ray_api import RayApi
 from service.jobs.executors.ray_jobs import JOB_FILE, RayJobs
-from tests.ray_cluster import Cluster
+from tests.support.ray_cluster import Cluster
 from trainer.runs import run_process
 from trainer.runs.protocol import LOG_FILE
 

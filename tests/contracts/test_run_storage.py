@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.faulty_server import GOOGLE_TOKEN, Faults, faulty_server
-from tests.outside_package import install
+from tests.support.outside_package import install
 from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile
 from trainer.storage.cache import HostCache
 from trainer.storage.content import content_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embeddings.outside_packages import OutsidePackageError, Registry, load_all
-from tests.outside_package import install
+from tests.support.outside_package import install
 
 CUT = ("'cut' of package cut cannot be imported", "entry point cut:Cut of evenkeel.things", "no_such_module")
 

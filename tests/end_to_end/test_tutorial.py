@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.free_ports import free_ports
+from tests.support.free_ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"

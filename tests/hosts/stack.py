@@ -19,7 +19,7 @@ import yaml
 
 from tests.contracts.store_servers import CREDENTIALS
 from tests.hosts.net import ROOT, Host, Net, network, until
-from tests.ray_cluster import PATIENCE
+from tests.support.ray_cluster import PATIENCE
 
 PYTHON = sys.executable
 EVENKEEL = str(Path(sys.executable).with_name("evenkeel"))

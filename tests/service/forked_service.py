@@ -1,4 +1,4 @@
-"""The service's command, and what it forks runs from, as forks of a process that has imported them (tests/forked.py).
+"""The service's command, and what it forks runs from, as forks of one that imported them (tests/support/forked.py).
 
 ``evenkeel serve`` that is started takes 2.5 seconds of a processor, most of them imports and route models; the process
 from which runs are forked (trainer/runs/standby.py) takes four more. As forks they are the same code in processes of
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from service.cli import entrypoint
-from tests import forked
+from tests.support import forked
 from trainer.runs import standby
 
 _PR_SET_PDEATHSIG = 1

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.pool import RankFailure
-from tests.trained_runs import TrainedRuns
+from tests.support.pool import RankFailure
+from tests.support.trained_runs import TrainedRuns
 from trainer.launch.driver import RanksFailed
 from trainer.launch.worker import train_rank
 from trainer.runs.directory import Run, read_run, write_run

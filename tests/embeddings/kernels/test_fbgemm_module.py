@@ -20,7 +20,7 @@ from embeddings.optim.lr_schedules import LinearWarmup
 from embeddings.perturbation import perturb
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, TableConfig
-from tests.module_tables import ON_GPU, module_tables
+from tests.support.module_tables import ON_GPU, module_tables
 
 INIT = InitConfig("normal", 0.5)
 OPTIMIZERS = {"sgd": SGD(0.1), "adagrad": Adagrad(0.1, eps=1e-8), "rowwise_adagrad": RowwiseAdagrad(0.1, eps=1e-8)}

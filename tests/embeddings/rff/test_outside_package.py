@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.outside_package import install
+from tests.support.outside_package import install
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "development" / "add_a_feature_map.md"

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from tests import forked
+from tests.support import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks")]
 

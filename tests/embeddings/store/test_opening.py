@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embeddings.store import open_store
-from tests.outside_package import install
+from tests.support.outside_package import install
 
 
 def test_a_path_and_a_file_url_are_the_same_store(tmp_path: Path) -> None:

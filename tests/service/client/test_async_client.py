@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from service.client import AsyncClient, Client, ProblemError, Unreachable
-from tests.free_ports import free_port
 from tests.service import published, serving
 from tests.service.serving import Served
+from tests.support.free_ports import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.anyio]
 

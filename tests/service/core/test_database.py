@@ -15,9 +15,9 @@ from service.core import tables
 from service.core.database import MIGRATIONS, Database, migrate
 from service.core.settings import Settings
 from service.identity import keys
-from tests import forked
 from tests.service.racers import COUNTER, add_in_process
 from tests.service.service_kit import BOTH
+from tests.support import forked
 
 pytestmark = [pytest.mark.anyio, BOTH]
 

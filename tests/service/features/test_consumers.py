@@ -20,9 +20,9 @@ import pytest
 from embeddings.refresh.publish import Settings, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
-from tests.examples import run_example
 from tests.service import serving
 from tests.service.serving import Served
+from tests.support.examples import run_example
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_ITEMS, DIM, NUM_CLASSES = 800, 16, 6

@@ -21,8 +21,8 @@ import torch
 
 from embeddings.store import open_store
 from service.client import Client
-from tests import forked, trained_runs
 from tests.service import serving
+from tests.support import forked, trained_runs
 from trainer.checkpoint.format import Checkpoint, latest_valid
 from trainer.launch import fork_server
 from trainer.launch.driver import execute

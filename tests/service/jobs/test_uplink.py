@@ -17,8 +17,8 @@ import pytest
 from embeddings.durable_files import write_json
 from service.identity import run_tokens
 from service.jobs import run_events
-from tests.free_ports import free_port
 from tests.service.serving import Served, dataset, job, serving
+from tests.support.free_ports import free_port
 from trainer.runs import uplink
 from trainer.runs.directory import Report, Run, read_run, write_run
 from trainer.runs.events import EventWriter, read_events

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.core.settings import Settings
 from service.ops import otlp_metrics
-from tests.receiver import Receiver, receiving
 from tests.service import published
 from tests.service.service_kit import client_of, running, until
+from tests.support.receiver import Receiver, receiving
 from trainer.runs import tracing
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from sqlalchemy.engine import make_url
 
 from service.client import Client, ProblemError
 from service.identity import key_cache
-from tests.free_ports import free_port
 from tests.service import published, serving
+from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.process
 

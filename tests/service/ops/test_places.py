@@ -9,7 +9,7 @@ import pytest
 
 from service.ops.places import check_places
 from tests.contracts.store_servers import CREDENTIALS, s3_server
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from service.core import tables
 from service.core.settings import Settings
-from tests import forked
 from tests.service.racers import fire_killed_everywhere, replica
 from tests.service.service_kit import BOTH, job_body
+from tests.support import forked
 from trainer.runs.run_process import terminate
 
 pytestmark = [pytest.mark.anyio, BOTH, pytest.mark.slow, pytest.mark.process]

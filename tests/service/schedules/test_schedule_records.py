@@ -18,9 +18,9 @@ from service.core import tables
 from service.core.settings import Settings
 from service.jobs import job_records
 from service.schedules import scheduler
-from tests import forked
 from tests.service.racers import fire_in_process
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
+from tests.support import forked
 
 pytestmark = [pytest.mark.anyio, BOTH]
 

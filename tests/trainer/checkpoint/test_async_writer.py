@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests import forked
+from tests.support import forked
 from trainer.checkpoint import async_writer
 from trainer.checkpoint import format as checkpoint_format
 from trainer.checkpoint.async_writer import STAGED_COPIES, BackgroundSaver

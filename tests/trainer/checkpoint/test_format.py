@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from tests import small_disk
+from tests.support import small_disk
 from trainer.checkpoint import format as checkpoint_format
 from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, latest_valid, save
 from trainer.runs.failures import classify

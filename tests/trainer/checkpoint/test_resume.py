@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import forked
-from tests.trained_runs import lead
+from tests.support import forked
+from tests.support.trained_runs import lead
 from trainer.checkpoint.format import MANIFEST_FILE, Checkpoint, _manifest_bytes, latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import small_disk
+from tests.support import small_disk
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare

@@ -9,7 +9,7 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, AdamAR, RMSprop, RowwiseAdagrad, RowwiseAdam
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, TableConfig
-from tests import models
+from tests.support import models
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 
 pytestmark = pytest.mark.xdist_group("ranks")

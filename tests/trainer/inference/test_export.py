@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.examples import run_example
-from tests.model_specs import model_spec
+from tests.support.examples import run_example
+from tests.support.model_specs import model_spec
 from trainer.checkpoint.format import latest_valid
 from trainer.data.errors import DataError
 from trainer.inference.export import dense_part, export, main

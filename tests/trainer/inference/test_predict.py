@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.examples import run_example
+from tests.support.examples import run_example
 from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, latest_valid, save
 from trainer.checkpoint.select import pick
 from trainer.data.batches.prepared import PreparedData

@@ -20,7 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from embeddings.kernels.fbgemm.module import ComputeDevice, EmbeddingLocation, FbgemmModuleKernel, module_of
 from embeddings.kernels.layout import Layout, Record
 from embeddings.kernels.reference import ReferenceKernel
-from tests.module_tables import CachedOnHost
+from tests.support.module_tables import CachedOnHost
 
 NAME = "standin"
 _setup_privateuseone_for_python_backend(NAME)

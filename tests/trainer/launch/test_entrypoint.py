@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from embeddings.store import open_store
-from tests import small_disk
-from tests.trained_runs import lead
+from tests.support import small_disk
+from tests.support.trained_runs import lead
 from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
 from trainer.checkpoint.warm_start import id_maps
 from trainer.data.prepare import progress
@@ -184,8 +184,8 @@ def test_running_out_of_time_is_a_failure_that_keeps_its_work(make_run, small):
 
 
 def spawned_ranks() -> set[psutil.Process]:
-    """Live children that multiprocessing spawned: no tracker of its, no rank of tests/pool.py. Pids tell no age: they
-    start again from low numbers."""
+    """Live children that multiprocessing spawned: no tracker of its, no rank of tests/support/pool.py. Pids tell no
+    age: they start again from low numbers."""
     found = set()
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):

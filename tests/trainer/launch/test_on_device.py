@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests import forked
+from tests.support import forked
 from trainer.checkpoint.format import latest_valid
 from trainer.data.prepare.preparation import prepare
 from trainer.runs.directory import read_run, write_run

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embeddings.kernels.fbgemm import module
-from tests.module_tables import ON_GPU, SCARCE_BYTES
+from tests.support.module_tables import ON_GPU, SCARCE_BYTES
 from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks

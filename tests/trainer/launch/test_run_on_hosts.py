@@ -12,7 +12,7 @@ import torch
 
 from embeddings.store import open_store
 from tests.contracts import store_servers
-from tests.ray_cluster import Cluster
+from tests.support.ray_cluster import Cluster
 from tests.trainer.launch.detached_runs import everything, wait_for, wait_for_end
 from trainer.checkpoint.select import pick
 from trainer.launch.driver import execute

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 
-from tests import forked
-from tests.ray_cluster import Cluster
+from tests.support import forked
+from tests.support.ray_cluster import Cluster
 from tests.trainer.launch import light_actors
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid

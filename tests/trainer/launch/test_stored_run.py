@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from embeddings.store import open_store
-from tests import forked
 from tests.contracts import store_servers
-from tests.trained_runs import lead
+from tests.support import forked
+from tests.support.trained_runs import lead
 from tests.trainer.launch.detached_runs import everything
 from trainer.checkpoint.select import newest_of, pick
 from trainer.data.batches.prepared import PreparedData

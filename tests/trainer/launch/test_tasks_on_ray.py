@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import forked
-from tests.ray_cluster import Cluster
+from tests.support import forked
+from tests.support.ray_cluster import Cluster
 from tests.trainer.data.prepare.cases import contents
 from trainer.data.prepare.by_tasks import assembly
 from trainer.data.prepare.by_tasks.tasks import PARTS, Setting, Task

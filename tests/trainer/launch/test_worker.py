@@ -22,7 +22,7 @@ def page_faults(num_rounds):
 def faults_and_frozen_objects():
     from trainer.launch.worker import steady_memory
 
-    gc.unfreeze()  # what this process was forked with is frozen already (tests/forked.py)
+    gc.unfreeze()  # what this process was forked with is frozen already (tests/support/forked.py)
     frozen = gc.get_freeze_count()
     with steady_memory():
         return page_faults(4), frozen, gc.get_freeze_count()

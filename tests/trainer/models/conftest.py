@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from tests import models
-from tests.model_specs import table_columns
+from tests.support import models
+from tests.support.model_specs import table_columns
 from trainer.data.batches.keys import Key
 from trainer.models.registry import MODELS
 

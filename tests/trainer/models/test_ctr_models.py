@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchrec import KeyedJaggedTensor
 
-from tests.model_specs import model_spec, table_columns
-from tests.models import make_model
+from tests.support.model_specs import model_spec, table_columns
+from tests.support.models import make_model
 
 KINDS = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "pnn", "wukong", "autoint", "finalmlp", "din")
 TOWERS = tuple(kind for kind in KINDS if kind != "fm")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_specs import table_columns
-from tests.models import make_model
+from tests.support.model_specs import table_columns
+from tests.support.models import make_model
 
 
 def mf(lab, loss="bce"):

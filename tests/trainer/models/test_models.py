@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import embedding_bag, logsigmoid
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
-from tests.model_specs import table_columns
-from tests.models import make_model
+from tests.support.model_specs import table_columns
+from tests.support.models import make_model
 from trainer.models.item2vec import Item2Vec
 from trainer.models.registry import BPR, DNN, MODELS, TwoTower
 from trainer.models.sasrec import SASRec

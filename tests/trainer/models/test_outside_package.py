@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.outside_package import install
+from tests.support.outside_package import install
 from trainer.data.sources.click_log import ClickLog, generate
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
-from tests.model_specs import model_spec, table_columns
-from tests.models import make_model
+from tests.support.model_specs import model_spec, table_columns
+from tests.support.models import make_model
 from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import KeyedTensor
 
-from tests.model_specs import model_spec
+from tests.support.model_specs import model_spec
 from trainer.data.batches.keys import Key
 from trainer.models.base import ModelInputs
 from trainer.models.labels_base import product_logit

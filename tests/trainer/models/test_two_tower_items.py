@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 from torchrec import KeyedJaggedTensor, KeyedTensor
 
-from tests.model_specs import model_spec
+from tests.support.model_specs import model_spec
 from tests.trainer.item_tables import RANKING, dataset_at, job_of, prepared_log
 from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedTensor
 
-from tests.model_specs import model_spec, table_columns
+from tests.support.model_specs import model_spec, table_columns
 from trainer.data.batches.keys import Key
 from trainer.data.columns.vectors import Vector
 from trainer.models.base import ModelInputs

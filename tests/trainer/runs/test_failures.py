@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from embeddings.store import StoreBusy
-from tests import forked
+from tests.support import forked
 from trainer.checkpoint.format import CheckpointError
 from trainer.data.errors import DataAwayError, DataError
 from trainer.runs.failures import Cancelled, NonFiniteError, ResourceError, cause, classify, record

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from embeddings.store import open_store
-from tests.receiver import Receiver, receiving
+from tests.support.receiver import Receiver, receiving
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks

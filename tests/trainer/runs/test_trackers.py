@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.free_ports import free_port
+from tests.support.free_ports import free_port
 from trainer.launch.driver import execute
 from trainer.runs.directory import Run, read_run, write_run
 from trainer.runs.events import EventWriter

@@ -335,7 +335,7 @@ def train_large(sharding: str, limited: bool = True):
     import embeddings.kernels.fbgemm.kernel  # noqa: F401
     from embeddings.optim import Adagrad
     from embeddings.tables.config import InitConfig
-    from tests.models import make_model
+    from tests.support.models import make_model
     from trainer.distributed.sharded_model import PlanRequest, TableSettings, embedding_bag_collection, shard_model
 
     name, num_rows, dim = LARGE

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from tests.model_specs import model_spec
+from tests.support.model_specs import model_spec
 from trainer.data.batches.keys import Key
 from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS

@@ -9,7 +9,7 @@ import torch
 from embeddings.kernels import fbgemm
 from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
 from embeddings.store import open_store
-from tests.module_tables import CachedKernel
+from tests.support.module_tables import CachedKernel
 from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from embeddings.store import open_store
-from tests import forked
-from tests.trained_runs import run_of
+from tests.support import forked
+from tests.support.trained_runs import run_of
 from tests.trainer.training.test_one_pass import assert_same_bits, dataset_of, left_by
 from tests.trainer.trainings import trainer_of
 from trainer.checkpoint.format import latest_valid

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests import forked
-from tests.trained_runs import run_of
+from tests.support import forked
+from tests.support.trained_runs import run_of
 from tests.trainer.training.test_following import PUBLISH, job_of, lead_and_die, occurrences, rows_of, served
 from tests.trainer.training.test_one_pass import assert_same_bits, dataset_of, left_by
 from tests.trainer.trainings import trainer_of

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from embeddings.store import open_store
-from tests import forked
-from tests.trained_runs import lead, run_of
+from tests.support import forked
+from tests.support.trained_runs import lead, run_of
 from tests.trainer.trainings import trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.warm_start import id_maps

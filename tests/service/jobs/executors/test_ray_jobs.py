@@ -18,9 +18,9 @@ import pytest
 
 from service.jobs import run_events
 from tests.contracts import store_servers
-from tests.free_ports import free_port
-from tests.ray_cluster import Cluster
 from tests.service.serving import serving
+from tests.support.free_ports import free_port
+from tests.support.ray_cluster import Cluster
 from trainer.runs import run_process
 from trainer.spec import parse_job
 from trainer.storage.opening import open_storage

@@ -15,7 +15,7 @@ from service.jobs.executors.ray_api import RayApi, ray_token
 from service.jobs.executors.ray_jobs import RayJobs
 from service.jobs.executors.registry import executor_class, executor_of, placement_of
 from service.ops import doctor
-from tests.outside_package import install
+from tests.support.outside_package import install
 from trainer.runs.directory import THIS_CLUSTER
 from trainer.sizing.memory import machine_memory_bytes
 from trainer.spec import JobSpec

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import forked
+from tests.support import forked
 from tests.trainer.data.prepare.cases import contents
 from tests.trainer.data.prepare.test_kept_parts import make_small
 from tests.trainer.item_tables import NUM_ABSENT, NUM_CLICKED, NUM_ITEMS, dataset_at, items_table, job_of, prepared_log

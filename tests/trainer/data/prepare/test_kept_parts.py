@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import forked
+from tests.support import forked
 from tests.trainer.data.prepare.cases import Case, contents, prepared_bytes, specs, write_rows
 from trainer.data.columns import vocabulary
 from trainer.data.errors import DataError

@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from tests import forked
+from tests.support import forked
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.errors import DataError

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests import forked
+from tests.support import forked
 from trainer.recipes.command import RECIPES, main
 from trainer.recipes.text.quick_texts import write_quick_texts
 from trainer.recipes.trials import processes

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import outside_package
+from tests.support import outside_package
 from trainer.data.sources.click_log import ClickLog
 
 ROOT = Path(__file__).resolve().parents[5]

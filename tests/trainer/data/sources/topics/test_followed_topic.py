@@ -10,7 +10,7 @@ import time
 import pytest
 from confluent_kafka import KafkaException
 
-from tests.kafka_broker import OwnBroker
+from tests.support.kafka_broker import OwnBroker
 from tests.trainer.data.sources.topics.conftest import MESSAGES, values
 from trainer.data.errors import DataAwayError, DataError, Stopped
 from trainer.data.sources.topics import followed_topic, kafka

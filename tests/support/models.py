@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.model_specs import model_spec
+from tests.support.model_specs import model_spec
 from trainer.data.batches.keys import Key
 from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS

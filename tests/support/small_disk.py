@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import forked
+from tests.support import forked
 
 _NOT_PERMITTED = 77
 _NEW_MOUNTS, _NEW_USER, _PRIVATE, _RECURSIVE = 0x20000, 0x10000000, 1 << 18, 1 << 14  # sched.h, mount.h

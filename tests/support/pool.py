@@ -26,7 +26,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from tests import forked
+from tests.support import forked
 
 START_TIMEOUT_SECONDS = 300.0
 # Ranks that fail together report within this time of each other; past it the others are taken to wait for the dead one.

@@ -80,7 +80,7 @@ class OwnBroker(Broker):
 
 @contextlib.contextmanager
 def own_broker() -> Iterator[OwnBroker]:
-    command = [sys.executable, "-m", "tests.kafka_broker"]
+    command = [sys.executable, "-m", "tests.support.kafka_broker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

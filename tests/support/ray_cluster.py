@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from tests.contracts.store_servers import CREDENTIALS
-from tests.free_ports import free_port, free_ports
+from tests.support.free_ports import free_port, free_ports
 
 BIN = Path(sys.executable).parent
 MARKER = "EVENKEEL_TEST_CLUSTER"
