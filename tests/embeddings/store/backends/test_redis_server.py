@@ -1,0 +1,156 @@
+"""What a store in Redis survives: a server that is killed, restarted, full or empty, and a lost lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embeddings.store import CorruptStore, Store, StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
+from embeddings.store.backends import redis_protocol, redis_rows
+from embeddings.store.files import decode_document, encode_document
+from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, num_rows, publish
+
+pytestmark = pytest.mark.process
+
+
+def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store], redis_server: Any) -> None:
+    """The server keeps what it has (append-only file), dies while rows are loaded, and comes back."""
+    with redis_server.client() as client:
+        client.config_set("appendfsync", "always")
+        client.config_set("appendonly", "yes")
+        # What is there already goes to the file in the background.
+        deadline = time.monotonic() + 300
+        while any(client.info("persistence")[f"aof_rewrite_{word}"] for word in ("in_progress", "scheduled")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    redis_server._command += ["--appendonly", "yes", "--appendfsync", "always"]
+    collection = opened("lease_seconds=6", "grace_seconds=0").collection("items")
+    publish(collection, 1)
+    other = opened().collection("items")
+    assert_serves(other, 1)
+    sent = redis_protocol.Loader.send_rows
+
+    def send_half(self: Any, prefix: bytes, ids: Any, values: Any) -> None:
+        sent(self, prefix, ids[: len(ids) // 2], values[: len(ids) // 2])
+        redis_server.kill()
+        sent(self, prefix, ids[len(ids) // 2 :], values[len(ids) // 2 :])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis_protocol.Loader, "send_rows", send_half)
+        with pytest.raises(StoreUnavailable, match="hat is served is unchanged"):
+            publish(collection, 2)
+    assert collection.current() == "v000001"
+    assert [manifest["version"] for manifest in collection.versions()] == ["v000001"]
+    with pytest.raises(StoreUnavailable, match="Redis cannot be reached"):
+        other.open().lookup([1])
+    redis_server.start()
+    # The same readers, the same connections.
+    assert_serves(other, 1)
+    assert_serves(collection, 1)
+    assert publish(collection, 2) == "v000002"
+    assert_serves(other, 2)
+    # What the dead load had written is gone.
+    assert num_rows(redis_server) == 2 * NUM_ITEMS
+
+
+def test_redis_restarts_between_load_and_switch(opened: Callable[..., Store], redis_server: Any) -> None:
+    """A server that was restarted may have lost rows that it had acknowledged, so nothing is committed on it."""
+    collection = opened("lease_seconds=30").collection("items")
+    loaded = redis_rows.load_rows
+
+    def load_and_restart(*arguments: Any) -> None:
+        loaded(*arguments)
+        redis_server.kill()
+        redis_server.start()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embeddings.store.backends.redis.load_rows", load_and_restart)
+        with pytest.raises(StoreUnavailable, match="restarted"):
+            publish(collection, 1)
+    assert collection.versions() == []
+
+
+def test_redis_lost_rows_of_a_version(opened: Callable[..., Store], redis_server: Any) -> None:
+    """What is lost of one version keeps nobody from publishing the next."""
+    collection = opened().collection("items")
+    publish(collection, 1)
+    publish(collection, 2)
+    with redis_server.client() as client:
+        for key in client.scan_iter(match="*:info"):
+            client.delete(key)
+    with pytest.raises(UnknownVersion, match="Redis lost"):
+        opened().collection("items").open()
+    publish(collection, 3)
+    assert_serves(opened().collection("items"), 3)
+
+
+def test_redis_lost_everything(opened: Callable[..., Store], redis_server: Any) -> None:
+    """The same content again, from a process that put it there before."""
+    collection = opened().collection("items")
+    for _ in range(2):
+        with redis_server.client() as client:
+            client.flushall()
+        collection.create_view("wide", dim=16, dim_in=8, anchor_generation=1)
+    publish(collection, 1)
+    other = opened().collection("items")
+    assert_serves(other, 1)
+    assert other.frequencies("wide").shape == (8, 8)
+
+
+@pytest.mark.parametrize("path", ["../../../planted", "/tmp/planted", "views/../../../../planted"])
+def test_an_index_names_nothing_outside_the_mirror(
+    opened: Callable[..., Store], redis_server: Any, tmp_path: Path, path: str
+) -> None:
+    publish(opened().collection("items"), 1)
+    with redis_server.client() as client:
+        document = decode_document(client.get("evenkeel:items:INDEX"), Path("INDEX"))
+        document["files"][path] = document["files"]["CURRENT"]
+        client.set("evenkeel:items:INDEX", encode_document(document))
+    with pytest.raises(CorruptStore, match="no path in a collection"):
+        opened().collection("items").current()
+    assert list(tmp_path.rglob("planted")) == []
+
+
+def test_redis_is_full(opened: Callable[..., Store], redis_server: Any) -> None:
+    collection = opened().collection("items")
+    publish(collection, 1)
+    with redis_server.client() as client:
+        used = client.info("memory")["used_memory"]
+        client.config_set("maxmemory", used + 300_000)
+    rng = np.random.default_rng(0)
+    many = rng.standard_normal((30_000, 32)).astype(np.float32)
+    with pytest.raises(StoreFull, match="what is served is unchanged"):
+        publish(collection, 2, many)
+    assert collection.current() == "v000001"
+    assert_serves(collection, 1)
+    with redis_server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(StoreError, match="evicts"):
+            publish(collection, 2)
+        client.config_set("maxmemory", 0)
+    assert publish(collection, 2) == "v000002"
+
+
+def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store], redis_server: Any) -> None:
+    collection = opened().collection("items")
+    publish(collection, 1)
+    loaded = redis_rows.load_rows
+
+    def load_and_lose(*arguments: Any) -> None:
+        loaded(*arguments)
+        with redis_server.client() as client:
+            client.set("evenkeel:items:LOCK", "another")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embeddings.store.backends.redis.load_rows", load_and_lose)
+        with pytest.raises(StoreBusy, match="lock is another's"):
+            publish(collection, 2)
+    with redis_server.client() as client:
+        client.delete("evenkeel:items:LOCK")
+    assert [manifest["version"] for manifest in collection.versions()] == ["v000001"]
+    assert publish(collection, 2) == "v000002"
