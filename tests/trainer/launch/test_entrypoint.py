@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -17,19 +16,16 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from embeddings.store import open_store
 from tests.support import small_disk
 from tests.support.trained_runs import lead
-from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
-from trainer.checkpoint.warm_start import id_maps
+from tests.trainer.launch.endings import exit_of, fails_with, states
+from trainer.checkpoint.format import latest_valid
 from trainer.data.prepare import progress
 from trainer.launch import driver
 from trainer.launch.driver import execute
 from trainer.launch.entrypoint import main
-from trainer.launch.in_process import main as train_command
-from trainer.launch.in_process import read_spec
 from trainer.launch.on_host import start_ranks
 from trainer.runs.directory import read_run, write_run
 from trainer.runs.events import EventWriter
@@ -40,14 +36,6 @@ pytestmark = pytest.mark.slow
 
 ADAM_AR = {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003}
 PUBLISH = {"collection": "items", "feature": "item"}
-
-
-def states(events) -> list[str]:
-    return [event["state"] for event in events]
-
-
-def exit_of(run) -> dict:
-    return json.loads((run.directory / EXIT_FILE).read_text())
 
 
 def test_without_a_directory_it_is_that_of_the_run_in_the_cache(monkeypatch, tmp_path, capsys):
@@ -61,7 +49,7 @@ def test_without_a_directory_it_is_that_of_the_run_in_the_cache(monkeypatch, tmp
     assert f"{tmp_path}/runs/of-the-cache/driver/run.json: cannot be read" in capsys.readouterr().err
 
 
-# --- a run that succeeds ---------------------------------------------------------------------------------------------
+# --- a run that succeeds ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_tells_its_life(make_run, small, monkeypatch):
@@ -130,20 +118,7 @@ def test_default_alpha_is_told_and_kept(make_run, small):
     assert latest_valid(run.checkpoints).extra["alpha"] == opening["alpha"]
 
 
-# --- runs that fail --------------------------------------------------------------------------------------------------
-
-
-def fails_with(run, small, code: str, *, exit_code: int = EXIT_FAILED) -> dict:
-    assert execute(run, start_ranks) == exit_code
-    (error,) = small.events(run.directory, "error")
-    assert error["code"] == code
-    assert error["remedy"]
-    assert states(small.events(run.directory, "state"))[-1] == "failed"
-    document = exit_of(run)
-    assert document["code"] == exit_code
-    assert document["retryable"] == (exit_code == EXIT_RETRYABLE)
-    assert document["error"]["code"] == code
-    return error
+# --- runs that fail ---------------------------------------------------------------------------------------------------
 
 
 def test_bad_data_fails_with_its_place(make_run, small, tmp_path):
@@ -217,7 +192,7 @@ def test_two_processes_cannot_lead_one_run(make_run):
     assert not (run.directory / EXIT_FILE).exists()
 
 
-# --- being stopped ---------------------------------------------------------------------------------------------------
+# --- being stopped ----------------------------------------------------------------------------------------------------
 
 
 def test_sigterm_writes_a_checkpoint_and_cancels_and_the_next_attempt_goes_on(make_run, small):
@@ -257,153 +232,7 @@ def test_sigterm_while_data_is_prepared_cancels_at_once(make_run, small, monkeyp
     assert states(small.events(run.directory, "state")) == ["starting", "cancelled"]
 
 
-# --- warm start and publishing ---------------------------------------------------------------------------------------
-
-
-def test_a_warm_start_keeps_old_rows_and_starts_new_ones_from_their_id(make_run, small, tmp_path):
-    lazy = {"kind": "adam_ar", "moments": "lazy"}  # only then may the learning rate be another one
-    first = make_run("first", epochs=1, optimizer={**lazy, "alpha": 0.003, "learning_rate": 0.1})
-    assert execute(first, start_ranks) == 0
-    parent = latest_valid(first.checkpoints)
-    # Other items, some of them known; nothing moves: learning rates 0.
-    uri = small.write_rows(tmp_path / "next.parquet", seed=9, num_items=400)
-    still = {
-        "optimizer": {**lazy, "alpha": "default", "learning_rate": 0.0},
-        "dense_optimizer": {"kind": "adam", "learning_rate": 0.0},
-    }
-    second = make_run("second", uri=uri, epochs=1, init_checkpoint=str(first.checkpoints), **still)
-    fresh = make_run("fresh", uri=uri, epochs=1, **still)
-    assert execute(second, start_ranks) == 0
-    assert execute(fresh, start_ranks) == 0
-
-    child = latest_valid(second.checkpoints)
-    assert child.extra["alpha"] == parent.extra["alpha"] == 0.003
-    assert child.extra["position"]["first_step"] == parent.step
-    assert child.step == parent.step + child.extra["position"]["step"]
-    ids = {name: id_maps(checkpoint)["item"].ids.to_pylist() for name, checkpoint in (("old", parent), ("new", child))}
-    assert ids["new"][: len(ids["old"])] == ids["old"]
-    added = ids["new"][len(ids["old"]) :]
-    assert added
-    old_weight, old_state = parent.read_rows("item")
-    new_weight, new_state = child.read_rows("item")
-    known = len(old_weight)
-    last = new_state["last_update_step"][:known]
-    untouched = last == old_state["last_update_step"]
-    assert bool(untouched.any())
-    assert bool((new_weight[:known][untouched] == old_weight[untouched]).all())
-    assert bool((new_state["m"][:known][untouched] == old_state["m"][untouched]).all())
-    # A new id starts from hash(id, seed): the same as in a run that never heard of the old ones.
-    alone = latest_valid(fresh.checkpoints)
-    row_of = {id_: row + 2 for row, id_ in enumerate(id_maps(alone)["item"].ids.to_pylist())}
-    started = alone.read_rows("item")[0]
-    references = torch.stack([started[row_of[id_]] for id_ in added])
-    # Rows that were touched decayed while they idled; their direction is the initial one.
-    torch.testing.assert_close(unit(new_weight[known:]), unit(references))
-    assert bool((new_weight[known:] == references).all(dim=1).any())
-
-
-def test_a_warm_start_decays_by_the_epochs_of_the_tables_first_training(make_run, small, tmp_path):
-    by_epoch = {"optimizer": {**ADAM_AR, "decay": "by_epoch"}}
-    first = make_run("first", epochs=1, **by_epoch)
-    assert execute(first, start_ranks) == 0
-    parent = latest_valid(first.checkpoints)
-    assert parent.extra["epoch_steps"] == parent.step
-    uri = small.write_rows(tmp_path / "next.parquet", seed=9, num_rows=300)
-    second = make_run("second", uri=uri, epochs=1, init_checkpoint=str(first.checkpoints), **by_epoch)
-    assert execute(second, start_ranks) == 0
-    child = latest_valid(second.checkpoints)
-    assert child.extra["epoch_steps"] == parent.step != child.step - parent.step
-
-
-def unit(rows: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.normalize(rows.double(), dim=1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"optimizer": {"kind": "adam", "learning_rate": 0.1}}, "optimizer.kind"),
-        ({"optimizer": {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.5}}, "optimizer.alpha"),
-        ({"batch_size": 48}, "batch_size"),
-        ({"model": {"kind": "two_tower", "embedding_dim": 8, "hidden": [8]}}, "model.embedding_dim: .* with 4"),
-        ({"model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [16]}}, "model.hidden"),
-        ({"model": {"kind": "bpr", "embedding_dim": 4}}, "model.kind"),
-        ({"optimizer": {**ADAM_AR, "learning_rate": 0.05}}, "optimizer.learning_rate: .* with 0.1"),
-        ({"optimizer": {**ADAM_AR, "beta1": 0.8}}, "optimizer.beta1"),
-        ({"optimizer": {**ADAM_AR, "moments": "lazy"}}, "optimizer.moments"),
-        ({"optimizer": {**ADAM_AR, "decay": "by_epoch"}}, "optimizer.decay"),
-    ],
-)
-def test_a_warm_start_that_does_not_fit_is_refused(make_run, trained_run, small, changes, message):
-    first = trained_run("first", epochs=1)
-    second = make_run("second", epochs=1, init_checkpoint=str(first.checkpoints), **changes)
-    # Not worth another try: it would find the same.
-    error = fails_with(second, small, "bad_input")
-    assert re.search(message, error["message"]), error
-    assert "init_from" in error["message"]
-
-
-def test_a_warm_start_from_nothing_says_so(make_run, small, tmp_path):
-    run = make_run(init_checkpoint=str(tmp_path / "gone"))
-    assert execute(run, start_ranks) != 0
-    assert "no valid checkpoint" in small.events(run.directory, "error")[0]["message"]
-
-
-def test_a_warm_start_without_the_ids_of_its_rows_is_refused(make_run, trained_run, small):
-    first = trained_run("first", epochs=1)
-    *older, newest = checkpoints_in(first.checkpoints)
-    for path in older:
-        shutil.rmtree(path)
-    (newest / "ids-item.arrow").write_bytes(b"other ids")
-    second = make_run("second", epochs=1, init_checkpoint=str(first.checkpoints))
-    with pytest.warns(RuntimeWarning, match=r"ids-item\.arrow holds 9 bytes"):
-        assert execute(second, start_ranks) != 0
-    assert "no valid checkpoint" in small.events(second.directory, "error")[0]["message"]
-
-
-def test_a_refresh_is_published_onto_its_parent(make_run, trained_run):
-    gate_off = {"epochs": 1, "publish": PUBLISH | {"gate": {"mode": "off"}}}
-    first = trained_run("first", **gate_off)
-    collection = open_store(first.store_url).collection("items")
-    assert collection.current() == "v000001"
-    second = make_run("second", **gate_off, init_checkpoint=str(first.checkpoints), parent_version="v000001")
-    assert execute(second, start_ranks) == 0
-    assert collection.current() == "v000002"
-    manifest = collection.manifest("v000002")
-    assert manifest["parent"] == "v000001"
-    assert manifest["job"] == "second"
-    # Attempted once more (a crash after the switch): the same version, not another one.
-    again = make_run("second", attempt=2, **gate_off, init_checkpoint=str(first.checkpoints), parent_version="v000001")
-    assert execute(again, start_ranks) == 0
-    assert collection.current() == "v000002"
-
-
-def test_a_run_that_was_overtaken_is_held(make_run, trained_run, small):
-    gate_off = PUBLISH | {"gate": {"mode": "off"}}
-    trained_run("first", epochs=1, publish=gate_off)
-    late = make_run("late", publish=gate_off, epochs=1)  # it started when there was no version yet
-    assert execute(late, start_ranks) == 0
-    (publication,) = small.events(late.directory, "publication")
-    assert publication["status"] == "held"
-    assert publication["reasons"]
-    assert open_store(late.store_url).collection("items").current() == "v000001"
-
-
-def test_an_attempt_that_was_given_up_publishes_nothing(make_run, small):
-    """It wakes up (SIGSTOP, a long pause) when run.json already belongs to the next attempt."""
-    run = make_run(publish=PUBLISH, epochs=1)
-
-    def replaced_meanwhile(current):
-        start_ranks(current)
-        document = json.loads((run.directory / "run.json").read_text())
-        (run.directory / "run.json").write_text(json.dumps(document | {"attempt": 2}))
-
-    assert execute(run, replaced_meanwhile) == EXIT_FAILED
-    assert small.events(run.directory, "error")[0]["code"] == "given_up"
-    assert open_store(run.store_url).collection("items").versions() == []
-
-
-# --- run.json and the commands ---------------------------------------------------------------------------------------
+# --- run.json ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_broken_run_file_is_told_and_ends_the_run(tmp_path, small, capsys):
@@ -437,147 +266,7 @@ def test_run_files_round_trip(make_run):
     assert not run.still_current()
 
 
-SPEC = """
-name: clicks
-uri: {uri}
-features: {{user: {{type: id}}, item: {{type: id}}}}
-label: {{column: click}}
----
-name: small
-dataset: {{name: clicks}}
-model: {{kind: two_tower, embedding_dim: 4, hidden: [8]}}
-optimizer: {{kind: adam_ar, learning_rate: 0.1}}
-batch_size: 96
-publish: {{collection: items, feature: item, gate: {{mode: "off"}}}}
-"""
-
-
-def test_the_train_command_trains_publishes_and_goes_on_from_a_run(tmp_path, rows, monkeypatch, capsys):
-    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(SPEC.format(uri=rows))
-    assert train_command([str(spec)]) == 0
-    printed = capsys.readouterr().out
-    directory = tmp_path / "home" / "runs" / "small-1"
-    assert str(directory) in printed
-    assert "epoch 1 test" in printed
-    assert (
-        train_command([str(spec), "--init", str(directory), "--set", "epochs=2", "--set", "optimizer.alpha=default"])
-        == 0
-    )
-    collection = open_store(tmp_path / "home" / "store").collection("items")
-    assert collection.current() == "v000002"
-    assert Checkpoint(latest_valid(tmp_path / "home/runs/small-2/checkpoints").path).extra["position"]["evaluated"] == 2
-
-
-def test_the_train_command_finds_the_run_behind_what_is_served(tmp_path, rows, monkeypatch, capsys):
-    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
-    spec, runs = tmp_path / "spec.yaml", tmp_path / "home" / "runs"
-    spec.write_text(SPEC.format(uri=rows))
-    refresh = [str(spec), "--set", "optimizer.alpha=default", "--set", "init_from={collection: items}"]
-    assert train_command(refresh) == 1
-    assert "leave init_from out for the first training" in capsys.readouterr().err
-    assert train_command([str(spec), "--run-dir", str(runs / "of-its-own-name")]) == 0
-    assert train_command(refresh) == 0
-    assert f"init_from: {runs / 'of-its-own-name' / 'checkpoints'}" in capsys.readouterr().out
-    (second,) = (one for one in runs.iterdir() if (one / "run.json").exists() and one.name != "of-its-own-name")
-    assert read_run(second).init_checkpoint == str(runs / "of-its-own-name" / "checkpoints")
-    assert open_store(tmp_path / "home" / "store").collection("items").current() == "v000002"
-
-
-def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, monkeypatch):
-    """Held, looked at, removed, tried again: the store must not take the second run for a retry of the first."""
-    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(SPEC.format(uri=rows).replace('gate: {mode: "off"}', "gate: {mode: enforce}"))
-    command = [str(spec), "--run-dir", str(tmp_path / "run")]
-    collapsed = ["--set", "optimizer.learning_rate=0.0001", "--set", "model.init.kind=zero"]
-    assert train_command([*command, *collapsed]) == 0
-    collection = open_store(tmp_path / "home" / "store").collection("items")
-    assert [manifest["state"] for manifest in collection.versions()] == ["held"]
-    shutil.rmtree(tmp_path / "run")
-    assert train_command([*command, "--set", "publish.gate.mode=off"]) == 0
-    assert collection.current() == "v000002"
-    # The same directory, still there: the same job, which has its version already.
-    assert train_command([*command, "--set", "publish.gate.mode=off"]) == 0
-    assert len(collection.versions()) == 2
-
-
-def test_a_run_directory_that_is_busy_is_left_as_it_is(tmp_path, rows, make_run, capsys):
-    """The command given twice: the first must still be the one that may publish."""
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(SPEC.format(uri=rows))
-    run = make_run()
-    with driver._lock(run.directory):
-        assert train_command([str(spec), "--run-dir", str(run.directory)]) == 1
-        assert run.still_current()
-    assert "another process" in capsys.readouterr().err
-
-
-def test_the_same_directory_again_goes_on_from_the_parent_it_began_with(tmp_path, rows, monkeypatch, small):
-    """Killed before its first checkpoint, and started again without --init."""
-    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(SPEC.format(uri=rows))
-    parent, child = tmp_path / "parent", tmp_path / "child"
-    assert train_command([str(spec), "--run-dir", str(parent)]) == 0
-    command = [str(spec), "--run-dir", str(child)]
-    assert train_command([*command, "--init", str(parent), "--set", "resources.timeout_seconds=0.0001"]) == 1
-    shutil.rmtree(child / "checkpoints")
-    assert train_command([str(spec), "--run-dir", str(tmp_path / "other")]) == 0  # what is served is another's by now
-    assert train_command(command) == 0
-    opening = [event for event in small.events(child, "info") if "alpha" in event][-1]
-    assert f"warm start from {parent}" in opening["message"]
-    assert small.events(child, "publication")[-1]["status"] == "held"
-
-
-def test_a_warm_start_on_other_ranks_and_another_plan_is_the_same(make_run, small, tmp_path, pooled_ranks):
-    two = {"num_workers": 2}
-    first = make_run("first", epochs=1, resources=two, sharding={"item": "row_wise"})
-    assert execute(first, pooled_ranks) == 0
-    next_day = {"uri": small.write_rows(tmp_path / "next.parquet", seed=9, num_items=400), "epochs": 1}
-    next_day["init_checkpoint"] = str(first.checkpoints)
-    split = make_run("two", resources=two, sharding={"item": "table_wise", "user": "row_wise"}, **next_day)
-    assert execute(split, pooled_ranks) == 0
-    whole = make_run("one", **next_day)
-    assert execute(whole, start_ranks) == 0
-    ours, alone = (latest_valid(run.checkpoints) for run in (split, whole))
-    for table in ("item", "user"):
-        rows, state = ours.read_rows(table)
-        expected, expected_state = alone.read_rows(table)
-        torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5)  # float32 sums in another order
-        assert torch.equal(state["last_update_step"], expected_state["last_update_step"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["optimizer.kind=adm"], "optimizer.kind"),
-        (["optimiser.kind=adam"], "check the spelling"),
-        (["epochs"], "not PATH=VALUE"),
-        (["epochs.x=1"], "not a part with fields"),
-        (["epochs=["], "--set epochs=.: the value is not YAML"),
-        (["publish.feature=history"], "publish.feature"),
-    ],
-)
-def test_a_change_that_is_wrong_is_named(tmp_path, rows, changes, message):
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(SPEC.format(uri=rows))
-    with pytest.raises(ValueError, match=message):
-        read_spec(spec, changes)
-
-
-def test_the_train_command_needs_both_documents(tmp_path, rows, capsys):
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(SPEC.format(uri=rows).split("---")[0])
-    assert train_command([str(spec)]) == 1
-    assert "holds no job" in capsys.readouterr().err
-
-
-# --- a disk that fills up --------------------------------------------------------------------------------------------
+# --- a disk that fills up ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.process
@@ -602,7 +291,7 @@ def lead_on(folder, run_directory):
     return code
 
 
-# --- what a person sees ----------------------------------------------------------------------------------------------
+# --- what a person sees -----------------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):

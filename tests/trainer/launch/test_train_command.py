@@ -1,0 +1,162 @@
+"""``evenkeel train``: a run in this terminal, from a file of two documents, and the same directory again."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from embeddings.store import open_store
+from trainer.checkpoint.format import Checkpoint, latest_valid
+from trainer.launch import driver
+from trainer.launch.driver import execute
+from trainer.launch.in_process import main as train_command
+from trainer.launch.in_process import read_spec
+from trainer.launch.on_host import start_ranks
+from trainer.runs.directory import read_run
+
+pytestmark = pytest.mark.slow
+
+ADAM_AR = {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003}
+PUBLISH = {"collection": "items", "feature": "item"}
+
+
+SPEC = """
+name: clicks
+uri: {uri}
+features: {{user: {{type: id}}, item: {{type: id}}}}
+label: {{column: click}}
+---
+name: small
+dataset: {{name: clicks}}
+model: {{kind: two_tower, embedding_dim: 4, hidden: [8]}}
+optimizer: {{kind: adam_ar, learning_rate: 0.1}}
+batch_size: 96
+publish: {{collection: items, feature: item, gate: {{mode: "off"}}}}
+"""
+
+
+def test_the_train_command_trains_publishes_and_goes_on_from_a_run(tmp_path, rows, monkeypatch, capsys):
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows))
+    assert train_command([str(spec)]) == 0
+    printed = capsys.readouterr().out
+    directory = tmp_path / "home" / "runs" / "small-1"
+    assert str(directory) in printed
+    assert "epoch 1 test" in printed
+    assert (
+        train_command([str(spec), "--init", str(directory), "--set", "epochs=2", "--set", "optimizer.alpha=default"])
+        == 0
+    )
+    collection = open_store(tmp_path / "home" / "store").collection("items")
+    assert collection.current() == "v000002"
+    assert Checkpoint(latest_valid(tmp_path / "home/runs/small-2/checkpoints").path).extra["position"]["evaluated"] == 2
+
+
+def test_the_train_command_finds_the_run_behind_what_is_served(tmp_path, rows, monkeypatch, capsys):
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
+    spec, runs = tmp_path / "spec.yaml", tmp_path / "home" / "runs"
+    spec.write_text(SPEC.format(uri=rows))
+    refresh = [str(spec), "--set", "optimizer.alpha=default", "--set", "init_from={collection: items}"]
+    assert train_command(refresh) == 1
+    assert "leave init_from out for the first training" in capsys.readouterr().err
+    assert train_command([str(spec), "--run-dir", str(runs / "of-its-own-name")]) == 0
+    assert train_command(refresh) == 0
+    assert f"init_from: {runs / 'of-its-own-name' / 'checkpoints'}" in capsys.readouterr().out
+    (second,) = (one for one in runs.iterdir() if (one / "run.json").exists() and one.name != "of-its-own-name")
+    assert read_run(second).init_checkpoint == str(runs / "of-its-own-name" / "checkpoints")
+    assert open_store(tmp_path / "home" / "store").collection("items").current() == "v000002"
+
+
+def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, monkeypatch):
+    """Held, looked at, removed, tried again: the store must not take the second run for a retry of the first."""
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows).replace('gate: {mode: "off"}', "gate: {mode: enforce}"))
+    command = [str(spec), "--run-dir", str(tmp_path / "run")]
+    collapsed = ["--set", "optimizer.learning_rate=0.0001", "--set", "model.init.kind=zero"]
+    assert train_command([*command, *collapsed]) == 0
+    collection = open_store(tmp_path / "home" / "store").collection("items")
+    assert [manifest["state"] for manifest in collection.versions()] == ["held"]
+    shutil.rmtree(tmp_path / "run")
+    assert train_command([*command, "--set", "publish.gate.mode=off"]) == 0
+    assert collection.current() == "v000002"
+    # The same directory, still there: the same job, which has its version already.
+    assert train_command([*command, "--set", "publish.gate.mode=off"]) == 0
+    assert len(collection.versions()) == 2
+
+
+def test_a_run_directory_that_is_busy_is_left_as_it_is(tmp_path, rows, make_run, capsys):
+    """The command given twice: the first must still be the one that may publish."""
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows))
+    run = make_run()
+    with driver._lock(run.directory):
+        assert train_command([str(spec), "--run-dir", str(run.directory)]) == 1
+        assert run.still_current()
+    assert "another process" in capsys.readouterr().err
+
+
+def test_the_same_directory_again_goes_on_from_the_parent_it_began_with(tmp_path, rows, monkeypatch, small):
+    """Killed before its first checkpoint, and started again without --init."""
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows))
+    parent, child = tmp_path / "parent", tmp_path / "child"
+    assert train_command([str(spec), "--run-dir", str(parent)]) == 0
+    command = [str(spec), "--run-dir", str(child)]
+    assert train_command([*command, "--init", str(parent), "--set", "resources.timeout_seconds=0.0001"]) == 1
+    shutil.rmtree(child / "checkpoints")
+    assert train_command([str(spec), "--run-dir", str(tmp_path / "other")]) == 0  # what is served is another's by now
+    assert train_command(command) == 0
+    opening = [event for event in small.events(child, "info") if "alpha" in event][-1]
+    assert f"warm start from {parent}" in opening["message"]
+    assert small.events(child, "publication")[-1]["status"] == "held"
+
+
+def test_a_warm_start_on_other_ranks_and_another_plan_is_the_same(make_run, small, tmp_path, pooled_ranks):
+    two = {"num_workers": 2}
+    first = make_run("first", epochs=1, resources=two, sharding={"item": "row_wise"})
+    assert execute(first, pooled_ranks) == 0
+    next_day = {"uri": small.write_rows(tmp_path / "next.parquet", seed=9, num_items=400), "epochs": 1}
+    next_day["init_checkpoint"] = str(first.checkpoints)
+    split = make_run("two", resources=two, sharding={"item": "table_wise", "user": "row_wise"}, **next_day)
+    assert execute(split, pooled_ranks) == 0
+    whole = make_run("one", **next_day)
+    assert execute(whole, start_ranks) == 0
+    ours, alone = (latest_valid(run.checkpoints) for run in (split, whole))
+    for table in ("item", "user"):
+        rows, state = ours.read_rows(table)
+        expected, expected_state = alone.read_rows(table)
+        torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5)  # float32 sums in another order
+        assert torch.equal(state["last_update_step"], expected_state["last_update_step"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["optimizer.kind=adm"], "optimizer.kind"),
+        (["optimiser.kind=adam"], "check the spelling"),
+        (["epochs"], "not PATH=VALUE"),
+        (["epochs.x=1"], "not a part with fields"),
+        (["epochs=["], "--set epochs=.: the value is not YAML"),
+        (["publish.feature=history"], "publish.feature"),
+    ],
+)
+def test_a_change_that_is_wrong_is_named(tmp_path, rows, changes, message):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows))
+    with pytest.raises(ValueError, match=message):
+        read_spec(spec, changes)
+
+
+def test_the_train_command_needs_both_documents(tmp_path, rows, capsys):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows).split("---")[0])
+    assert train_command([str(spec)]) == 1
+    assert "holds no job" in capsys.readouterr().err
