@@ -72,7 +72,7 @@ def calibrated(
         source: versions that were measured, as COLLECTION/VERSION.
 
     Raises:
-        ValueError: fewer nulls, nulls of different dims, or an override of what is not measured.
+        ValueError: fewer nulls, nulls of different dims, or an override of what is not measured, or not judged.
     """
     if len(nulls) < MIN_NULLS:
         raise ValueError(f"{len(nulls)} null refreshes: at least {MIN_NULLS} are needed to calibrate a gate")
@@ -97,9 +97,10 @@ def calibrated(
             if worst != tighter(worst, loosest):
                 unstable.append(name)
             limits[name] = tighter(limits[name], loosest)
-    unknown = sorted(set(overrides or ()) - set(nulls[0]))
+    judged = sorted(name for name in nulls[0] if limit_of(name) is not None)
+    unknown = sorted(set(overrides or ()) - set(judged))
     if unknown:
-        raise ValueError(f"limits of {', '.join(unknown)}: no such metric; there are {', '.join(sorted(nulls[0]))}")
+        raise ValueError(f"limits of {', '.join(unknown)}: no such metric has one; there are {', '.join(judged)}")
     limits |= {name: float(limit) for name, limit in (overrides or {}).items()}
     return Calibration(model, dim, len(nulls), limits, spreads, unstable, list(source), utc_now())
 

@@ -17,7 +17,8 @@ class Thresholds:
     """Limits of the gate: the starting ones of each check, and ``own`` ones of single metrics, which come first.
 
     The starting limits are for vectors whose geometry the loss determines and that were refreshed from a warm start.
-    ``own`` ones, by the metric's full name, are from a calibration or an operator.
+    ``own`` ones, by the metric's full name, are from a calibration or an operator; ``canary_drop`` and the like without
+    a name are of every probe that has none of its own.
     """
 
     own: Mapping[str, float] = field(default_factory=dict)
@@ -25,6 +26,9 @@ class Thresholds:
     def limit(self, metric: str, dim: float) -> float | None:
         """Return the limit of a metric of vectors of ``dim`` coordinates, None for one that is not judged."""
         own, limit = self.own.get(metric), limit_of(metric)
+        if own is None and limit is not None and limit.starting is None:
+            # Of every probe, where none is named.
+            own = self.own.get(limit.metric)
         return own if limit is None else limit.binding(metric, dim, own)
 
     def with_own(self, limits: Mapping[str, float]) -> Thresholds:

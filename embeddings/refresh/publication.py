@@ -67,8 +67,13 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
         elif keep_last is not None:
             target.retain(keep_last)
         manifest = target.manifest(version)
-    held = manifest["state"] == "held"
+    # Retention keeps why a version was held that has expired since.
+    was_held = manifest["state"] == "expired" and manifest["reasons"] and manifest["override"] is None
+    held = manifest["state"] == "held" or was_held
     row = held_in_a_row(target) if held else []
+    diagnosis = overtaken or manifest.get("diagnosis")
+    if held and diagnosis is None and not any(check["verdict"] == "fail" for check in manifest["gate"]):
+        diagnosis = stale(manifest["reasons"][0]).as_dict()
     return Publication(
         "held" if held else "published",
         target.name,
@@ -78,7 +83,7 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
         manifest["metrics"],
         manifest["anchor_generation"],
         manifest["alignment"]["anchor_cosine_mean"],
-        overtaken or manifest.get("diagnosis"),
+        diagnosis,
         len(row),
         row[0]["created_at"] if row else None,
         manifest.get("max_held", MAX_HELD),

@@ -12,6 +12,7 @@ the old tags. Torch-free.
 from __future__ import annotations
 
 import argparse
+import keyword
 import os
 import re
 from datetime import UTC, datetime
@@ -99,7 +100,8 @@ def export_feast(
         UnknownView: there is no such view.
         ValueError: an entity that is no Python name or is the feature view's name, or a ttl that cannot be.
     """
-    if not entity.isidentifier() or entity in ("vector", "status", "event_timestamp"):
+    taken = entity in ("vector", "status", "event_timestamp") or keyword.iskeyword(entity)
+    if not entity.isidentifier() or taken:
         raise ValueError(f"entity {entity!r}: take a name that Python can have, such as item")
     if ttl_seconds < 0:
         raise ValueError(f"ttl_seconds is {ttl_seconds}: take 0 for rows that are valid for ever")
@@ -132,7 +134,7 @@ def export_feast(
 def _feast_name(name: str) -> str:
     """Return a name of this store in a form that Feast and Python accept."""
     name = re.sub(r"[^a-z0-9_]", "_", name)
-    return name if name[0].isalpha() else f"_{name}"
+    return name if name[0].isalpha() and not keyword.iskeyword(name) else f"_{name}"
 
 
 def _write_source(path: Path, collection: Collection, reader: Any, view: str | None, entity: str, at: Any) -> None:

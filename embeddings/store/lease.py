@@ -34,7 +34,7 @@ class Leased(Protocol):
         ...
 
     def renew(self, token: str) -> None:
-        """Make it last for another lease."""
+        """Make it last for another lease; raise StoreError if that cannot be, or it is another's."""
         ...
 
     def release(self, token: str) -> None:

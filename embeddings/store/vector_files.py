@@ -84,7 +84,8 @@ def export_vectors(
     rows = Rows(reader.keys[present], reader.statuses[present], np.ascontiguousarray(vectors, np.float32), about)
     write(rows, path)
     if collection.num_erasures() != num_erasures:
-        path.unlink(missing_ok=True)
+        for written in (path, path.with_name(path.name + IDS_SUFFIX)):
+            written.unlink(missing_ok=True)
         raise ValueError(f"{path}: ids of {collection.name} were erased while it was written: export it again")
     return Exported(reader.version, len(rows.ids))
 

@@ -325,6 +325,12 @@ def find_rows(keys: Array, queries: Array) -> Array:
     if keys.dtype.kind != queries.dtype.kind:
         expected, given = ("integers", "strings") if keys.dtype.kind == "i" else ("strings", "integers")
         raise ItemIdError(f"the ids here are {expected}, those asked for are {given}")
+    if queries.dtype.itemsize > keys.dtype.itemsize:
+        # numpy would make all keys as wide as the longest query.
+        fits = np.flatnonzero(np.char.str_len(queries) <= keys.dtype.itemsize)
+        found = np.full(len(queries), -1, dtype=np.int64)
+        found[fits] = find_rows(keys, queries[fits].astype(keys.dtype))
+        return found
     rows = np.searchsorted(keys, queries)
     rows[rows == len(keys)] = 0
     return np.where(keys[rows] == queries, rows, -1)

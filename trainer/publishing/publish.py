@@ -18,7 +18,7 @@ import torch
 
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import Collection, Store, StoreError, VersionReader, open_store
-from embeddings.vectors.item_vectors import FOUND, ItemVectors, arrow_of, keys_of, row_norms, shared_rows
+from embeddings.vectors.item_vectors import ItemVectors, arrow_of, keys_of, row_norms, shared_rows
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
 from trainer.checkpoint.select import newest_of
@@ -227,7 +227,7 @@ def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
     served, also where it does not occur in the rows of this run.
     """
     old, new = shared_rows(held.keys, vectors.keys)
-    found = held.statuses[old] == FOUND
+    found = held.items().renewed[old]
     old, new = old[found], new[found]
     evidence = vectors.evidence.copy()
     evidence[new] = True
@@ -263,7 +263,7 @@ def _retired(run: Run, checkpoint: Checkpoint, store: Store, parent_version: str
     if parent.manifest.job != run.run_id:
         return retired
     # Ids that have a row are no tombstones, whatever names them.
-    own = arrow_of(parent.keys[parent.statuses == FOUND])
+    own = arrow_of(parent.keys[parent.items().renewed])
     return pa.concat_arrays([retired, own.cast(retired.type)])
 
 

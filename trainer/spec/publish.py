@@ -75,11 +75,16 @@ class Gate(Spec):
     @classmethod
     def _of_metrics(cls, limits: dict[str, float]) -> dict[str, float]:
         if limits:
-            from embeddings.refresh.gate_checks.registry import LIMITS, limit_of
+            from embeddings.refresh.gate_checks.registry import LIMITS, groups_of, limit_of
 
             for metric in limits:
                 if limit_of(metric) is None:
                     raise ValueError(f"'{metric}' is no metric of the gate: name some of {', '.join(LIMITS)}")
+                base, bracket, group = metric.partition("[")
+                groups = groups_of(base)
+                if bracket and (not group.endswith("]") or (groups is not None and group[:-1] not in groups)):
+                    told = f"write {base}[{'], ['.join(groups)}]" if groups else f"write {base}"
+                    raise ValueError(f"'{metric}' is no metric of the gate: {told}")
         if limits.get("finite", 1.0) != 1.0:
             raise ValueError("finite: rows that are not finite are never served: leave it out")
         return limits

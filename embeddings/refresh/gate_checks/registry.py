@@ -5,7 +5,7 @@ from __future__ import annotations
 from embeddings.refresh.gate_checks.absent_items import Carried, Missing
 from embeddings.refresh.gate_checks.anchor_drift import AnchorDrift
 from embeddings.refresh.gate_checks.base import GateCheck, Limit, Subject, base_of
-from embeddings.refresh.gate_checks.cosines import Cosines
+from embeddings.refresh.gate_checks.cosines import Cosines, count_buckets
 from embeddings.refresh.gate_checks.effective_rank import EffectiveRank
 from embeddings.refresh.gate_checks.frozen_probes import FrozenProbes
 from embeddings.refresh.gate_checks.kernel import KernelChange
@@ -26,6 +26,14 @@ LIMITS: dict[str, Limit] = {limit.metric: limit for check in CHECKS for limit in
 def limit_of(metric: str) -> Limit | None:
     """Return what limits ``metric`` or ``metric[GROUP]``, None for one that is not judged."""
     return LIMITS.get(base_of(metric))
+
+
+def groups_of(base: str) -> list[str] | None:
+    """Return the names in ``base[NAME]`` of a metric that is judged: decades of counts; None where they are probes'."""
+    limit = LIMITS[base]
+    if limit.starting_in_group is None:
+        return []
+    return None if limit.starting is None else [name for name, _, _ in count_buckets()]
 
 
 _SUBJECTS: dict[str, Subject] = {limit.metric: check.about for check in CHECKS for limit in check.limits}

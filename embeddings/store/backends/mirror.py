@@ -274,7 +274,17 @@ class Mirror(CollectionDirectory):
         for path in files:
             if self.rows_are_remote and is_items_file(PurePosixPath(path).name):
                 (self.path / path).unlink(missing_ok=True)
-        self.remote.sweep({entry["object"] for entry in files.values()})
+        self._sweep({entry["object"] for entry in files.values()}, self._lease)
+
+    def _sweep(self, named: set[str], lease: Lease) -> None:
+        """Remove the objects that nothing names any more; what could not be removed is left to the next writer."""
+        try:
+            self.remote.sweep(named, lease)
+            self.unswept = None
+        except (StoreUnavailable, StoreBusy) as error:
+            # The commit is done, whatever becomes of this.
+            self.unswept = "the writer lock ended" if isinstance(error, StoreBusy) else str(error.__cause__ or error)
+            logger.warning("collection '%s': the next writer removes what is left over: %s", self.name, self.unswept)
 
     def _sha256(self, path: str, file: Path) -> str:
         # The writer of a version's file hashed it while it was written; the manifest says what it must be.

@@ -227,7 +227,7 @@ class InRedis:
             if not number:
                 raise FileNotFoundError(key)
 
-    def sweep(self, named: set[str]) -> None:
+    def sweep(self, named: set[str], lease: Lease) -> None:
         with reaching(self._where):
             bases = set()
             for name in named:
@@ -239,6 +239,7 @@ class InRedis:
                 name = member.decode()
                 if name in named or name in bases:
                     continue
+                lease.check()
                 if name.startswith("rows."):
                     remove_rows(self._client, self._keys(name), self._grace_seconds)
                 else:
@@ -270,7 +271,9 @@ class InRedis:
 
     def renew(self, token: str) -> None:
         with reaching(self._where):
-            self._client.eval(_RENEW, 1, f"{self._base}:LOCK", token, self._lease_milliseconds())
+            is_ours = self._client.eval(_RENEW, 1, f"{self._base}:LOCK", token, self._lease_milliseconds())
+        if not is_ours:
+            raise StoreBusy(f"{self._where}: the writer lock is another's by now")
 
     def release(self, token: str) -> None:
         with reaching(self._where):

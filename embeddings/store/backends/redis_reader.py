@@ -19,6 +19,7 @@ from embeddings.store.backends.redis_rows import (
     RowsReader,
     Switched,
     gone,
+    no_columns,
 )
 from embeddings.store.manifest import VersionManifest
 from embeddings.store.version import VersionReader, items_of, matrix_of
@@ -76,6 +77,8 @@ class RedisReader(VersionReader):
 
     @functools.cached_property
     def _columns(self) -> Columns:
+        if not len(self):
+            return no_columns(self.manifest.id_type)
         with self._reach():
             return self._rows.columns()
 

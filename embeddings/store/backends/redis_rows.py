@@ -114,7 +114,7 @@ def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None)
 def _base_for(client: Client, parent: RowKeys, items: ItemVectors, vectors: Array) -> RowKeys | None:
     """Return the rows that a delta may rest on, None where the version is better loaded whole."""
     info = rows_info(client, parent)
-    if info["blocks"]:
+    if info["blocks"] or not info["rows"] or not len(items):
         return None
     base = parent if info["base"] is None else parent.sibling(info["base"])
     if (info["dim"], info["dtype"]) != (items.dim, str(vectors.dtype)) or not client.exists(base.alive()):
@@ -286,6 +286,13 @@ class RowsReader:
         table = pa.Table.from_batches(batches).combine_chunks()
         batch = table.to_batches()[0] if table.num_rows else batches[0]
         return Columns(keys_of_column(batch.column("key")), batch)
+
+
+def no_columns(id_type: str) -> Columns:
+    """Return the columns of a version all of whose items were erased: it has no chunk that says what they are."""
+    keys = np.empty(0, dtype=np.int64 if id_type == "int64" else "S1")
+    columns = {"key": key_column(keys), "status": pa.array([], pa.uint8()), "norm": pa.array([], pa.float32())}
+    return Columns(keys, pa.record_batch(columns))
 
 
 # --- Arrow -----------------------------------------------------------------------------------------------------------

@@ -45,8 +45,14 @@ class Remote(Protocol):
         """Write an object to a file; raise FileNotFoundError where there is none."""
         ...
 
-    def sweep(self, named: set[str]) -> None:
-        """Remove all objects but those that the index names; only under the lock."""
+    def sweep(self, named: set[str], lease: Lease) -> None:
+        """Remove all objects but those that the index names.
+
+        The lease is looked at before each goes: what another writer has put since they were listed is no leftover.
+
+        Raises:
+            StoreBusy: the lease has ended; objects may be left.
+        """
         ...
 
     def lock(self) -> contextlib.AbstractContextManager[Lease]:

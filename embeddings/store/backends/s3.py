@@ -152,10 +152,11 @@ class Objects:
             with self._connected().open_input_stream(f"{self._base}/{name}") as source:
                 shutil.copyfileobj(source, target, _PART_BYTES)
 
-    def sweep(self, named: set[str]) -> None:
+    def sweep(self, named: set[str], lease: Lease) -> None:
         with reaching(self._where):
             for name in self._names(""):
                 if name not in named and name != INDEX_FILE and not name.startswith(f"{LOCKS}/"):
+                    lease.check()
                     self._delete(name)
 
     def lock(self) -> contextlib.AbstractContextManager[Lease]:

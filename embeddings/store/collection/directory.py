@@ -38,9 +38,12 @@ class CollectionDirectory:
         pointer: says which version is served.
         rows_are_remote: whether item rows are read in a remote store. Versions may share rows there, so that what one
             lost may still be in what others rest on.
+        unswept: why the last writer of this process left objects in a remote store that nothing names; None if it left
+            none.
     """
 
     rows_are_remote = False
+    unswept: str | None = None
 
     def __init__(self, path: Path, name: str):
         self.path = path

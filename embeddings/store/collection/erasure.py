@@ -36,6 +36,7 @@ from embeddings.store.files import (
     FileEntry,
     IdsErased,
     StoreBusy,
+    StoreUnavailable,
     UnknownVersion,
     Workspace,
     disk_errors,
@@ -154,6 +155,11 @@ class Erasure:
             pending = document["pending"]
             notes = [{**note, "versions": [], "rows": 0} for note in pending[:-1]] + [{**pending[-1], **done}]
             self._write({**document, "log": [*document["log"], *notes], "pending": []}, ErasedIds.of(document))
+        if self._files.unswept is not None:
+            raise StoreUnavailable(
+                f"collection '{self._files.name}': the ids are served no more, but objects with rows of theirs are in "
+                f"the store until it can be reached ({self._files.unswept}): erase them again, or clean the collection"
+            )
         return done
 
     def _rewrite(self, version: str, known: ErasedIds) -> int:

@@ -105,16 +105,30 @@ class CollectionReader:
         )
 
     def records(self) -> list[VersionRecord]:
-        """Return records of all versions, oldest first."""
-        return [self.record(version) for version in self._files.version_names()]
+        """Return records of all versions, oldest first; one that has expired and is damaged is left out."""
+        return [record for version in self._files.version_names() if (record := self._listed(version)) is not None]
+
+    def _listed(self, version: str) -> VersionRecord | None:
+        try:
+            return self.record(version)
+        except CorruptStore as error:
+            if not self._files.is_expired(version):
+                raise
+            logger.warning("collection '%s': %s; it has expired, so nothing needs it", self._files.name, error)
+            return None
 
     def anchor_generation(self, version: str) -> int:
         """Return the anchor generation of a version, without what became of it."""
         return self.manifest(self.resolve(version)).anchor_generation
 
     def id_type(self) -> str:
-        """Return int64 or string; raise UnknownCollection."""
-        names = self._files.version_names()
+        """Return int64 or string: what is served has such ids, or the newest version where nothing is.
+
+        Raises:
+            UnknownCollection: there is no version.
+        """
+        served = self._files.pointer.read().version
+        names = [served] if served is not None else self._files.version_names()
         if not names:
             raise UnknownCollection(f"there is no collection '{self._files.name}': it has no version yet")
         return self.manifest(names[-1]).id_type

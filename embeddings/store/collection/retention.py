@@ -24,7 +24,10 @@ class Retention:
             if served.version is None:
                 return []
             staying = {*served.versions[-keep_last:], served.version}
-            staying |= {self._reader.manifest(version).anchor_version for version in staying}
+            manifests = [self._reader.manifest(version) for version in staying if not self._files.is_expired(version)]
+            staying |= {manifest.anchor_version for manifest in manifests}
+            # What the gate counts drift from, where that is not the generation's first.
+            staying |= {version for manifest in manifests if (version := manifest.extra.get("drift_from"))}
             oldest = min(served.versions[-keep_last:], key=number_of)
             expired = []
             for record in self._reader.records():

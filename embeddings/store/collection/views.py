@@ -72,8 +72,16 @@ class CollectionViews:
         with disk_errors(self._files.path):
             self._files.prepare()
             with self._files.writing():
+                is_new = not self._registry.known(name)
                 view = self._registry.create(defined, anchor_generation, materialized=materialized)
-                return view.public()
+            if is_new:
+                try:
+                    # Another collection may have made one of that name meanwhile: their locks are not this one.
+                    self._check_name(name)
+                except ViewExists:
+                    self.delete(name)
+                    raise
+            return view.public()
 
     def preview(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
         """Return what :meth:`create` would make, and whether it is there just so."""

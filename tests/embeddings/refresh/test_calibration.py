@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embeddings.refresh.calibration import calibrate, calibrated, calibrated_by_halves, calibration_of
-from embeddings.refresh.gate import decide
+from embeddings.refresh.gate import Thresholds, decide
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Gate, Settings, publish_candidate
 from embeddings.store import Store, UnknownVersion, open_store
@@ -89,8 +89,18 @@ def test_what_a_null_could_not_measure_keeps_its_starting_value() -> None:
 def test_limits_of_ones_own() -> None:
     found = calibrated([NULL] * 3, overrides={"unreplaced": 0.3})
     assert found.limits["unreplaced"] == 0.3
-    with pytest.raises(ValueError, match=r"limits of cosine_maen: no such metric; there are .*cosine_mean"):
+    with pytest.raises(ValueError, match=r"limits of cosine_maen: no such metric has one; there are .*cosine_mean"):
         calibrated([NULL] * 3, overrides={"cosine_maen": 0.3})
+    # Measured, but told alone: a limit of it would have no direction.
+    with pytest.raises(ValueError, match="limits of cosine_mean_all: no such metric has one"):
+        calibrated([{**NULL, "cosine_mean_all": 0.9}] * 3, overrides={"cosine_mean_all": 0.3})
+
+
+def test_a_limit_of_every_probe_is_that_of_those_without_their_own() -> None:
+    own = Thresholds({"canary_drop": 0.1, "canary_drop[genre]": 0.2, "cosine_mean": 0.5})
+    assert (own.limit("canary_drop[year]", 32), own.limit("canary_drop[genre]", 32)) == (0.1, 0.2)
+    # What has a limit without a bucket as well keeps those of its buckets.
+    assert own.limit("cosine_mean[0-9]", 32) == 0.75
 
 
 def test_too_few_or_unlike_nulls() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,9 +141,10 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path)
 
 
-def publish(store: Store, items: ItemVectors, settings: Settings | None = None) -> Publication:
+def publish(store: Store, items: ItemVectors, settings: Settings | None = None, **options: Any) -> Publication:
     parent = store.collection("items").current()
-    return publish_candidate(store, "items", items, settings or Settings(), parent_version=parent, model="bpr")
+    settings = settings or Settings()
+    return publish_candidate(store, "items", items, settings, parent_version=parent, model="bpr", **options)
 
 
 def test_an_honest_refresh_of_rarely_clicked_items_is_published(store: Store) -> None:
@@ -183,10 +185,12 @@ def test_drift_is_held_until_somebody_promotes_it_and_is_counted_from_there(stor
     assert collection.manifest(end.version)["drift_from"] == "v000001"
     collection.promote(end.version, "the consumers are trained anew", override_gate=True)
     for later in (1, 2):
-        following = publish(store, step(float(part) + 0.15 * later, 50 + later), settings)
+        following = publish(store, step(float(part) + 0.15 * later, 50 + later), settings, keep_last=1)
         assert following.status == "published", following.reasons
         assert following.version is not None
         assert collection.manifest(following.version)["drift_from"] == end.version
+    # Retention leaves it, as it leaves the first of the generation.
+    assert collection.manifest(end.version)["state"] == "superseded"
     assert following.metrics["anchor_cosine"] > 0.9
 
 

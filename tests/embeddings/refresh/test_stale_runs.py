@@ -7,7 +7,7 @@ import pytest
 
 from embeddings.refresh.procrustes import procrustes
 from embeddings.refresh.publish import Gate, Settings
-from embeddings.store import Collection, Store
+from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import unit_rows
 from tests.embeddings.refresh.refreshes import cosines, publish, retrained, served, shuffled_ids
 
@@ -21,6 +21,10 @@ def test_an_overtaken_run_is_held(store: Store, collection: Collection) -> None:
     assert end.status == "held"
     assert "version v000002 of 'items' is current, not v000001" in end.reasons[0]
     assert collection.current() == "v000002"
+    again = publish(store, retrained(2), parent="v000001", job_id="late")
+    assert again == publish(store, retrained(2), parent="v000001", job_id="late")
+    assert again.diagnosis is not None
+    assert again.diagnosis["cause"] == "stale"
     assert publish(store, retrained(2), parent=None).status == "held"
     assert publish(store, retrained(3), parent="v000099").reasons[0].startswith("parent version v000099 cannot be read")
 
@@ -63,6 +67,27 @@ def test_after_a_rollback_without_average_the_anchor_stays(store: Store, collect
     assert collection.manifest()["alignment"]["onto"] == "v000001"
     np.testing.assert_allclose(served(collection), unit_rows(raw)[0] @ procrustes(raw, anchor), atol=1e-6)
     assert end.anchor_cosine == pytest.approx(cosines(served(collection), anchor).mean())
+
+
+def test_a_version_that_was_held_is_held_also_when_it_has_expired(store: Store, collection: Collection) -> None:
+    publish(store, retrained(0))
+    held = publish(store, shuffled_ids(retrained(1)), job_id="bad", parent="v000001")
+    for day in range(1, 4):
+        publish(store, retrained(day), keep_last=2)
+    assert held.version is not None
+    assert collection.manifest(held.version)["state"] == "expired"
+    assert publish(store, shuffled_ids(retrained(1)), job_id="bad", parent="v000001").status == "held"
+
+
+def test_an_expired_version_that_is_damaged_is_in_nobodys_way(store: Store, collection: Collection) -> None:
+    for day in range(4):
+        publish(store, retrained(day), keep_last=1)
+    manifest = collection.directory / "versions/v000002/manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    collection = open_store(store.url).collection("items")
+    assert [one["version"] for one in collection.versions()] == ["v000001", "v000003", "v000004"]
+    assert publish(open_store(store.url), retrained(4)).status == "published"
+    assert collection.erase([1], "they asked")["rows"] > 0
 
 
 def test_a_run_that_is_given_up_while_it_publishes_does_not_switch(store: Store, collection: Collection) -> None:

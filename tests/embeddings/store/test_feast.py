@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -60,10 +61,15 @@ def test_source_of_a_view_holds_its_features(tmp_path):
 
 def test_what_cannot_be_exported_is_refused(tmp_path):
     collection = publish(open_store(tmp_path), "items", [1, 2])
-    for wrong in ({"entity": "my item"}, {"entity": "items"}, {"entity": "vector"}, {"ttl_seconds": -1}):
+    for wrong in (*({"entity": name} for name in ("my item", "items", "vector", "class")), {"ttl_seconds": -1}):
         with pytest.raises(ValueError, match=r"take|expected"):
             export_feast(collection, tmp_path / "repo", **wrong)
     assert not (tmp_path / "repo").exists()
+
+
+def test_names_that_python_keeps_for_itself_make_definitions_that_it_reads(tmp_path):
+    export_feast(publish(open_store(tmp_path), "class", [1, 2]), tmp_path / "repo")
+    ast.parse((tmp_path / "repo" / "features.py").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -87,6 +87,8 @@ def test_what_cannot_be_written_is_refused(collection, tmp_path, monkeypatch):
 def test_a_file_with_ids_that_were_erased_meanwhile_is_not_kept(collection, tmp_path, monkeypatch):
     numbers = iter([0, 1])
     monkeypatch.setattr(type(collection), "num_erasures", lambda _: next(numbers))
-    with pytest.raises(ValueError, match="export it again"):
-        export_vectors(collection, tmp_path / "v.parquet")
+    for ending in ("parquet", "usearch"):
+        numbers = iter([0, 1])
+        with pytest.raises(ValueError, match="export it again"):
+            export_vectors(collection, tmp_path / f"v.{ending}")
     assert not list(tmp_path.glob("v.*"))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from embeddings.rff.feature_map import FeatureMap
 from embeddings.rff.registry import FEATURE_MAPS
-from embeddings.store import Collection, CorruptStore, UnknownView, open_store
+from embeddings.store import Collection, CorruptStore, UnknownView, ViewExists, open_store
 from embeddings.store.files import encode_document, read_document, replace_document
 from embeddings.store.view_entry import ViewEntry
-from embeddings.store.views import define_view
+from embeddings.store.views import ViewRegistry, define_view
 from embeddings.vectors.item_vectors import ItemVectors
 from embeddings.vectors.lazy_rows import Array
 
@@ -227,3 +228,22 @@ def test_an_entry_that_lacks_a_field_is_named(collection: Collection, field: str
     replace_document(path, document)
     with pytest.raises(CorruptStore, match=rf"g0001.json: is no entry of a view \(.*{field}.*restore it from a backup"):
         collection.view("v")
+
+
+def test_two_collections_that_make_one_name_at_once_do_not_both_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store")
+    films, songs = store.collection("films"), store.collection("songs")
+    publish(films), publish(songs)
+    create = ViewRegistry.create
+
+    def late(self: ViewRegistry, *arguments: Any, **settings: Any) -> Any:
+        monkeypatch.setattr(ViewRegistry, "create", create)
+        songs.create_view("team")
+        return create(self, *arguments, **settings)
+
+    monkeypatch.setattr(ViewRegistry, "create", late)
+    with pytest.raises(ViewExists, match="'songs'"):
+        films.create_view("team")
+    assert (films.view_names(), songs.view_names()) == ([], ["team"])

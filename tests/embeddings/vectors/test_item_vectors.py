@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -89,6 +91,16 @@ def test_ids_that_cannot_be(ids: object, message: str) -> None:
 def test_impossible_queries_find_nothing() -> None:
     keys = np.sort(keys_of(["a", "b"]))
     assert find_rows(keys, keys_of(["a\0", "b", "x" * 600], query=True)).tolist() == [-1, 1, -1]
+
+
+def test_a_long_query_takes_no_memory_for_each_key() -> None:
+    keys = np.arange(100_000).astype("S8")
+    keys.sort()
+    tracemalloc.start()
+    assert find_rows(keys, keys_of(["7", "x" * 512], query=True)).tolist() == [int(np.searchsorted(keys, b"7")), -1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < keys.nbytes
 
 
 def test_ids_of_the_other_type_are_an_error_not_a_miss() -> None:

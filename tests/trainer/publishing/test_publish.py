@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embeddings.store import open_store
-from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors
+from embeddings.vectors.item_vectors import CARRIED, FOUND, UNCERTAIN, ItemVectors
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import build
@@ -149,6 +149,11 @@ def test_rows_of_a_held_run_are_evidence_for_the_one_that_goes_on_from_them(tmp_
     found = with_held_rows(now, collection.open(version))
     assert found.evidence.tolist() == [True, True, False, False, True]
     assert found.counts.tolist() == [15, 6, 0, 0, 20]
+    # Uncertain ones that it trained have a row of its as well; what it carried of them has not.
+    statuses, carried_for = np.full(4, UNCERTAIN, dtype=np.uint8), np.array([0, 0, 1, 0])
+    columns = {"carried_for": carried_for, "last_found": np.zeros(4)}
+    version = collection.write(ItemVectors(held_ids, vectors, statuses=statuses, **columns))
+    assert with_held_rows(now, collection.open(version)).evidence.tolist() == [True, True, False, False, True]
     # What the caller has is as it was.
     assert now.evidence.tolist() == [True, False, False, False, True]
     assert now.counts.tolist() == [10, 0, 0, 0, 20]

@@ -505,6 +505,8 @@ def start(publish: dict[str, Any] | None = HELD_IN, **settings: Any) -> dict[str
         (gate(promote={"only": []}), "publish.gate.promote.only", "at least 1"),
         (gate(mode="report", promote={"only": ["cosine_mean"]}), "publish.gate", "use enforce"),
         (gate(limits={"cosine": 0.5}), "publish.gate.limits", "no metric of the gate"),
+        (gate(limits={"cosine_mean[typo]": 0.5}), "publish.gate.limits", "write cosine_mean[0-9], [10-99]"),
+        (gate(limits={"norm_shift[0-9]": 0.5}), "publish.gate.limits", "write norm_shift"),
         (gate(limits={"finite": 0.5}), "publish.gate.limits", "never served"),
         (gate(limits={"cosine_mean": "NaN"}), "publish.gate.limits.cosine_mean", "finite number"),
         (gate(max_held=0), "publish.gate.max_held", "greater than or equal to 1"),

@@ -1,20 +1,22 @@
-"""Checks of where ``publish.anchor`` and ``publish.frozen_context`` have no meaning, with the remedy. Torch-free.
+"""Checks of where ``publish.anchor``, ``frozen_context`` and ``views`` have no meaning, with the remedy. Torch-free.
 
 A part of trainer.spec.checks.supported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS
+from embeddings.rff.registry import feature_map
 from trainer.spec.models.registry import kinds_that
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
+    from trainer.spec.publish import View
 
 
 def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -29,6 +31,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         )
     if spec.publish is None:
         return
+    yield from _view_problems(spec.publish.views, spec.model.embedding_dim)
     swapped = sorted(name for name, sse in spec.sse.items() if sse.probability)
     if spec.publish.anchor is not None and {spec.publish.feature, "label"} & set(swapped):
         yield FieldProblem(
@@ -65,6 +68,21 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(
             where, "the moments of model.batch_norm follow the data, frozen or not", "leave one of them out"
         )
+
+
+def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
+    """Yield what of the views cannot be made of vectors of ``dim``: publication would find it after the training."""
+    names = [view.name for view in views]
+    for number, view in enumerate(views):
+        where = f"publish.views.{number}"
+        if view.name in names[:number]:
+            yield FieldProblem(f"{where}.name", f"'{view.name}' is the name of two views", "name one of them otherwise")
+        try:
+            feature_map(view.kind).define(
+                dim, dim=view.dim, sigma=view.sigma, seed=view.seed, frequencies=view.frequencies
+            )
+        except ValueError as error:
+            yield FieldProblem(where, str(error), "leave dim out, or change the kind")
 
 
 def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:

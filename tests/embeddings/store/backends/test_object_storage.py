@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.fs as pafs
 import pytest
 
-from embeddings.store import Collection, CorruptStore, StoreUnavailable, open_store
+from embeddings.store import Collection, CorruptStore, StoreBusy, StoreUnavailable, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.contracts import store_servers
 from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, publish, vectors_of
@@ -151,6 +152,42 @@ def test_a_dead_writer_of_objects_is_cleaned_up(s3_address: str, tmp_path: Path)
     assert "versions/v000002/items-0123456789abcdef.arrow" not in after
     assert not [name for name in after if name.startswith("LOCKS/")]
     assert before - after == {name for name in before if name.startswith("CURRENT-")}
+
+
+def test_a_writer_whose_lease_ended_removes_no_objects(s3_address: str, tmp_path: Path) -> None:
+    """What it would take for leftovers may be another writer's, who has not committed yet."""
+    collection = in_objects(s3_address, tmp_path, "a")
+    publish(collection, 1)
+    before, remote = set(objects(s3_address, tmp_path)), collection._files.remote
+    with remote.lock() as lease:
+        lease.renewed_at -= 3600.0
+        with pytest.raises(StoreBusy, match="away for longer"):
+            remote.sweep(set(), lease)
+    assert set(objects(s3_address, tmp_path)) == before
+
+
+def test_what_cannot_be_removed_after_a_commit_fails_nothing(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    collection = in_objects(s3_address, tmp_path, "a", "follow_seconds=0")
+    publish(collection, 1)
+    publish(collection, 2)
+
+    def away(named: set[str], lease: Any) -> None:
+        raise StoreUnavailable("gone for a moment")
+
+    monkeypatch.setattr(collection._files.remote, "sweep", away)
+    publish(collection, 3)
+    assert "the next writer removes what is left over: gone for a moment" in caplog.text
+    assert_serves(in_objects(s3_address, tmp_path, "b"), 3)
+    # Of an erasure it is told: rows that were to go are there still.
+    with pytest.raises(StoreUnavailable, match=r"served no more, but objects with rows of theirs .*erase them again"):
+        collection.erase([5], "they asked")
+    old = {name for name in objects(s3_address, tmp_path) if name.startswith("versions/") and "items-" in name}
+    monkeypatch.undo()
+    assert collection.erase([5], "they asked") == {"versions": [], "rows": 0}
+    new = {name for name in objects(s3_address, tmp_path) if name.startswith("versions/") and "items-" in name}
+    assert len(new) == 3 < len(old)
 
 
 def test_a_bucket_that_is_not_there(s3_address: str, tmp_path: Path) -> None:

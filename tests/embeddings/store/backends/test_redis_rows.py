@@ -262,6 +262,21 @@ def test_erased_rows_leave_what_a_version_without_them_rests_on(
     assert (vectors[1] == 1).all()
 
 
+@pytest.mark.parametrize("layout", ["keys", "packed"])
+def test_a_version_may_lose_all_its_rows(opened: Callable[..., Store], layout: str) -> None:
+    store = opened(f"rows={layout}")
+    collection = store.collection("items")
+    publish(collection, 1)
+    collection.erase(np.arange(NUM_ITEMS), "everybody asked")
+    assert (collection.open().lookup([1, 2])[0] == MISSING).all()
+    assert collection.open().neighbors(np.ones(8, np.float32)) == []
+    assert len(collection.open().items()) == 0
+    # Nothing stands in the way of what comes after.
+    assert collection.erase([10**6], "one more")["rows"] == 0
+    publish(collection, 2, ids=np.arange(NUM_ITEMS, 2 * NUM_ITEMS))
+    assert (opened().collection("items").open().lookup([NUM_ITEMS])[0] == FOUND).all()
+
+
 def test_rows_outlive_their_version_by_the_grace(opened: Callable[..., Store]) -> None:
     collection = opened("grace_seconds=600").collection("items")
     for number in (1, 2, 3):

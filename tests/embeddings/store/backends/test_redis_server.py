@@ -154,3 +154,24 @@ def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store
         client.delete("evenkeel:items:LOCK")
     assert [manifest["version"] for manifest in collection.versions()] == ["v000001"]
     assert publish(collection, 2) == "v000002"
+
+
+def test_a_writer_that_lost_its_lock_removes_nothing(opened: Callable[..., Store]) -> None:
+    """What it would take for leftovers may be another writer's, who has not committed yet."""
+    collection = opened("grace_seconds=0").collection("items")
+    publish(collection, 1)
+    remote = collection._files.remote
+    with remote.lock() as lease:
+        lease.renewed_at -= 3600.0
+        with pytest.raises(StoreBusy, match="away for longer"):
+            remote.sweep(set(), lease)
+    assert_serves(opened().collection("items"), 1)
+
+
+def test_a_lock_that_is_anothers_is_not_renewed(opened: Callable[..., Store], redis_server: Any) -> None:
+    publish(opened().collection("items"), 1)
+    with opened().collection("items")._files.remote.lock() as lease, redis_server.client() as client:
+        client.set("evenkeel:items:LOCK", "another")
+        with pytest.raises(StoreBusy, match="lock is another's"):
+            opened().collection("items")._files.remote.renew(lease.token)
+        client.delete("evenkeel:items:LOCK")

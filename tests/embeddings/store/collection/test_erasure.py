@@ -191,6 +191,14 @@ def test_all_items_of_a_version_may_go(collection: Collection) -> None:
     assert collection.open().neighbors(np.ones(scenarios.DIM, np.float32)) == []
 
 
+def test_ids_are_of_the_type_that_is_served(collection: Collection) -> None:
+    """Whatever a run brought whose version was held, or never judged."""
+    collection.write(ItemVectors([f"item {number}" for number in range(9)], np.ones((9, scenarios.DIM), np.float32)))
+    assert collection.id_type() == "int64"
+    assert collection.erase([1], "they asked")["rows"] > 0
+    assert collection.open().lookup([1])[0].tolist() == [MISSING]
+
+
 def test_a_damaged_version_is_no_refuge(root: Path, collection: Collection) -> None:
     before = rows_of(collection, np.arange(N))
     damaged = root / "collections/items/versions/v000001/items.arrow"
