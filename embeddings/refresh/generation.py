@@ -59,7 +59,7 @@ class Generation:
 
 def _last_generation(target: Collection) -> int:
     """Return the highest generation; held versions use up numbers too, because views may be defined for them."""
-    return max((manifest["anchor_generation"] for manifest in target.versions()), default=0)
+    return max((record.manifest.anchor_generation for record in target.records()), default=0)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,12 @@ def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None =
     A publication, a promotion or a rollback ends the row; a candidate that was never judged does not count.
     ``manifests``: those of all versions, where they are known already.
     """
-    manifests, history = collection.versions() if manifests is None else manifests, collection.history()
-    current, since = collection.current(), history[-1]["at"] if history else ""
+    history, current = collection.history(), collection.current()
+    since = history[-1]["at"] if history else ""
+    if manifests is None:
+        # Of those before the current one none is asked for what it says, however many there are.
+        records = [one for one in collection.records() if one.state in ("held", "published")]
+        manifests = [one.to_json() for one in records if one.manifest.created_at >= since or one.state == "published"]
     number = next((place for place, one in enumerate(manifests) if one["version"] == current), -1)
     return [one for one in manifests[number + 1 :] if one["state"] == "held" and one["created_at"] >= since]
 

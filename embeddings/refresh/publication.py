@@ -11,6 +11,7 @@ from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, StaleParent, Store
+from embeddings.store.manifest import VersionRecord
 
 KEEP_LAST = 30
 TRAINING_STEP = "training_step"
@@ -103,11 +104,15 @@ def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], No
         fence: called before the switch; what it raises leaves the version a candidate.
     """
     target = store.collection(collection)
-    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) is not None]
-    for manifest in written:
-        if manifest["state"] == "candidate":
-            conclude(target, manifest["version"], KEEP_LAST, fence)
-    return max((int(m[TRAINING_STEP]) for m in written), default=-1)
+    written = [one for one in target.records() if one.manifest.job == job_id and _step_of(one) is not None]
+    for record in written:
+        if record.state == "candidate":
+            conclude(target, record.manifest.version, KEEP_LAST, fence)
+    return max((int(_step_of(record)) for record in written), default=-1)
+
+
+def _step_of(record: VersionRecord) -> Any:
+    return record.manifest.extra.get(TRAINING_STEP)
 
 
 def earlier_end(
@@ -119,11 +124,11 @@ def earlier_end(
     """
     if job_id is None:
         return None
-    written = [m for m in target.versions() if m["job"] == job_id and m.get(TRAINING_STEP) == training_step]
+    written = [one for one in target.records() if one.manifest.job == job_id and _step_of(one) == training_step]
     if training_step is None:
-        written = [m for m in written if m["parent"] == parent_version]
-    ended = [m["version"] for m in written if m["state"] != "held" or m["gate_mode"] == gate_mode]
-    return ended[-1] if ended else None
+        written = [one for one in written if one.manifest.parent == parent_version]
+    ended = [one for one in written if one.state != "held" or one.manifest.extra["gate_mode"] == gate_mode]
+    return ended[-1].manifest.version if ended else None
 
 
 def nothing_written(collection: str, reasons: list[str]) -> Publication:

@@ -60,6 +60,7 @@ class _Publisher:
     def __init__(self, run: Run, emit: Emit):
         assert run.job.publish is not None
         self._run, self._emit, self._spec = run, emit, run.job.publish
+        self._store = open_store(run.store_url)
         self._step: int | None = None
         self._known: tuple[Path, Position] | None = None
         self._rows = 0
@@ -94,14 +95,14 @@ class _Publisher:
         with self._pinned(path) as checkpoint:
             if checkpoint is None:
                 return
-            self._emit("publication", **publish_checkpoint(self._run, checkpoint))
+            self._emit("publication", **publish_checkpoint(self._run, checkpoint, self._store))
         self._step, self._rows, self._at = position.step, position.loss_count, time.monotonic()
 
     def _go_on(self) -> None:
         """Find out what earlier attempts have published, and bring it to its end."""
         run = self._run
         fence(run)
-        self._step = last_step(open_store(run.store_url), self._spec.collection, run.run_id, fence=lambda: fence(run))
+        self._step = last_step(self._store, self._spec.collection, run.run_id, fence=lambda: fence(run))
         # Batches are whole until the last: so many rows were published.
         self._rows = max(0, self._step) * run.job.batch_size
 

@@ -19,6 +19,7 @@ from embeddings.store.collection.switch import Switch, VersionSwitch
 from embeddings.store.collection.views import CollectionViews
 from embeddings.store.collection.writer import CollectionWriter, NewVersion
 from embeddings.store.files import StoreError, disk_errors
+from embeddings.store.manifest import VersionRecord
 from embeddings.store.tombstones import ErasedIds
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ViewRegistry
@@ -65,7 +66,11 @@ class Collection:
 
     def versions(self) -> list[dict[str, Any]]:
         """Return manifests of all versions, oldest first, with their states."""
-        return [record.to_json() for record in self._reader.records()]
+        return [record.to_json() for record in self.records()]
+
+    def records(self) -> list[VersionRecord]:
+        """Return what :meth:`versions` returns as objects, without a copy of each: there may be very many."""
+        return self._reader.records()
 
     def manifest(self, version: str = "current") -> dict[str, Any]:
         """Return the manifest of a version or of the current one.
