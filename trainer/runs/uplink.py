@@ -48,12 +48,12 @@ class Service:
     def close(self) -> None:
         self._client.close()
 
-    def ask(self, method: str, path: str = "", **options: Any) -> httpx.Response:
-        """Send a request to the service, and return its answer.
+    def ask(self, method: str, path: str = "", **options: Any) -> dict[str, Any]:
+        """Send a request to the service, and return the JSON object that it answers, empty where it has nothing to say.
 
         Raises:
             LeaseLostError: the attempt is no longer the run's.
-            ServiceAwayError: there is no answer.
+            ServiceAwayError: there is no answer, or another's in the service's place, such as a gateway's page.
         """
         headers = {"Authorization": f"Bearer {self.token}"}
         try:
@@ -65,25 +65,15 @@ class Service:
             raise LeaseLostError(f"the service has given this attempt up: {answer.text[:300]}")
         if not answer.is_success:
             raise ServiceAwayError(f"the service answers {self.url} with {answer.status_code}: {answer.text[:300]}")
-        return answer
-
-    def told(self, method: str, path: str = "", **options: Any) -> dict[str, Any]:
-        """Send a request to the service, and return the JSON object that it answers.
-
-        Raises:
-            LeaseLostError: the attempt is no longer the run's.
-            ServiceAwayError: there is no answer, or another's in the service's place, such as a gateway's.
-        """
-        answer = self.ask(method, path, **options)
         try:
-            document = answer.json()
+            document = {} if answer.status_code == httpx.codes.NO_CONTENT else answer.json()
         except ValueError:
             document = None
         if not isinstance(document, dict):
             raise ServiceAwayError(f"what answers at {self.url} is not the service: {answer.text[:300]}")
         return document
 
-    def insist(self, method: str, path: str = "", **options: Any) -> httpx.Response:
+    def insist(self, method: str, path: str = "", **options: Any) -> dict[str, Any]:
         """Call :meth:`ask` again and again until PATIENCE_SECONDS are over."""
         return patiently(lambda: self.ask(method, path, **options))
 
@@ -128,7 +118,7 @@ def fetch_run(directory: Path, url: str, token: str) -> None:
     """
     service = Service(url, token)
     try:
-        document = patiently(lambda: service.told("GET"))
+        document = service.insist("GET")
     finally:
         service.close()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -253,7 +243,7 @@ class Uplink:
         if not batch:
             return False
         offset = self._base + self._at - self._begin
-        answer = self._service.told("POST", "/events", params={"offset": offset}, content=batch)
+        answer = self._service.ask("POST", "/events", params={"offset": offset}, content=batch)
         there = answer.get("offset")
         if not isinstance(there, int):
             raise ServiceAwayError(f"what answers at {self._service.url} is not the service: {answer}")

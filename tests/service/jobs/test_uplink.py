@@ -132,15 +132,20 @@ class _Gateway(BaseHTTPRequestHandler):
 
     asked: list[str] = []
 
-    def do_POST(self) -> None:
+    def do_GET(self) -> None:
         self.asked.append(self.path)
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"<html>We are back soon</html>")
 
+    do_POST = do_GET
 
-def test_a_gateways_page_and_a_disk_that_fails_for_a_while_are_waited_out(elsewhere: Elsewhere) -> None:
+
+def test_a_gateways_page_and_a_disk_that_fails_for_a_while_are_waited_out(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "PATIENCE_SECONDS", 0.5)
     run = elsewhere.run
     path, aside = run.directory / "events.jsonl", run.directory / "aside"
     with uplink.reporting(run):
@@ -150,6 +155,8 @@ def test_a_gateways_page_and_a_disk_that_fails_for_a_while_are_waited_out(elsewh
             threading.Thread(target=gateway.serve_forever, daemon=True).start()
             events.write("heartbeat")
             until(lambda: len(_Gateway.asked) > 1)
+            with pytest.raises(ServiceAwayError, match="is not the service: <html>"):
+                uplink.fence(run)
             gateway.shutdown()
         elsewhere.start()
         until(lambda: elsewhere.copy() == elsewhere.written())
@@ -199,7 +206,7 @@ def test_memory_holds_one_batch(elsewhere: Elsewhere, monkeypatch: pytest.Monkey
     sizes: list[int] = []
     ask = uplink.Service.ask
 
-    def measured(self: uplink.Service, method: str, path: str = "", **options: Any) -> httpx.Response:
+    def measured(self: uplink.Service, method: str, path: str = "", **options: Any) -> dict[str, Any]:
         sizes.append(len(options.get("content", b"")))
         return ask(self, method, path, **options)
 
