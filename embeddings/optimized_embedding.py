@@ -100,8 +100,9 @@ class OptimizedEmbedding(torch.nn.Module):
         return {"weight": self.tables.weight(TABLE).clone(), "state": state, **steps}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`get_extra_state` returned."""
+        """Restore what :meth:`get_extra_state` returned, and drop what backward recorded before."""
         self.tables.load(TABLE, state["weight"], state["state"])
+        self.tables.discard()
         self.tables.birth_step = state["birth_step"]
         self.tables.completed_steps = state["completed_steps"]
 

@@ -131,7 +131,7 @@ class DynamicTables(torch.nn.Module):
         Some may have come back. A service that serves their vectors can drop them.
         """
         gone, self._gone[name] = self._gone[name], []
-        return np.concatenate([np.empty(0, dtype=np.int64), *gone])
+        return _joined(gone)
 
     def vectors(self, name: str, *, decay: bool = True) -> tuple[np.ndarray, torch.Tensor]:
         """Return (ids int64 [n], their current rows [n, dim]) of a dynamic table: what there is to publish."""
@@ -141,12 +141,14 @@ class DynamicTables(torch.nn.Module):
     def state_for_checkpoint(self) -> dict[str, Any]:
         """Return copies of all that training continues from.
 
-        These are the ids of each dynamic table, and the rows that ever belonged to an id.
+        These are the ids of each dynamic table, those that :meth:`take_gone` would return, and the rows that ever
+        belonged to an id.
         """
         return {
             "completed_steps": self.tables.completed_steps,
             "birth_step": self.tables.birth_step,
             "ids": {name: ids.state() for name, ids in self.ids.items()},
+            "gone": {name: _joined(gone) for name, gone in self._gone.items()},
             "tables": {
                 name: {part: rows[: self._num_used(name)].clone() for part, rows in self._parts(name).items()}
                 for name in self._names
@@ -176,7 +178,9 @@ class DynamicTables(torch.nn.Module):
                 # Rows of nobody stay 0: they were never written.
                 rows[len(given[part]) : self._num_used(name)] = 0
                 rows[: len(given[part])] = given[part]
-        self.ids, self._gone = loaded, {name: [] for name in loaded}
+        # States of earlier releases do not have who is gone.
+        gone = state.get("gone", {})
+        self.ids, self._gone = loaded, {name: [gone[name]] if name in gone else [] for name in loaded}
         self.tables.discard()
         self.tables.birth_step, self.tables.completed_steps = state["birth_step"], state["completed_steps"]
 
@@ -186,3 +190,7 @@ class DynamicTables(torch.nn.Module):
 
     def _parts(self, name: str) -> dict[str, torch.Tensor]:
         return {"weight": self.tables.weight(name), **self.tables.state(name)}
+
+
+def _joined(gone: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *gone])

@@ -105,6 +105,8 @@ class DeferredUpdateCoefficients:
         self.log_sums, self.log_slope = np.zeros(1 if self._weight_decay else 0), 0.0
         self._log_done = self._weight_decay == 0.0
         self.movements, self.lookahead = np.zeros((1, 2, 2)), np.zeros((2, 2))
+        # Nothing moves rows, yet the kernel divides the nothing by sqrt(v) + eps_term, and v may be 0.
+        self.movements[..., 1] = self.lookahead[..., 1] = 1.0
         if self.momentum:
             assert isinstance(optimizer, Adam)
             smallest = SMALLEST_FLOOR[dtype] ** (2 if self.eps_inside_root else 1)

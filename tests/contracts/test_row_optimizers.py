@@ -76,6 +76,9 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     "adam_ar-3": AdamAR(0.05, alpha=3.0),
     "adam_ar-literal-inside": AdamAR(0.05, **SHORT, alpha=1e-4, first_touch="literal", eps_inside_root=True),
     "adam_ar-lazy": AdamAR(0.05, alpha=1e-3, moments="lazy", first_touch="literal", schedule=COSINE),
+    "adam_ar-literal-lazy-inside": AdamAR(
+        0.05, alpha=1e-4, moments="lazy", first_touch="literal", eps_inside_root=True
+    ),
     # Stored ahead, as they are, and ahead with a decay that an epoch's start makes matter while momentum lives.
     "adam_ar-by-epoch-1e-7": AdamAR(0.05, alpha=1e-7, decay="by_epoch", epoch_steps=70, schedule=COSINE),
     "adam_ar-by-epoch-1e-4": AdamAR(0.05, alpha=1e-4, decay="by_epoch", epoch_steps=41, clip_row_norm=1.0),
@@ -97,6 +100,7 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
     ),
     "rowwise_adam_ar-0.02": RowwiseAdamAR(0.05, alpha=0.02, schedule=COSINE),
     "rowwise_adam_ar-lazy": RowwiseAdamAR(0.05, alpha=1e-3, moments="lazy", schedule=COSINE),
+    "rowwise_adam_ar-no-momentum-literal": RowwiseAdamAR(0.05, beta1=0.0, alpha=1e-4, first_touch="literal"),
 }
 INTERPRETED = (
     "sgd-warmup-clip", "adagrad-inside-clip-steps", "adagradw-literal-cosine", "adagrad_ar", "adam-short-cosine",
@@ -261,6 +265,19 @@ def test_equals_the_loop_over_every_row(backend, optimizer):
     np.testing.assert_array_equal(tables.state("t")["last_update_step"].numpy(), oracle.s)
     assert torch.equal(resumed.weight("t"), tables.weight("t"))
     assert all(torch.equal(value, tables.state("t")[name]) for name, value in resumed.state("t").items())
+
+
+@each_case
+def test_a_row_whose_gradient_is_zero_moves_as_the_loop_moves_it(backend, optimizer):
+    """Its moments stay 0 until a gradient comes, as they are while a model's last layer is still 0."""
+    tables = build(optimizer, backend, num_rows=3)
+    oracle, rows = EveryRow(tables.weight("t").numpy(), optimizer), np.array([0, 1])
+    for k, sizes in enumerate(([0.0, 0.0], [0.0, 1.0], [1.0, 0.0]), 1):
+        grad = np.repeat(np.array(sizes)[:, None], oracle.theta.shape[1], axis=1)
+        tables(torch.from_numpy(rows), torch.arange(len(rows) + 1)).backward(torch.from_numpy(grad))
+        tables.step(k)
+        oracle.step(k, rows, grad)
+        np.testing.assert_allclose(tables.read("t").numpy(), oracle.theta, rtol=0, atol=1e-9)
 
 
 # Where momentum moves idle rows, beside eps of every size: each way in which rows are stored and eps stands.

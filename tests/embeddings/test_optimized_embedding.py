@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 
 import pytest
@@ -69,6 +70,30 @@ def test_a_state_that_is_restored_goes_on_bit_for_bit() -> None:
     unswapped = fresh()
     unswapped.tables.eval()
     assert not torch.equal(unswapped.weight, whole.weight)
+
+
+def test_a_gradient_from_before_a_restored_state_is_dropped() -> None:
+    embedding = OptimizedEmbedding(20, 4, optimizer=SGD(learning_rate=1.0))
+    state = copy.deepcopy(embedding.state_dict())
+    before = embedding.weight
+    embedding(torch.tensor([3])).sum().backward()
+    embedding.load_state_dict(state)
+    embedding.step()
+    assert torch.equal(embedding.weight, before)
+
+
+def test_a_module_that_is_saved_whole_goes_on_bit_for_bit() -> None:
+    embedding = OptimizedEmbedding(20, 4, optimizer=AdamAR(learning_rate=0.01, alpha=1e-3), sse=SSEConfig(0.3))
+    first, *others = batches(4)
+    train(embedding, first, embedding.step)
+    file = io.BytesIO()
+    torch.save(embedding, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    for each in (embedding, saved):
+        for ids in others:
+            train(each, ids, each.step)
+    assert torch.equal(saved.weight, embedding.weight)
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:

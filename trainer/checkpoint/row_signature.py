@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Sums of many logarithms: another version of numpy may round them otherwise.
 _TOLERANCE = 1e-9
+# Steps whose learning rates are computed at a time.
+_BLOCK = 1 << 16
 
 
 def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, Any]:
@@ -37,11 +39,11 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
     """
     optimizer = settings.optimizer
     coefficients = deferred_update_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
-    rates = optimizer.rates(np.arange(1, completed_steps + 1))
+    rate_sum, decay_log_sum = _sums(optimizer, completed_steps)
     return {
         "ahead": coefficients is not None and coefficients.ahead,
-        "rate_sum": float(rates.sum()),
-        "decay_log_sum": float(np.log1p(-optimizer.constant_decay * rates).sum()),
+        "rate_sum": rate_sum,
+        "decay_log_sum": decay_log_sum,
         "dtype": _by_table(settings, settings.dtype_of),
         "state_dtype": _by_table(settings, settings.state_dtype_of),
         "optimizer": type(optimizer).__name__,
@@ -52,6 +54,22 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
             if (field.name, getattr(optimizer, field.name)) not in (("decay", "at_read"), ("epoch_steps", None))
         },
     }
+
+
+def _sums(optimizer: RowOptimizer, completed_steps: int) -> tuple[float, float]:
+    """Return ``rate_sum`` and ``decay_log_sum``: block by block, and the steps of a constant rate at once."""
+    settled = optimizer.schedule.settled
+    changing = completed_steps if settled is None else min(completed_steps, settled - 1)
+    rate_sum = decay_log_sum = 0.0
+    for first in range(1, changing + 1, _BLOCK):
+        rates = optimizer.rates(np.arange(first, min(first + _BLOCK, changing + 1)))
+        rate_sum += float(rates.sum())
+        decay_log_sum += float(np.log1p(-optimizer.constant_decay * rates).sum())
+    if num_constant := completed_steps - changing:
+        rate = optimizer.rate(completed_steps)
+        rate_sum += num_constant * rate
+        decay_log_sum += num_constant * math.log1p(-optimizer.constant_decay * rate)
+    return rate_sum, decay_log_sum
 
 
 def deferred_update_fields(optimizer: RowOptimizer) -> tuple[str, ...]:

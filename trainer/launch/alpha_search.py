@@ -7,8 +7,8 @@ over its first SHORT_EPOCHS epochs, or all where it has fewer, as what alpha is 
 one; its score is the metric that early stopping watches (AUC where nothing else is said) on the validation split, after
 the last of them.
 
-All of it is a function of the job and its data, and what is found is kept in the run directory, so that a run that is
-tried again goes on with the search where it was.
+All of it is a function of the job and its data, and what is found is kept in the run directory together with their
+names, so that a run that is tried again goes on with the search where it was, and another job there begins its own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from embeddings.durable_files import write_json
 from embeddings.optim.registry import KINDS
 from trainer.distributed.build import build, choose_alpha, default_alpha
+from trainer.runs.lineage import spec_sha256
 from trainer.spec import JobSpec
 from trainer.spec.evaluation import is_lower_better
 from trainer.spec.regularizers import EarlyStopping
@@ -74,7 +75,8 @@ def first_alpha(
         return -value if is_lower_better(metric) else value
 
     start = default_alpha(data.steps_per_epoch, job.optimizer.decay)
-    return climbed(start, score, _Kept(run.directory / FILE, run.fence))
+    of = {"job": spec_sha256(run.submitted), "data": data.dataset_fingerprint}
+    return climbed(start, score, _Kept(run.directory / FILE, of, run.fence))
 
 
 def climbed(start: float, score: Score, known: Any) -> float:
@@ -100,21 +102,30 @@ def climbed(start: float, score: Score, known: Any) -> float:
 
 
 class _Kept(dict[int, float]):
-    """Scores by exponent, the same on every rank, in a file of rank 0's."""
+    """Scores by exponent, the same on every rank, in a file of rank 0's. ``of``: the job and data that have them."""
 
-    def __init__(self, path: Path, fence: Callable[[], None]):
-        trials: list[Any] = [{}]
-        if _rank() == 0 and path.exists():
-            trials = [{int(n): float(value) for n, value in json.loads(path.read_text("utf-8")).items()}]
+    def __init__(self, path: Path, of: dict[str, str], fence: Callable[[], None]):
+        trials: list[Any] = [_scores(path, of) if _rank() == 0 else {}]
         if _world_size() > 1:
             dist.broadcast_object_list(trials, 0)
         super().__init__(trials[0])
-        self._path, self._fence = path, fence
+        self._path, self._of, self._fence = path, of, fence
 
     def __setitem__(self, n: int, value: float) -> None:
         super().__setitem__(n, value)
         if _rank() == 0:
-            write_json(self._path, {str(key): score for key, score in self.items()}, fence=self._fence)
+            scores = {str(key): score for key, score in self.items()}
+            write_json(self._path, self._of | {"scores": scores}, fence=self._fence)
+
+
+def _scores(path: Path, of: dict[str, str]) -> dict[int, float]:
+    """Return the scores in a file, none where it is of another job or of other data."""
+    if not path.exists():
+        return {}
+    document = json.loads(path.read_text("utf-8"))
+    if any(document.get(name) != value for name, value in of.items()):
+        return {}
+    return {int(n): float(value) for n, value in document["scores"].items()}
 
 
 def _validation(

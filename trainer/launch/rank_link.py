@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from embeddings.durable_files import write_file, write_json
 from trainer.runs.directory import RUN_FILE, Run, read_run, revoke
-from trainer.runs.events import EVENTS_FILE
+from trainer.runs.events import EVENTS_FILE, whole_lines
 from trainer.runs.protocol import LOG_FILE
 from trainer.runs.working_directory import working_directory
 
@@ -156,20 +156,16 @@ class _RankEnd:
     def _follow(self) -> None:
         from ray.exceptions import RayError
 
-        # Without a driver Ray ends this process.
-        with contextlib.suppress(RayError):
-            while not self._done.wait(SECONDS):
+        while not self._done.wait(SECONDS):
+            # A late answer or a full disk is for a while; without a driver Ray ends this process.
+            with contextlib.suppress(RayError, OSError):
                 self._hand_on()
 
     def _hand_on(self) -> bool:
         """Hand on a batch of each file; return whether there was any."""
         more = False
         for name, path in self._files.items():
-            batch = b""
-            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                file.seek(self._at[name])
-                batch = file.read(BATCH_BYTES)
-            batch = batch[: batch.rfind(b"\n") + 1]
+            batch = whole_lines(path, self._at[name], BATCH_BYTES)
             answer: Answer = self._ask("take", self._rank, name, self._at[name], batch)
             self._at[name] = answer.taken
             more = more or bool(batch)

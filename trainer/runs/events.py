@@ -125,6 +125,24 @@ def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:
         return
 
 
+def whole_lines(path: Path, offset: int, size: int) -> bytes:
+    """Return whole lines from byte ``offset`` of a file on: as many as ``size`` bytes hold, and one at least.
+
+    An unfinished last line is left for the next call; of a file that is not there, there are none.
+    """
+    try:
+        with open(path, "rb") as file:
+            while True:
+                file.seek(offset)
+                batch = file.read(size)
+                end = batch.rfind(b"\n") + 1
+                if end or len(batch) < size:
+                    return batch[:end]
+                size *= 2
+    except FileNotFoundError:
+        return b""
+
+
 def utc_now() -> str:
     """Return the present time, as RFC 3339 in UTC with milliseconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -21,7 +21,7 @@ import httpx
 
 from embeddings.durable_files import write_json
 from trainer.runs.directory import RUN_FILE, Run, revoke
-from trainer.runs.events import EVENTS_FILE, EventWriter, read_events
+from trainer.runs.events import EVENTS_FILE, EventWriter, read_events, whole_lines
 from trainer.runs.failures import LeaseLostError, ServiceAwayError
 from trainer.runs.protocol import EXIT_FILE, LOG_FILE
 
@@ -48,12 +48,12 @@ class Service:
     def close(self) -> None:
         self._client.close()
 
-    def ask(self, method: str, path: str = "", **options: Any) -> httpx.Response:
-        """Send a request to the service, and return its answer.
+    def ask(self, method: str, path: str = "", **options: Any) -> dict[str, Any]:
+        """Send a request to the service, and return the JSON object that it answers, empty where it has nothing to say.
 
         Raises:
             LeaseLostError: the attempt is no longer the run's.
-            ServiceAwayError: there is no answer.
+            ServiceAwayError: there is no answer, or another's in the service's place, such as a gateway's page.
         """
         headers = {"Authorization": f"Bearer {self.token}"}
         try:
@@ -65,9 +65,15 @@ class Service:
             raise LeaseLostError(f"the service has given this attempt up: {answer.text[:300]}")
         if not answer.is_success:
             raise ServiceAwayError(f"the service answers {self.url} with {answer.status_code}: {answer.text[:300]}")
-        return answer
+        try:
+            document = {} if answer.status_code == httpx.codes.NO_CONTENT else answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ServiceAwayError(f"what answers at {self.url} is not the service: {answer.text[:300]}")
+        return document
 
-    def insist(self, method: str, path: str = "", **options: Any) -> httpx.Response:
+    def insist(self, method: str, path: str = "", **options: Any) -> dict[str, Any]:
         """Call :meth:`ask` again and again until PATIENCE_SECONDS are over."""
         return patiently(lambda: self.ask(method, path, **options))
 
@@ -112,7 +118,7 @@ def fetch_run(directory: Path, url: str, token: str) -> None:
     """
     service = Service(url, token)
     try:
-        document = service.insist("GET").json()
+        document = service.insist("GET")
     finally:
         service.close()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -186,8 +192,12 @@ class Uplink:
         events.close()
 
     def _remember(self) -> None:
-        """Keep which byte of the service's copy is which of the run's own file, for the next attempt."""
-        write_json(self._run.directory / PLACES_FILE, {"begin": self._begin, "base": self._base})
+        """Keep which byte of the service's copy is which of the run's own file, for the next attempt.
+
+        Where the disk is full, that attempt may tell an epoch twice, or not; this one goes on.
+        """
+        with contextlib.suppress(OSError):
+            write_json(self._run.directory / PLACES_FILE, {"begin": self._begin, "base": self._base})
 
     def close(self) -> None:
         """Send what is left, the last event included; wait for a service that is away, but not for ever."""
@@ -198,7 +208,7 @@ class Uplink:
                 patiently(self._finish)
         except LeaseLostError:
             self._run.given_up_file.touch()
-        except ServiceAwayError as error:
+        except (ServiceAwayError, OSError) as error:
             print(f"the service could not be told how this attempt ended: {error}", flush=True)
         finally:
             self._echo()
@@ -212,7 +222,7 @@ class Uplink:
                 more = self._hand_on()
                 wait = FIRST_WAIT_SECONDS
                 self._done.wait(0 if more else POLL_SECONDS)
-            except ServiceAwayError:
+            except (ServiceAwayError, OSError):
                 self._done.wait(wait)
                 wait = min(2 * wait, LONGEST_WAIT_SECONDS)
             except LeaseLostError:
@@ -229,14 +239,16 @@ class Uplink:
 
     def _hand_on(self) -> bool:
         """Send one batch; return False if nothing was left."""
-        batch = self._next()
+        batch = whole_lines(self._events, self._at, BATCH_BYTES)
         if not batch:
             return False
         offset = self._base + self._at - self._begin
-        answer = self._service.ask("POST", "/events", params={"offset": offset}, content=batch).json()
+        answer = self._service.ask("POST", "/events", params={"offset": offset}, content=batch)
+        there = answer.get("offset")
+        if not isinstance(there, int):
+            raise ServiceAwayError(f"what answers at {self._service.url} is not the service: {answer}")
         if answer.get("token"):
             self._renew(answer["token"])
-        there = int(answer["offset"])
         if 0 <= there - self._base <= _size(self._events) - self._begin:
             self._at = self._begin + there - self._base
         else:
@@ -245,27 +257,15 @@ class Uplink:
             self._remember()
         return True
 
-    def _next(self) -> bytes:
-        """Return whole lines from where the service is, as many as a batch holds, and one at least."""
-        size = BATCH_BYTES
-        try:
-            with open(self._events, "rb") as file:
-                while True:
-                    file.seek(self._at)
-                    batch = file.read(size)
-                    end = batch.rfind(b"\n") + 1
-                    if end or len(batch) < size:
-                        return batch[:end]
-                    size *= 2
-        except FileNotFoundError:
-            return b""
-
     def _renew(self, token: str) -> None:
+        try:
+            document = json.loads((self._run.directory / RUN_FILE).read_text("utf-8"))
+            document["report"]["token"] = token
+            with contextlib.suppress(LeaseLostError):
+                write_json(self._run.directory / RUN_FILE, document, fence=self._run.fence)
+        except OSError:
+            return  # with the old one, so that the next answer brings another
         self._service.token = token
-        document = json.loads((self._run.directory / RUN_FILE).read_text("utf-8"))
-        document["report"]["token"] = token
-        with contextlib.suppress(LeaseLostError):
-            write_json(self._run.directory / RUN_FILE, document, fence=self._run.fence)
 
     def _echo(self) -> None:
         """Copy what ranks say to the run's log file; on a cluster the driver's output is what the service reads."""

@@ -46,6 +46,10 @@ class CpuKernel:
         self._features = (native.Feature * len(features))(*features)
         self._firsts = (native.Feature * len(firsts))(*(firsts[t] for t in sorted(firsts)))
 
+    def __reduce__(self) -> tuple[type[CpuKernel], tuple[Layout]]:
+        # Structs of ctypes can't be pickled; they follow from the layout.
+        return CpuKernel, (self.layout,)
+
     def forward(
         self,
         indices: torch.Tensor,

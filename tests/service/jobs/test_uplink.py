@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,49 @@ def test_nothing_is_lost_while_the_service_is_killed(elsewhere: Elsewhere) -> No
     assert run_events.read_exit(elsewhere.here, 1)["state"] == "succeeded"
 
 
+class _Gateway(BaseHTTPRequestHandler):
+    """What answers in the place of a service that is away: with a page, and 200."""
+
+    asked: list[str] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>We are back soon</html>")
+
+    do_POST = do_GET
+
+
+def test_a_gateways_page_and_a_disk_that_fails_for_a_while_are_waited_out(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "PATIENCE_SECONDS", 0.5)
+    run = elsewhere.run
+    path, aside = run.directory / "events.jsonl", run.directory / "aside"
+    with uplink.reporting(run):
+        events = EventWriter(run.directory, run.attempt)
+        elsewhere.stop()
+        with HTTPServer(("127.0.0.1", elsewhere.port), _Gateway) as gateway:
+            threading.Thread(target=gateway.serve_forever, daemon=True).start()
+            events.write("heartbeat")
+            until(lambda: len(_Gateway.asked) > 1)
+            with pytest.raises(ServiceAwayError, match="is not the service: <html>"):
+                uplink.fence(run)
+            gateway.shutdown()
+        elsewhere.start()
+        until(lambda: elsewhere.copy() == elsewhere.written())
+        path.rename(aside)
+        path.mkdir()  # reading it is an OSError
+        events.write("heartbeat")
+        time.sleep(0.2)
+        path.rmdir()
+        aside.rename(path)
+        until(lambda: elsewhere.copy() == elsewhere.written())
+        events.close()
+
+
 def test_last_words_wait_for_a_service_that_is_away(elsewhere: Elsewhere) -> None:
     run = elsewhere.run
     elsewhere.stop()
@@ -161,7 +206,7 @@ def test_memory_holds_one_batch(elsewhere: Elsewhere, monkeypatch: pytest.Monkey
     sizes: list[int] = []
     ask = uplink.Service.ask
 
-    def measured(self: uplink.Service, method: str, path: str = "", **options: Any) -> httpx.Response:
+    def measured(self: uplink.Service, method: str, path: str = "", **options: Any) -> dict[str, Any]:
         sizes.append(len(options.get("content", b"")))
         return ask(self, method, path, **options)
 
@@ -224,6 +269,12 @@ def test_a_renewed_token_is_kept(elsewhere: Elsewhere, monkeypatch: pytest.Monke
     assert run.still_current()
     link.start()
     link.close()
+    # One that cannot be kept now is asked for again.
+    link = uplink.Uplink(run)
+    (run.directory / "run.json").rename(elsewhere.folder / "aside")
+    link._renew("er_x")
+    assert link._service.token == renewed
+    (elsewhere.folder / "aside").rename(run.directory / "run.json")
     # A newer attempt's file is left alone.
     shutil.copy(run.directory / "run.json", elsewhere.folder / "newer")
     document = json.loads((run.directory / "run.json").read_text()) | {"attempt": 2}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
+import trainer.checkpoint.row_signature as row_signature_module
 from embeddings.optim import SGD, Adagrad, AdagradAR, Adam, AdamAR, AdamW, RMSprop, RMSpropAR, RowwiseAdam
-from embeddings.optim.lr_schedules import Cosine, LinearWarmup
+from embeddings.optim.lr_schedules import Constant, Cosine, LinearWarmup, StepDecay
 from embeddings.sharding import TableSettings
 from embeddings.tables.config import TableConfig
 from trainer.checkpoint.format import Checkpoint, CheckpointError
@@ -85,6 +87,24 @@ def test_sums_are_those_of_the_completed_steps():
     assert differences(found, other) == []
     assert len(differences(found, {**found, "decay_log_sum": found["decay_log_sum"] * (1 + 1e-6)})) == 1
     assert differences(None, found) == []
+
+
+@pytest.mark.parametrize(
+    "schedule", [Constant(), LinearWarmup(4), COSINE, Cosine(5, decay_steps=10), StepDecay(3, every_steps=4)]
+)
+def test_sums_of_a_long_run_are_those_of_its_steps(schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_signature_module, "_BLOCK", 4)
+    optimizer = AdamW(0.1, weight_decay=0.5, schedule=schedule)
+    for steps in (0, 1, 4, 5, 11, 12, 40):
+        rates = optimizer.rates(np.arange(1, steps + 1))
+        found = signature(optimizer, steps)
+        assert found["rate_sum"] == pytest.approx(rates.sum(), rel=1e-12)
+        assert found["decay_log_sum"] == pytest.approx(np.log1p(-0.5 * rates).sum(), rel=1e-12)
+
+
+def test_no_memory_grows_with_the_steps() -> None:
+    found = signature(AdamW(0.1, weight_decay=0.5, schedule=LinearWarmup(4)), 10**15)
+    assert found["rate_sum"] == pytest.approx(1e14)
 
 
 def test_a_setting_with_a_newer_name_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,16 @@ import math
 import pytest
 
 from trainer.checkpoint.format import latest_valid
+from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import default_alpha
 from trainer.launch.alpha_search import FILE, GRID, climbed
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.launch.worker import train_rank
+from trainer.runs.directory import Run
+from trainer.runs.lineage import spec_sha256
+from trainer.spec import JobSpec
 
 AUTO = {"kind": "adam_ar", "learning_rate": 0.1, "alpha": "auto"}
 
@@ -65,7 +69,7 @@ def test_a_run_takes_the_alpha_of_its_validation_split(make_run, small, ranks):
         assert min(abs(math.log10(a / default_alpha(25))) for a in tried) < 0.26
         opening = next(event for event in small.events(run.directory, "info") if "rows_per_rank" in event)
         assert opening["alpha"] == taken
-    kept = [json.loads((run.directory / FILE).read_text()) for run in runs.values()]
+    kept = [json.loads((run.directory / FILE).read_text())["scores"] for run in runs.values()]
     assert kept[0].keys() == kept[1].keys()
     for n, value in kept[0].items():
         assert value == pytest.approx(kept[1][n], abs=0.02)  # float32 sums in another order, over 50 steps
@@ -79,17 +83,31 @@ def test_a_run_takes_the_alpha_of_its_validation_split(make_run, small, ranks):
 def test_an_alpha_is_judged_after_four_epochs_of_a_longer_job(make_run, small):
     run = make_run("longer", optimizer=AUTO, epochs=5)
     assert execute(run, start_ranks) == 0
-    scores = json.loads((run.directory / FILE).read_text())
+    scores = json.loads((run.directory / FILE).read_text())["scores"]
     aucs = [metrics["auc"] for metrics in small.metrics(run.directory, "validation")]
     assert len(aucs) == 5
     assert len(set(aucs)) == 5
     assert max(scores.values()) == aucs[3]
 
 
+def keep(run: Run, job: JobSpec) -> None:
+    """Leave in the run's directory what a search of ``job`` finds on the run's data, best at 10^-2.5."""
+    prepare(run.dataset, run.job, run.data)
+    scores = {str(n): -abs(n + 5.0) for n in GRID}
+    of = {"job": spec_sha256(job), "data": PreparedData.open(run.data).dataset_fingerprint}
+    (run.directory / FILE).write_text(json.dumps(of | {"scores": scores}))
+
+
 def test_a_second_attempt_does_not_begin_the_search_again(make_run, small):
     run = make_run("again", optimizer=AUTO, epochs=1)
-    found = {str(n): -abs(n + 5.0) for n in GRID}
-    (run.directory / FILE).write_text(json.dumps(found))
+    keep(run, run.submitted)
     assert execute(run, start_ranks) == 0
     assert latest_valid(run.checkpoints).extra["alpha"] == pytest.approx(10**-2.5)
     assert not [e for e in small.events(run.directory, "info") if "tried_alpha" in e]
+
+
+def test_another_job_in_the_directory_begins_its_own_search(make_run, small):
+    run = make_run("own", optimizer=AUTO, epochs=1)
+    keep(run, make_run("other", optimizer=AUTO | {"learning_rate": 0.2}, epochs=1).submitted)
+    assert execute(run, start_ranks) == 0
+    assert len([e for e in small.events(run.directory, "info") if "tried_alpha" in e]) >= 3

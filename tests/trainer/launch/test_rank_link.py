@@ -1,14 +1,20 @@
-"""What the driver's end of the link does with what ranks hand on; the whole of it is in test_run_on_hosts."""
+"""What both ends of the link do with what ranks hand on; the whole of it, with Ray, is in test_run_on_hosts."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray.exceptions import GetTimeoutError
 
-from trainer.launch.rank_link import DriverEnd, _take_up
-from trainer.runs.directory import RUN_FILE, read_run, revoke
+from trainer.launch import rank_link
+from trainer.launch.rank_link import DriverEnd, _RankEnd, _take_up, log_of
+from trainer.runs.directory import RUN_FILE, Run, read_run, revoke
+from trainer.runs.events import EventWriter, read_events
 
 
 def test_each_byte_is_taken_once_and_the_answer_says_what_lies_there(make_run) -> None:
@@ -44,3 +50,57 @@ def test_an_attempt_on_a_host_takes_the_lease_of_the_one_before(
     assert not before.still_current()
     assert read_run(directory).attempt == 2
     assert list(before.checkpoints.iterdir()) == []
+
+
+class _Linked(_RankEnd):
+    """The end of rank 0 whose questions the driver's end answers without Ray, some of them too late."""
+
+    def __init__(self, run: Run, driver: Run, late: int = 0):
+        super().__init__(run, 0, DriverEnd(str(driver.directory)))
+        self.late = late
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        answer = getattr(self._driver, method)(*arguments)
+        if self.late:
+            self.late -= 1
+            raise GetTimeoutError("no answer in time")
+        return answer
+
+
+def _until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, "not seen within a minute"
+        time.sleep(0.01)
+
+
+def test_a_link_outlives_late_answers_and_a_disk_that_fails_for_a_while(
+    make_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_link, "SECONDS", 0.01)
+    rank, driver = make_run("rank"), make_run("driver")
+    link = _Linked(rank, driver, late=3)
+    events = EventWriter(rank.directory)
+    events.write("progress", step=1)
+    link.start()
+    _until(lambda: not link.late)
+    log_of(rank.directory, 0).mkdir()  # reading it is an OSError
+    time.sleep(0.1)
+    log_of(rank.directory, 0).rmdir()
+    events.write("progress", step=2)
+    driver.ask_to_stop("SIGTERM")
+    _until(rank.cancel_file.exists)
+    link.close()
+    assert [event.fields["step"] for event in read_events(driver.directory)] == [1, 2]
+
+
+def test_a_line_longer_than_a_batch_is_handed_on_whole(make_run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_link, "BATCH_BYTES", 128)
+    rank, driver = make_run("rank"), make_run("driver")
+    link = _Linked(rank, driver)
+    events = EventWriter(rank.directory)
+    for message in ("short", "x" * 1000, "last"):
+        events.write("info", message=message)
+    link.start()
+    link.close()
+    assert (driver.directory / "events.jsonl").read_bytes() == (rank.directory / "events.jsonl").read_bytes()
