@@ -297,8 +297,10 @@ def _check_files(dataset: DatasetSpec) -> None:
     from service.datasets import registry
     from trainer.spec.uri_schemes import OBJECT_PREFIXES
 
+    # Nothing here is the home of the service that the dataset is for.
+    anywhere = Settings(home=Path(os.devnull), data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES)
     try:
-        registry.check_files(Settings(data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES), dataset)
+        registry.check_files(anywhere, dataset)
     except Problem as problem:
         raise CommandError(problem.detail, problem.remedy) from None
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from service.jobs.executors.placement import Placement
 
 _SETTINGS_REMEDY = "see the EVENKEEL_ variables in docs/reference/settings.md"
+_PLACES_REMEDY = "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
@@ -42,9 +43,13 @@ def reset_admin() -> Path:
     """Replace the admin key and return the file that holds the new one.
 
     Raises:
-        CommandError: A newer version of Evenkeel wrote the database.
+        CommandError: A setting is wrong, the database or the file cannot be used, or a newer version of Evenkeel wrote
+            the database.
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
     from service.core.database import SchemaError
+    from service.identity.auth import AWAY
     from service.identity.keys import reset_admin as reset
 
     settings = _settings()
@@ -52,6 +57,8 @@ def reset_admin() -> Path:
         asyncio.run(reset(settings))
     except SchemaError as error:
         raise CommandError(str(error)) from None
+    except (*AWAY, SQLAlchemyError) as error:
+        raise CommandError(f"keys reset-admin: {str(error).splitlines()[0]}", _PLACES_REMEDY) from None
     return settings.admin_key_file
 
 
@@ -82,19 +89,20 @@ def sweep(dry_run: bool) -> dict[str, int]:
     """Return what retention removed, or in a dry run would remove, by kind.
 
     Raises:
-        CommandError: The database, the files or the feature store cannot be read, or the database is of another
-            version.
+        CommandError: A setting is wrong, the database, the files or the feature store cannot be read, or the database
+            is of another version.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
     from embeddings.store import StoreError, open_store
     from service.core import tables
     from service.core.database import Database, SchemaError
-    from service.core.settings import Settings
+    from service.identity.auth import AWAY
     from service.ops import retention
 
+    settings = _settings()
+
     async def swept() -> retention.Swept:
-        settings = Settings.from_environment()
         database = Database(settings.database_url)
         try:
             await database.require_newest()
@@ -106,6 +114,6 @@ def sweep(dry_run: bool) -> dict[str, int]:
         return asyncio.run(swept())._asdict()
     except SchemaError as error:
         raise CommandError(f"retention: {error}") from None
-    except (OSError, SQLAlchemyError, StoreError) as error:
-        remedy = "nothing was removed that could be needed; set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
+    except (*AWAY, SQLAlchemyError, StoreError) as error:
+        remedy = f"nothing was removed that could be needed; {_PLACES_REMEDY}"
         raise CommandError(f"retention: {str(error).splitlines()[0]}", remedy) from None

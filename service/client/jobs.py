@@ -10,9 +10,13 @@ from typing import Any
 
 import httpx
 
-from service.client.http import Json, Session, Unreachable, once, part, plain
+from service.client.http import Json, ProblemError, ServiceError, Session, Unreachable, once, part, plain
 
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
+PATIENCE_SECONDS = 60.0
+"""How long whoever waits for a job goes on without the service."""
+AWAY = (429, 502, 503, 504)
+"""What is answered for a moment: by a service whose database is away or that is asked too often, by a proxy of it."""
 
 
 class JobCalls(Session):
@@ -54,7 +58,8 @@ class JobCalls(Session):
     ) -> Json:
         """Wait until the job has ended (succeeded, failed or cancelled), and return it.
 
-        A service that is restarted meanwhile is waited for: up to a minute without a response is not an error.
+        A service that is restarted meanwhile is waited for: a minute without a response, or with 429, 502, 503 or 504,
+        is not an error.
 
         Args:
             job_id: The job.
@@ -65,6 +70,7 @@ class JobCalls(Session):
         Raises:
             TimeoutError: The job has not ended in time; it continues.
             Unreachable: There was no response for a minute.
+            ProblemError: The service refused, or answered for a minute that it is away.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         last_answer = time.monotonic()
@@ -76,8 +82,8 @@ class JobCalls(Session):
                     on_update(job)
                 if job["state"] in TERMINAL_STATES:
                     return job
-            except Unreachable:
-                if time.monotonic() - last_answer > 60:
+            except ServiceError as error:
+                if not _passes(error) or time.monotonic() - last_answer > PATIENCE_SECONDS:
                     raise
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {job_id} has not ended after {timeout_seconds:g} seconds; it goes on")
@@ -109,15 +115,15 @@ class JobCalls(Session):
     def follow_logs(self, job_id: str, *, poll_seconds: float = 0.5) -> Iterator[str]:
         """Yield the log as it grows, until the job has ended and all of it was read.
 
-        A service that is restarted meanwhile is waited for: after a minute without a response it is Unreachable.
+        A service that is restarted meanwhile is waited for, as by :meth:`wait`.
         """
         offset, last_answer = 0, time.monotonic()
         while True:
             try:
                 ended = self.job(job_id)["state"] in TERMINAL_STATES
                 text, following = self.logs(job_id, offset)
-            except Unreachable:
-                if time.monotonic() - last_answer > 60:
+            except ServiceError as error:
+                if not _passes(error) or time.monotonic() - last_answer > PATIENCE_SECONDS:
                     raise
                 self._pause(poll_seconds)
                 continue
@@ -150,3 +156,7 @@ class JobCalls(Session):
                     event = {"id": event["id"], "event": "message", "data": ""}
         finally:
             self._end(answer)
+
+
+def _passes(error: ServiceError) -> bool:
+    return isinstance(error, Unreachable) or (isinstance(error, ProblemError) and error.status in AWAY)

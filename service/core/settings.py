@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from service.core.ssrf_guard import Network, parse_networks
 from service.core.tenants import DEFAULT_TENANT, url_of
@@ -55,6 +55,8 @@ class Settings:
         tenant_object_roots: The same as ``tenant_data_roots`` in object storage.
         topic_roots: The same as ``data_roots`` for topics, ``kafka://HOST:PORT,HOST:PORT`` or that with ``/TOPIC``.
         tenant_topic_roots: The same as ``tenant_data_roots`` for topics.
+        private: Where the service keeps files of its own, paths and uris of objects: no data, also below a root. Home,
+            store and run storage are added; a tenant's settings keep those of the service.
         allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
         log_format: None for lines of text on a terminal and JSON elsewhere.
         access_log: Whether each request is logged; None for yes if the format is JSON and no if it is text.
@@ -92,6 +94,7 @@ class Settings:
     tenant_object_roots: tuple[tuple[str, str], ...] = ()
     topic_roots: tuple[str, ...] = ()
     tenant_topic_roots: tuple[tuple[str, str], ...] = ()
+    private: tuple[str, ...] = ()
     ray_address: str | None = None
     executor: str = "local"
     executor_options: tuple[tuple[str, str], ...] = ()
@@ -136,6 +139,8 @@ class Settings:
         if self.role not in ROLES:
             raise ValueError(f"role '{self.role}' is not one of {', '.join(ROLES)}")
         self._check_cluster_urls()
+        own = map(_place, (str(home), self.store_url, self.run_storage or ""))
+        object.__setattr__(self, "private", tuple(dict.fromkeys((*self.private, *filter(None, own)))))
 
     def _check_cluster_urls(self) -> None:
         if self.stored_runs is not None:
@@ -271,6 +276,16 @@ _LACKS_PORT = re.compile(r"(?:[^=/]+=)?kafka://(?:[^,:/]+:\d+,)*[^,:/]+")
 
 def _is_directory(root: str) -> bool:
     return not (is_object(root) or is_topic(root))
+
+
+def _place(url: str) -> str:
+    """Return the real path of a directory, or the uri of a prefix of objects; nothing for a store of another kind."""
+    parts = urlsplit(url)
+    if "://" in url and parts.scheme != "file":
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path}".rstrip("/") if is_object(url) else ""
+    path = unquote(parts.path) if "://" in url else url
+    return os.path.realpath(path) if path else ""
 
 
 LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {

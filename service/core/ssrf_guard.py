@@ -63,6 +63,8 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 def check_url(url: str) -> tuple[str, str, int]:
     """Return (scheme, host, port) of a URL, checked as far as possible without resolving its name.
 
+    The host is in ASCII, as it is looked up and named in headers and certificates.
+
     Raises:
         TargetError: The URL is invalid.
     """
@@ -79,7 +81,20 @@ def check_url(url: str) -> tuple[str, str, int]:
         raise TargetError("the URL carries a user name or password: leave it out")
     if not host or port == 0:
         raise TargetError(f"'{url}' names no host and port that can be called")
-    return parts.scheme, host, port or PORTS[parts.scheme]
+    return parts.scheme, _in_ascii(host), port or PORTS[parts.scheme]
+
+
+def _in_ascii(host: str) -> str:
+    if host.isascii():
+        return host
+    try:
+        ascii_host = host.encode("idna")
+        same = ascii_host.decode("idna") == host
+    except UnicodeError:
+        same = False
+    if not same:  # for "ß", say, older rules have another name than newer ones: it may be somebody else's
+        raise TargetError(f"'{host}' is no name that is written in one way: give it in ASCII, xn--...")
+    return ascii_host.decode()
 
 
 async def resolve(url: str, allowed: Sequence[Network] = ()) -> Target:

@@ -62,8 +62,8 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
         beside: If given, the directory of a bare file name.
 
     Raises:
-        Problem: 422 if the path lies outside the data roots, is missing, cannot be read, or exceeds the limits of this
-            process (service.datasets.parquet_limits).
+        Problem: 422 if the path lies outside the data roots or among the service's own files, is missing, cannot be
+            read, or exceeds the limits of this process (service.datasets.parquet_limits).
     """
     try:
         path = Path(os.path.realpath(local_path(uri, beside)))
@@ -74,6 +74,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
         remedy = "put the file there, or add its directory to EVENKEEL_DATA_ROOTS where the service runs"
         shown = f"'{uri}'" if os.path.isabs(uri) or "://" in uri else f"'{uri}', from here {local_path(uri, beside)},"
         raise invalid(FieldProblem(field, f"{shown} lies outside the data roots ({roots})", remedy))
+    _refuse_private(settings, str(path), field, f"'{uri}'")
     try:
         there = path.exists()
     except OSError as error:  # a name that is too long
@@ -88,6 +89,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
                     field, f"'{uri}': {file.name} is a link that leads outside the data roots", "remove the link"
                 )
             )
+        _refuse_private(settings, str(inner), field, f"'{uri}': {file.name}")
         if storable(str(file)) != str(file):
             raise invalid(FieldProblem(field, f"'{uri}': the name {file.name!a} is not UTF-8", "rename the file"))
         if not os.access(inner, os.R_OK):
@@ -96,6 +98,21 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
             )
         parquet_limits.check(inner, field)
     return path
+
+
+def _refuse_private(settings: Settings, place: str, field: str, named: str) -> None:
+    """Raise 422 for a file among the service's own: other tenants' too. A data root that lies there itself is data."""
+    roots = [root.rstrip("/") for root in (*map(str, settings.data_roots), *settings.object_roots)]
+    for private in settings.private:
+        meant = any(root != private and _within(root, private) and _within(place, root) for root in roots)
+        if _within(place, private) and not meant:
+            message = f"{named} lies where the service keeps files of its own ({private})"
+            remedy = "put the data elsewhere, or add its own directory to EVENKEEL_DATA_ROOTS where the service runs"
+            raise invalid(FieldProblem(field, message, remedy))
+
+
+def _within(place: str, directory: str) -> bool:
+    return place == directory or place.startswith(f"{directory}/")
 
 
 def data_files(path: Path) -> Iterator[Path]:
@@ -136,8 +153,10 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
         roots = ", ".join(settings.object_roots) or "none"
         remedy = f"add its {scheme}://BUCKET/PREFIX to EVENKEEL_DATA_ROOTS where the service runs"
         raise invalid(FieldProblem(field, f"'{uri}' lies outside the data roots in object storage ({roots})", remedy))
+    _refuse_private(settings, uri.rstrip("/"), field, f"'{uri}'")
     try:
         for file in Source(uri).files:
+            _refuse_private(settings, str(file.path), field, f"'{file.path}'")
             parquet_limits.check(file.path, field)
     except DataError as error:
         raise data_problem(error, field) from error

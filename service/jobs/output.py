@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,8 +125,10 @@ async def batch(database: Database, settings: Settings, job_id: str, at: Positio
     return Batch(chunks, at, ended and not chunks)
 
 
-async def stream(database: Database, settings: Settings, job_id: str, first: Batch) -> AsyncIterator[bytes]:
-    """Yield server-sent events until the job has ended and everything was sent."""
+async def stream(
+    database: Database, settings: Settings, job_id: str, first: Batch, may_read: Callable[[], Awaitable[bool]]
+) -> AsyncIterator[bytes]:
+    """Yield server-sent events until the job has ended and everything was sent, or the reader may not read any more."""
     following, quiet_since = first, time.monotonic()
     while True:
         for chunk in following.chunks:
@@ -140,6 +142,8 @@ async def stream(database: Database, settings: Settings, job_id: str, first: Bat
                 quiet_since = time.monotonic()
                 yield b": still here\n\n"
             await asyncio.sleep(settings.follow_seconds)
+        if not await may_read():
+            return
         following = await batch(database, settings, job_id, following.position)
 
 

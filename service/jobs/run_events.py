@@ -237,7 +237,7 @@ def read_exit(run_dir: Path, attempt: int) -> dict[str, Any] | None:
     """Return ``exit.json`` of this attempt if it exists."""
     try:
         document = json.loads((run_dir / EXIT_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) and document.get("attempt") == attempt else None
 

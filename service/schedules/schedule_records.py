@@ -6,6 +6,7 @@ races and crashes, a schedule fires once at each time.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 from collections.abc import Sequence
@@ -65,8 +66,9 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
     """Create a schedule.
 
     Raises:
-        Problem: 409 if the name is in use, 422 if the job does not fit its dataset.
+        Problem: 409 if the name is in use, 422 if the job does not fit its dataset, or catchup the overlap.
     """
+    _check_catchup(spec.catchup, spec.overlap)
     await database.exclusive(connection, f"schedule {tenant} {spec.name}")
     if await connection.scalar(sa.select(tables.schedule.c.id).where(_at(tenant, spec.name))):
         detail = f"There is a schedule '{spec.name}' already. Change it with PATCH, or delete it first."
@@ -84,6 +86,13 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
     return as_row(ScheduleRow, columns)
 
 
+def _check_catchup(catchup: Catchup, overlap: Overlap) -> None:
+    """Raise 422 for ``all`` where the first of the jobs that it starts at once keeps out, or ends, the others."""
+    if catchup == "all" and overlap != "queue":
+        message = f"catchup all starts the jobs of all missed firings at once, and overlap {overlap} leaves one of them"
+        raise invalid(FieldProblem("catchup", message, "set overlap: queue, or catchup: last"))
+
+
 def _at(tenant: str, name: str) -> sa.ColumnElement[bool]:
     return sa.and_(tables.schedule.c.tenant == tenant, tables.schedule.c.name == name)
 
@@ -97,18 +106,46 @@ async def get(connection: AsyncConnection, tenant: str, name: str, lock: bool = 
 
 
 async def change(connection: AsyncConnection, tenant: str, name: str, patch: SchedulePatch) -> ScheduleRow:
-    """Apply the fields that were sent; firings that were due while the schedule was paused are not caught up."""
+    """Apply the fields that were sent; firings that were due while the schedule was paused are not caught up.
+
+    One that was due before a change of its times, and had not been fired yet, is recorded as missed.
+
+    Raises:
+        Problem: 404 if the tenant has no such schedule, 422 if the job does not fit its dataset, or catchup the
+            overlap.
+    """
     row = await get(connection, tenant, name, lock=True)
     values = patch.model_dump(mode="json", exclude_unset=True)
     if "job" in values:
         await job_records.check(connection, patch.job, tenant)
     changed = as_row(ScheduleRow, {**row, **values})
-    if {"cron", "timezone", "paused"} & values.keys():
-        following = cron.next_firing(changed["cron"], changed["timezone"], tables.now())
+    if {"catchup", "overlap"} & values.keys():
+        _check_catchup(changed["catchup"], changed["overlap"])
+    times = ("cron", "timezone", "paused")
+    if [row[name] for name in times] != [changed[name] for name in times]:  # type: ignore[literal-required]
+        now = tables.now()
+        await _miss_due(connection, row, now)
+        following = cron.next_firing(changed["cron"], changed["timezone"], now)
         values["next_fire_at"] = changed["next_fire_at"] = None if changed["paused"] else following
     if values:
         await connection.execute(tables.schedule.update().where(tables.schedule.c.id == row["id"]).values(values))
     return changed
+
+
+async def _miss_due(connection: AsyncConnection, row: ScheduleRow, now: datetime.datetime) -> None:
+    """Record what is due of a locked schedule as missed."""
+    if row["next_fire_at"] is None or row["next_fire_at"] > now:
+        return
+    try:
+        due = cron.plan(row["cron"], row["timezone"], row["next_fire_at"], now, "none", 0).due
+    except ValueError:  # a time zone that this machine does not know: the change may mend it
+        return
+    missed = []
+    for at, _ in due:
+        date = cron.firing_date(at, row["timezone"])
+        reason = "the schedule was changed before it was fired"
+        missed.append(await fire(connection, row, at, "cron", date, reason))
+    await tell_missed(connection, row, [firing for firing in missed if firing is not None])
 
 
 async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
@@ -294,6 +331,7 @@ async def _start(connection: AsyncConnection, row: ScheduleRow, date: str) -> _S
         return _Started("failed", reason=str(error))
     if row["overlap"] == "replace":
         for job_id in active:
-            await job_records.cancel(connection, job_id)
+            with contextlib.suppress(Problem):  # it has ended meanwhile: nothing of it is left to replace
+                await job_records.cancel(connection, job_id)
     job = await job_records.create(connection, spec, dataset, row["tenant"], (row["id"], row["name"]))
     return _Started("started", job["id"])

@@ -29,6 +29,8 @@ from service.webhooks import webhook_records
 log = logging.getLogger("evenkeel.webhooks")
 
 BATCH_SIZE = 20
+PER_WEBHOOK = 5
+"""Deliveries of one webhook in a batch, which takes as long as the slowest receiver in it."""
 TIMEOUT_SECONDS = 10.0
 LEASE = datetime.timedelta(seconds=60)
 WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
@@ -94,7 +96,7 @@ async def _take(database: Database) -> list[_Due]:
         if await connection.scalar(sa.select(table.c.id).join(hook).where(due).limit(1)) is None:
             return []
     columns = (table, hook.c.url, hook.c.secret)
-    query = sa.select(*columns).join(hook).where(due).order_by(table.c.next_at).limit(BATCH_SIZE)
+    query = sa.select(*columns).join(hook).where(due, table.c.id.in_(_by_turns(due))).order_by(table.c.next_at)
     async with database.write() as connection:
         query = query.with_for_update(of=table, skip_locked=True)
         rows = await all_rows(connection, _Due, query)
@@ -103,6 +105,20 @@ async def _take(database: Database) -> list[_Due]:
             leased = table.update().where(table.c.id == row["id"])
             await connection.execute(leased.values(attempt=row["attempt"], next_at=row["next_at"]))
     return rows
+
+
+def _by_turns(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Return a query for the ids of a batch: the oldest of each tenant, then its next, at most PER_WEBHOOK of one.
+
+    So the many deliveries that one tenant's receiver does not take keep nobody else's waiting.
+    """
+    table, hook = tables.webhook_delivery.c, tables.webhook.c
+    place = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
+    placed = sa.select(table.id, table.next_at, hook.tenant, place.label("place")).join(tables.webhook).where(due)
+    one = placed.subquery().c
+    turn = sa.func.row_number().over(partition_by=one.tenant, order_by=(one.place, one.next_at))
+    turns = sa.select(one.id, one.next_at, turn.label("turn")).where(one.place <= PER_WEBHOOK).subquery().c
+    return sa.select(turns.id).order_by(turns.turn, turns.next_at).limit(BATCH_SIZE)
 
 
 async def _deliver(

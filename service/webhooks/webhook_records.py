@@ -37,6 +37,8 @@ EVENTS: tuple[str, ...] = get_args(Event)
 SECRET_PREFIX = "whsec_"
 MAX_WEBHOOKS = 50
 """Of a tenant: each event is written once for every one."""
+MAX_PINGS = 50
+"""Of a webhook, that wait for an attempt."""
 KEPT = datetime.timedelta(days=30)
 
 
@@ -156,6 +158,22 @@ async def enqueue(connection: AsyncConnection, webhook_id: str, event: Event, da
     }
     await connection.execute(tables.webhook_delivery.insert().values(row))
     return row
+
+
+async def ping(connection: AsyncConnection, tenant: str, webhook_id: str) -> DeliveryRow:
+    """Queue a ``ping``.
+
+    Raises:
+        Problem: 404 if the tenant has no such webhook, 429 if too many of its pings have not arrived yet.
+    """
+    row = await get(connection, tenant, webhook_id)
+    table = tables.webhook_delivery
+    waiting = (table.c.webhook_id == row["id"], table.c.event == "ping", table.c.next_at.is_not(None))
+    count = await connection.scalar(sa.select(sa.func.count()).select_from(table).where(*waiting))
+    if (count or 0) >= MAX_PINGS:
+        detail = f"{count} pings of this webhook have not arrived: its deliveries say why. Correct its address first."
+        raise Problem(429, "too-many-pings", detail, headers={"Retry-After": "60"})
+    return await enqueue(connection, row["id"], "ping", {"webhook": row["id"]})
 
 
 async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, delivery_id: str) -> DeliveryRow:

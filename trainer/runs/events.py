@@ -117,7 +117,7 @@ def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:
                 offset += len(line)
                 try:
                     fields = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(fields, dict) and "type" in fields:
                     yield Event(offset, fields)

@@ -55,7 +55,10 @@ async def run_document(request: Request, claim: Claimed) -> Response:
     async with request.app.state.database.read() as connection:
         await _held(connection, claim)
     path = request.app.state.settings.run_dir(claim.run_id) / RUN_FILE
-    document = await asyncio.to_thread(path.read_bytes)
+    try:
+        document = await asyncio.to_thread(path.read_bytes)
+    except OSError as error:
+        raise _storage_unavailable("The run's document cannot be read", error) from error
     if json.loads(document)["attempt"] != claim.attempt:
         _given_up(claim)  # the next one began meanwhile: its lease and token are its own
     return Response(document, media_type="application/json")
@@ -95,7 +98,7 @@ async def last_word(request: Request, claim: Claimed) -> None:
     """Store the attempt's ``exit.json``."""
     try:
         document = json.loads(await request.body())
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or document.get("attempt") != claim.attempt:
         raise invalid(
@@ -112,8 +115,12 @@ async def _written(request: Request, claim: Claim, write: Callable[[], Result]) 
         try:
             return await asyncio.to_thread(write), row
         except OSError as error:
-            detail = f"What the run reports cannot be written: {error.strerror or error}."
-            raise Problem(503, "storage-unavailable", detail, headers={"Retry-After": "10"}) from error
+            raise _storage_unavailable("What the run reports cannot be written", error) from error
+
+
+def _storage_unavailable(what: str, error: OSError) -> Problem:
+    detail = f"{what}: {error.strerror or error}."
+    return Problem(503, "storage-unavailable", detail, headers={"Retry-After": "10"})
 
 
 async def _held(connection: AsyncConnection, claim: Claim) -> JobRow:

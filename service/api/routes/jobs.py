@@ -14,7 +14,7 @@ from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
 from service.core.rows import AuditRow
 from service.identity import idempotency
-from service.identity.auth import require
+from service.identity.auth import identify, require
 from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
 from service.jobs import job_records, output, submission
@@ -170,14 +170,21 @@ async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0,
 async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Stream events until the job has ended: ``state``, ``metric``, ``preparation``, ``progress``, ``log``.
 
-    204 if it has ended and all were sent.
+    204 if it has ended and all were sent. The stream also ends when the key or session does.
     """
     at = output.position(last_event_id)
     state = request.app.state
     first = await output.batch(state.database, state.settings, job_id, at)
     if first.ended:
         return Response(status_code=204)
-    body = output.stream(state.database, state.settings, job_id, first)
+
+    async def may_read() -> bool:
+        try:
+            return await identify(request) is not None
+        except errors.Problem:
+            return False
+
+    body = output.stream(state.database, state.settings, job_id, first, may_read)
     return StreamingResponse(body, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 

@@ -109,10 +109,7 @@ async def delete(request: Request, webhook_id: str, admin: Admin) -> None:
 async def ping(request: Request, webhook_id: str, admin: Admin) -> DeliveryView:
     """Send a `ping` event, to test the address and the receiver's signature check."""
     async with request.app.state.database.write() as connection:
-        row = await webhook_records.get(connection, admin.tenant, webhook_id)
-        return DeliveryView.model_validate(
-            await webhook_records.enqueue(connection, row["id"], "ping", {"webhook": row["id"]})
-        )
+        return DeliveryView.model_validate(await webhook_records.ping(connection, admin.tenant, webhook_id))
 
 
 @router.get("/{webhook_id}/deliveries", responses=errors.responses(404))

@@ -395,6 +395,25 @@ def test_reset_admin_replaces_a_lost_key(run: Run, served: Served):
         object.__setattr__(served, "key", file.read_text().strip())
 
 
+@pytest.mark.parametrize("command", [("keys", "reset-admin"), ("retention",)])
+@pytest.mark.parametrize(
+    ("variables", "code", "says"),
+    [
+        ({"DATABASE_URL": "postgresql+asyncpg://nobody@127.0.0.1:1/none"}, 1, "EVENKEEL_DATABASE_URL as for serve"),
+        ({"DATABASE_URL": "nonsense"}, 1, "EVENKEEL_DATABASE_URL as for serve"),
+        ({"MAX_RUNS": "0"}, 2, "EVENKEEL_MAX_RUNS is '0'"),
+    ],
+)
+def test_commands_beside_the_service_say_what_they_cannot_use(
+    run: Run, command: tuple[str, ...], variables: dict[str, str], code: int, says: str, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"EVENKEEL_{name}", value)
+    done = run(*command)
+    assert done.code == code
+    assert says in done.err
+
+
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 

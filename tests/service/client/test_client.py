@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ import torch
 from safetensors.numpy import load
 
 from embeddings.rff import RandomFourierFeatures
-from service.client import Client, ProblemError, ServiceError, Unreachable, default_key
+from service.client import Client, ProblemError, ServiceError, Unreachable, default_key, jobs
 from tests.service import published, serving
 from tests.service.serving import Served
 from trainer.spec import parse_job
@@ -201,6 +202,57 @@ def test_wait_returns_the_ended_job_and_tells_of_each_change(served: Served, cli
     ending.join()
     assert job["state"] == "succeeded"
     assert seen[-2:] == ["running", "succeeded"]
+
+
+@pytest.fixture
+def away_at_times(served: Served) -> Iterator[str]:
+    """A proxy that answers 503 itself, in its own words, to the first request of three."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        asked = 0
+
+        def do_GET(self) -> None:
+            Handler.asked += 1
+            if Handler.asked % 3 == 1:
+                self._say(503, {}, b"<h1>503 Service Unavailable</h1>")
+            else:
+                found = httpx.get(served.url + self.path, headers={"Authorization": self.headers["Authorization"]})
+                self._say(found.status_code, found.headers, found.content)
+
+        def _say(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name in {"content-type", "evenkeel-next-offset"} & headers.keys():
+                self.send_header(name, headers[name])
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_who_waits_for_a_job_goes_on_while_a_proxy_says_that_the_service_is_away(
+    served: Served, client: Client, clicks: str, away_at_times: str, monkeypatch: pytest.MonkeyPatch
+):
+    job_id = client.submit(serving.job("away"))["id"]
+    (served.home / "runs" / job_id).mkdir(parents=True)
+    (served.home / "runs" / job_id / "log.txt").write_text("epoch 1\n")
+    served.set_job(job_id, state="succeeded", released=True)
+    with Client(away_at_times, served.key) as behind:
+        assert behind.wait(job_id, poll_seconds=0.05)["state"] == "succeeded"
+        assert "".join(behind.follow_logs(job_id, poll_seconds=0.05)) == "epoch 1\n"
+        with pytest.raises(ProblemError, match="503"):
+            behind.job(job_id)
+        behind.job(job_id)
+        behind.job(job_id)
+        monkeypatch.setattr(jobs, "PATIENCE_SECONDS", 0.0)
+        with pytest.raises(ProblemError, match="503"):
+            behind.wait(job_id, poll_seconds=0.05)
 
 
 def test_wait_gives_up_in_time(client: Client, clicks: str):

@@ -136,6 +136,30 @@ async def test_the_checked_address_is_the_one_that_is_called(
     assert len(answers) == 1  # looked up once
 
 
+async def test_an_international_name_is_called_in_ascii(
+    server: http.server.HTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = server.server_address[1]
+    asked = []
+
+    def lookup(host: str, port: int) -> list[Any]:
+        asked.append(host)
+        return [(0, 0, 0, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(ssrf_guard, "_look_up", lookup)
+    target = await resolve(f"http://BÜCHER.example:{port}/ü", LOOPBACK)
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(target.url, headers=target.headers, extensions=target.extensions)
+    assert answer.text == f"xn--bcher-kva.example:{port}"
+    assert asked == [target.host] == [target.extensions["sni_hostname"]] == ["xn--bcher-kva.example"]
+
+
+@pytest.mark.parametrize("host", ["faß.example", "ⓛocalhost", "ü" * 64 + ".example", "ü..example"])
+def test_a_name_of_several_readings_is_refused(host: str) -> None:
+    with pytest.raises(TargetError, match="give it in ASCII"):
+        check_url(f"https://{host}/")
+
+
 def test_networks_are_read_from_the_environment() -> None:
     found = Settings.from_environment({"EVENKEEL_TARGET_NETWORKS": "10.1.0.0/16, 127.0.0.1"}).target_networks
     assert [str(network) for network in found] == ["10.1.0.0/16", "127.0.0.1/32"]

@@ -40,6 +40,19 @@ def test_a_root_of_one_scheme_is_none_of_another(monkeypatch: pytest.MonkeyPatch
         paths.allowed_uri(ROOTS, "gs://rows/own/a.parquet", "uri")
 
 
+def test_stores_and_runs_are_no_data_though_a_root_holds_them() -> None:
+    settings = Settings(
+        object_roots=("s3://rows/", "s3://rows/runs/chosen"),
+        tenant_object_roots=(("ads", "s3://rows"),),
+        store_url="s3://rows/store?follow_seconds=1",
+        run_storage="s3://rows/runs",
+    )
+    for of in (settings, settings.for_tenant("ads")):
+        for uri in ("s3://rows/runs/job/rows.parquet", "s3://rows/runs", "s3://rows/store/namespaces/b/items.arrow"):
+            with pytest.raises(Problem, match="keeps files of its own"):
+                paths.allowed_uri(of, uri, "uri")
+
+
 def test_roots_come_from_the_environment_and_are_of_one_tenant() -> None:
     found = Settings.from_environment(
         {"EVENKEEL_DATA_ROOTS": "s3://rows/own:/data:s3://whole", "EVENKEEL_TENANT_DATA_ROOTS": "a=s3://rows/a:b=/b"}

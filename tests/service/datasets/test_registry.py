@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.core.settings import Settings
-from tests.service.service_kit import job_body
+from tests.service import published
+from tests.service.service_kit import client_of, job_body, running
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +88,30 @@ async def test_paths_outside_the_data_roots(
     refused(joined, "features.extra.join.uri", "outside the data roots")
     far = await client.post("/v1/datasets", json={**dataset_body, "uri": "file://elsewhere/x.parquet"})
     refused(far, "uri", "neither a local path")
+
+
+async def test_what_the_service_keeps_is_no_data_though_a_root_holds_it(
+    settings: Settings, dataset_body: dict[str, Any], tmp_path: Path
+) -> None:
+    """Vectors and events are of all tenants, and every key that may submit could read them row by row."""
+    roots = (tmp_path, settings.home / "chosen")
+    settings = dataclasses.replace(settings, data_roots=roots, tenant_data_roots=(("ads", tmp_path),))
+    published.publish(settings.for_tenant("ads"), name="secret")
+    vectors = next(settings.home.rglob("items.arrow"))
+    (tmp_path / "link").symlink_to(vectors)
+    (settings.home / "chosen").mkdir()
+    shutil.copy(dataset_body["uri"], settings.home / "chosen" / "rows.parquet")
+    async with running(settings) as app, client_of(app, settings.admin_key_file.read_text().strip()) as client:
+        not_there = settings.run_dir("job") / "events.jsonl"
+        for uri in (vectors, tmp_path / "link", settings.home / "store", settings.home, not_there, tmp_path):
+            for tenant in ("default", "ads"):
+                response = await client.post(
+                    "/v1/datasets/infer", json={"uri": str(uri)}, headers={"Evenkeel-Tenant": tenant}
+                )
+                refused(response, "uri", "keeps files of its own")
+        chosen = {**dataset_body, "uri": str(settings.home / "chosen")}
+        assert (await client.post("/v1/datasets", json=chosen)).status_code == 201
+        assert (await client.post("/v1/datasets", json={**dataset_body, "name": "beside"})).status_code == 201
 
 
 async def test_a_log_that_leads_outside_is_not_followed(

@@ -14,7 +14,9 @@ from service.client import Client
 from service.client.http import Unreachable
 from service.jobs import job_records
 from service.jobs.output import STREAM_LOG_BYTES, read_log, whole_characters
+from tests.service import serving
 from tests.service.service_kit import job_body
+from tests.service.serving import Served
 
 TEXT = "aé漢😀"
 
@@ -80,6 +82,19 @@ async def test_a_log_that_was_replaced_is_read_from_its_beginning(
     assert "second" in again.text
     (directory / "log.txt").unlink()
     assert (await client.get(path, params={"offset": at})).headers["evenkeel-next-offset"] == "0"
+
+
+@pytest.mark.process
+def test_a_stream_ends_with_the_key_that_reads_it(served: Served) -> None:
+    with Client(served.url, served.key) as admin:
+        admin.add_dataset(serving.dataset(served.data))
+        job = admin.submit(serving.job())["id"]
+        key = admin.create_key("reader", ["jobs:read"])
+        with Client(served.url, key["key"]) as reader:
+            events = reader.events(job)
+            assert next(events)["data"]["state"] == "queued"
+            admin.revoke_key(key["id"])
+            assert list(events) == []
 
 
 class Restarted(Client):

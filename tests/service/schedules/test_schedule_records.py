@@ -19,7 +19,7 @@ from service.core.settings import Settings
 from service.jobs import job_records
 from service.schedules import scheduler
 from tests.service.racers import fire_in_process
-from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for, waits_for
 from tests.support import forked
 
 pytestmark = [pytest.mark.anyio, BOTH]
@@ -98,6 +98,8 @@ async def test_create_get_list_change_delete(client: httpx.AsyncClient, dataset:
         ({"timezone": "Mars/Olympus"}, "timezone"),
         ({"name": "Not a name"}, "name"),
         ({"catchup": "some"}, "catchup"),
+        ({"catchup": "all"}, "catchup"),
+        ({"catchup": "all", "overlap": "replace"}, "catchup"),
         ({"misfire_grace_seconds": -1}, "misfire_grace_seconds"),
         ({"overlap": "maybe"}, "overlap"),
         ({"every": "day"}, "every"),
@@ -218,6 +220,57 @@ async def test_overlap(app: FastAPI, client: httpx.AsyncClient, dataset: str, ov
         assert second["outcome"] == "started"
         old = "queued" if overlap == "queue" else "cancelled"
         assert states == {first["job_id"]: old, second["job_id"]: "queued"}
+
+
+async def test_a_change_that_leaves_the_times_leaves_what_is_due(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    await create(client, catchup="last")
+    await due_from(app, START)
+    same = await client.patch("/v1/schedules/daily", json={"paused": False, "cron": "0 3 * * *", "timezone": "UTC"})
+    assert same.json()["next_fire_at"] == "2026-03-01T03:00:00Z"
+    assert await scheduler.fire_due(app.state.database, START + datetime.timedelta(minutes=2)) == 1
+
+
+@pytest.mark.parametrize("change", [{"cron": "0 4 * * *"}, {"paused": True}])
+async def test_what_is_due_when_the_times_change_is_missed(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, change: dict[str, Any]
+) -> None:
+    await create(client, catchup="last")
+    await due_from(app, tables.now() - datetime.timedelta(days=2))
+    assert (await client.patch("/v1/schedules/daily", json=change)).status_code == 200
+    assert await scheduler.fire_due(app.state.database, tables.now()) == 0
+    found = await firings(client)
+    assert len(found) in (2, 3)  # before three o'clock that of today is still to come
+    assert {(one["outcome"], one["reason"]) for one in found} == {
+        ("missed", "the schedule was changed before it was fired")
+    }
+
+
+async def test_a_schedule_from_before_that_catches_up_with_one_job_goes_on(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    await create(client)
+    async with app.state.database.write() as connection:
+        await connection.execute(tables.schedule.update().values(catchup="all"))
+    await due_from(app, START)
+    assert await scheduler.fire_due(app.state.database, START + datetime.timedelta(minutes=2)) == 1
+    assert (await client.patch("/v1/schedules/daily", json={"paused": True})).status_code == 200
+
+
+async def test_a_job_that_ends_as_it_is_to_be_replaced_hinders_nothing(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, backend: str
+) -> None:
+    await create(client, overlap="replace")
+    first = (await client.post("/v1/schedules/daily/trigger")).json()
+    database = app.state.database
+    async with database.write() as connection:
+        row = await job_records.locked(connection, first["job_id"])
+        triggering = asyncio.create_task(client.post("/v1/schedules/daily/trigger"))
+        if backend == "postgresql":  # writers of SQLite wait for each other from the beginning
+            await until(lambda: waits_for(database, connection))
+        await job_records.change(connection, row, state="succeeded")
+    assert (await triggering).json()["outcome"] == "started"
 
 
 async def test_missed_firings_are_listed(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:

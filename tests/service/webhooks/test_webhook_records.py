@@ -265,6 +265,34 @@ async def test_many_senders_make_each_delivery_once(
     assert all(one["delivered_at"] for one in await deliveries(client, hook))
 
 
+@BOTH
+async def test_what_one_receiver_does_not_take_keeps_nobody_elses_waiting(
+    app: FastAPI, client: httpx.AsyncClient, receiver: Receiver, backend: str
+) -> None:
+    """A batch takes as long as its slowest receiver: older deliveries of one tenant do not fill it."""
+    for _ in range(5):
+        full = await made(client, receiver.url)
+        for _ in range(webhook_sender.PER_WEBHOOK + 1):
+            await client.post(f"/v1/webhooks/{full['id']}/ping")
+    client.headers[HEADER] = "ads"
+    hook = await made(client, receiver.url)
+    await client.post(f"/v1/webhooks/{hook['id']}/ping")
+    taken = [row["webhook_id"] for row in await webhook_sender._take(app.state.database)]
+    assert len(taken) == webhook_sender.BATCH_SIZE
+    assert hook["id"] in taken
+    assert max(map(taken.count, taken)) <= webhook_sender.PER_WEBHOOK
+
+
+async def test_pings_that_do_not_arrive_end(
+    client: httpx.AsyncClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_records, "MAX_PINGS", 2)
+    hook = await made(client, receiver.url)
+    answers = [await client.post(f"/v1/webhooks/{hook['id']}/ping") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [202, 202, 429]
+    assert "Correct its address" in answers[2].json()["detail"]
+
+
 async def test_a_sender_that_dies_costs_a_repetition_and_loses_nothing(
     app: FastAPI, client: httpx.AsyncClient, receiver: Receiver
 ) -> None:

@@ -49,6 +49,12 @@ def test_half_a_line_is_left_for_later_and_never_swallows_the_next(tmp_path: Pat
     assert kinds(tmp_path) == ["state", "state"]
 
 
+def test_a_line_that_nests_too_deep_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / EVENTS_FILE).write_bytes(b'{"type":"info","message":' + b"[" * 100_000 + b"\n")
+    EventWriter(tmp_path).write("heartbeat")
+    assert kinds(tmp_path) == ["heartbeat"]
+
+
 def test_no_file_yet_is_no_event(tmp_path: Path) -> None:
     assert kinds(tmp_path / "absent") == []
 

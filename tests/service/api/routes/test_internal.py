@@ -104,7 +104,7 @@ async def test_the_run_gets_its_document_and_leaves_its_last_word(attempt: Attem
     ended = {"attempt": 1, "state": "failed", "retryable": True}
     assert (await attempt.client.put(f"{attempt.path}/exit", json=ended)).status_code == 204
     assert run_events.read_exit(attempt.directory, 1) == ended
-    for wrong in (b"{", b"[]", json.dumps(ended | {"attempt": 2}).encode()):
+    for wrong in (b"{", b"[]", b"[" * 100_000, json.dumps(ended | {"attempt": 2}).encode()):
         assert (await attempt.client.put(f"{attempt.path}/exit", content=wrong)).status_code == 422
     assert run_events.read_exit(attempt.directory, 1) == ended
 
@@ -264,3 +264,9 @@ async def test_what_cannot_be_written_is_said_and_comes_again(attempt: Attempt) 
     assert response.headers["retry-after"]
     (attempt.directory / "events.jsonl").rmdir()
     assert (await attempt.post(0, LINES)).json()["offset"] == len(LINES)
+
+
+async def test_a_document_that_cannot_be_read_is_asked_for_again(attempt: Attempt) -> None:
+    (attempt.directory / "run.json").unlink()
+    response = await attempt.client.get(attempt.path)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "10")

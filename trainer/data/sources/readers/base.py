@@ -189,6 +189,8 @@ class Reader(ABC):
         """Turn what Arrow and the operating system raise about a file into DataError with the format's remedy."""
         try:
             yield
+        except UnicodeDecodeError:
+            raise self.unreadable(path, "the name of a column is not UTF-8") from None
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, pa.ArrowMemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
                 raise _needs_memory(path, self.name, error) from None

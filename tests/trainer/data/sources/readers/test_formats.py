@@ -239,6 +239,21 @@ def test_a_bad_tsv_file(text, says, tmp_path):
         Source(str(tmp_path / "rows.tsv")).require(["user"])
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rows.csv", "user,größe\n1,2\n"),
+        ("rows.tsv", "user\tgröße\n1\t2\n"),
+        ("rows.jsonl", '{"user": 1, "größe": 2}\n'),
+    ],
+)
+def test_names_of_columns_are_utf_8(name, text, tmp_path):
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    for look in (infer, column_names):
+        with pytest.raises(DataError, match=r"cannot be read as .*: the name of a column is not UTF-8"):
+            look(tmp_path / name)
+
+
 def test_a_feather_file_damaged_in_the_middle(tmp_path):
     """Its footer is whole; the offsets of its strings lead outside."""
     pa.feather.write_feather(pa.table({"user": ["a" * 50, "b"] * 50}), tmp_path / "rows.feather", "uncompressed")
