@@ -41,14 +41,19 @@ _ROOM = {RUN_DIR_VARIABLE: " " * LONGEST_PATH}
 
 def start(function: Callable[..., Any], *arguments: Any, log: Path) -> ForkServerProcess:
     """A process that calls the module-level ``function``, with one thread, and writes what it says to ``log``."""
-    _CONTEXT.set_forkserver_preload(_IMPORTED)
-    with _set(_ENVIRONMENT | _ROOM):
-        forkserver.ensure_running()
+    ensure_running()
     sys.audit("os.fork")  # tests/conftest.py counts who starts processes
     process = _CONTEXT.Process(target=_call, args=(log, dict(os.environ), function, arguments))
     process.start()
     _started.add(process)
     return process
+
+
+def ensure_running() -> None:
+    """Start the process that others are forked from, if there is none yet."""
+    _CONTEXT.set_forkserver_preload(_IMPORTED)
+    with _set(_ENVIRONMENT | _ROOM):
+        forkserver.ensure_running()
 
 
 def _end_all() -> None:
