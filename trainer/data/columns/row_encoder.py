@@ -113,11 +113,11 @@ class RowEncoder:
         self._items = item_file(dataset, self._item_numeric, of_items, uri) if self._item_numeric or of_items else None
         self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
         self._joins = {
-            name: JoinTable(
-                feature.join, (joins or {}).get(name) or beside(feature.join.uri, dataset.uri), feature.effective_ngrams
-            )
+            # When a value was known is of training rows: an export's copy of the file does not say it.
+            name: JoinTable(join.model_copy(update={"timestamp": None}), uri, feature.effective_ngrams)
             for name, feature in self._features.items()
-            if feature.join is not None
+            if (join := feature.join) is not None
+            for uri in [(joins or {}).get(name) or beside(join.uri, dataset.uri)]
         }
         self._open_history_source = history_source
         self._histories: dict[str, HistoryLookup] = {}
