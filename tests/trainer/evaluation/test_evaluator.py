@@ -13,7 +13,7 @@ import torch
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
-from trainer.evaluation.evaluator import Evaluator, metric_names
+from trainer.evaluation.evaluator import Evaluator
 from trainer.evaluation.pointwise import gathered, intervals, streamed
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
@@ -24,6 +24,7 @@ from trainer.metrics.registry import METRICS
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import Intervals, parse_dataset
 from trainer.spec.evaluation import POINTWISE as METRICS_OF_JOBS
+from trainer.spec.label_tasks import metric_names
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer
 

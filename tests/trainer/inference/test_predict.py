@@ -266,6 +266,13 @@ def test_the_best_by_an_error_is_the_lowest(run, monkeypatch, metric, step):
     assert pick(asked, "best")[0].step == step
 
 
+def test_no_epoch_is_best_by_a_table(run):
+    evaluation = run.job.evaluation.model_copy(update={"metrics": ("calibration",)})
+    asked = dataclasses.replace(run, job=run.job.model_copy(update={"evaluation": evaluation}))
+    with pytest.raises(CheckpointError, match=r"do not compare by tables.*name one in evaluation\.metrics"):
+        pick(asked, "best")
+
+
 def test_which_checkpoint(run, small, tmp_path):
     rows = validation_of(run)
     checkpoint, notes = pick(run)
