@@ -276,6 +276,14 @@ def test_rows_without_a_user_are_drawn_one_by_one():
     assert intervals(["auc"], rows, Intervals(by="user"), 0) == by_row
 
 
+def test_of_no_rows_every_figure_in_pieces_is_that_of_all_rows():
+    nothing = np.empty(0, np.float32)
+    rows = Rows(nothing, nothing, users=np.empty(0, np.int32), buckets=np.empty(0, np.int8))
+    for name in METRICS_OF_JOBS:
+        (whole,), (pieces,) = gathered((name,), rows).values(), streamed((name,), rows, None).values()
+        np.testing.assert_equal(pieces, whole, err_msg=name)
+
+
 # --- losses through runs ---------------------------------------------------------------------------------------------
 
 
