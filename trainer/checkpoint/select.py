@@ -84,6 +84,11 @@ def _best(run: Run) -> Checkpoint:
         return kept_apart
     last, _ = _last(run)
     metric = watched_metric(run.job, run.dataset)
+    if metric is None:
+        raise CheckpointError(
+            f"{run.checkpoints}: epochs do not compare by tables, and the job measures no number: use last or a step, "
+            "and for the next run name one in evaluation.metrics"
+        )
     sign = -1.0 if is_lower_better(metric) else 1.0
     epochs: dict[int, float] = {
         int(one["epoch"]): float(one[metric])

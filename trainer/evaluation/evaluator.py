@@ -29,8 +29,8 @@ from trainer.metrics.streaming import RankGroup
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE as BATCH_SIZE
 from trainer.spec import JobSpec
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.evaluation import DEFAULT_METRICS, VALUE_METRICS, is_table, metrics_of_items, ranking_parts
-from trainer.spec.label_tasks import needs_users, of_label
+from trainer.spec.evaluation import is_table, metrics_of_items, ranking_parts
+from trainer.spec.label_tasks import metric_names, needs_users, of_label
 from trainer.spec.losses import LOSSES, Loss, loss_of
 
 if TYPE_CHECKING:
@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from trainer.models.base import RankingModel
 
 NORM_ROWS_AT_ONCE = 1 << 16
-
-
-def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
-    """Return the names of ``evaluation.metrics``, or, left out, what the model has."""
-    asked, loss = job.evaluation.metrics, loss_of(job)
-    sequence = job.model.reads_sequences
-    if asked != DEFAULT_METRICS:
-        return tuple(name for name in dict.fromkeys(asked) if not (sequence and name == "logloss"))
-    if sequence:
-        return ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
-    return VALUE_METRICS if is_value and LOSSES[loss].of_values else LOSSES[loss].default_metrics
 
 
 class _Measured(NamedTuple):

@@ -2,8 +2,9 @@
 
 Candidates are the items that were trained on, with an item table all items (trainer.data.prepare.catalogue), but those
 that the user had in training (and, before a test, what was validated on). Relevant are the user's held-out positives;
-one that is no candidate, because no training row has it, is not found. Users without a training row are left out:
-nothing is known of them. Features that join on the user are read from the first row that the split has of the user.
+one that is no candidate, because no training row has it, is not found, and counts once for each row, since its id is
+not kept. Users without a training row are left out: nothing is known of them. Features that join on the user are read
+from the first row that the split has of the user.
 
 Each rank holds the item side of all candidates and works through its share of the users, in blocks of at most
 SCORES_AT_ONCE scores (trainer.sizing.memory has the arithmetic).

@@ -72,7 +72,7 @@ def streamed(names: Sequence[str], rows: Rows, group: dist.ProcessGroup | None) 
     """
     ranks = RankGroup(group)
     num_rows, num_nan = ranks.total([len(rows), int(rows.any_nan)])
-    if num_nan:
+    if num_nan or not num_rows:
         return {name: METRICS[name].nothing for name in names}
     counted = {name: one for name in names if isinstance(one := METRICS[name], CountsMetric)}
     sums = {name: metric.sums(int(num_rows)) for name, metric in counted.items()}

@@ -42,7 +42,7 @@ from trainer.spec.problems import FieldProblem
 MAX_ROWS = 100_000
 REPEATS = 5
 METRICS = {"auc": auc, "logloss": logloss, "rmse": rmse, "mae": mae}
-"""What can be lost, of scores and labels."""
+"""What can be lost, of scores, or of what they are the logs of, and labels."""
 RISES = {"auc"}
 """Of these higher is better."""
 OF_VALUES = {"rmse", "mae"}
@@ -87,9 +87,9 @@ def importance(
         kind = model.kind
         raise SpecError(str(run_dir), [FieldProblem("model.kind", f"{kind} ranks items and has no score for a row")])
     predictor = Predictor(run_dir, checkpoint)
-    number, name = _metric_of(predictor, label, metric)
+    number, name, is_log = _metric_of(predictor, label, metric)
     coded, labels = _read(predictor, rows, number, max_rows)
-    measure = partial(_measured, name, labels)
+    measure = partial(_measured, name, labels, is_log)
     whole = measure(predictor.scores(coded)[:, number])
     if np.isnan(whole):
         raise DataError(f"has no {name}", where=rows, remedy="give rows of both classes, or --metric logloss")
@@ -119,8 +119,8 @@ def importance(
     }
 
 
-def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> tuple[int, str]:
-    """Return (number of the label, name of the metric)."""
+def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> tuple[int, str, bool]:
+    """Return (number of the label, name of the metric, whether scores are logs of what they predict)."""
     dataset: DatasetSpec = predictor.run.dataset
     names = list(dataset.labels)
     if label is not None and label not in names:
@@ -134,7 +134,7 @@ def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> t
     if (name in OF_VALUES) != of_value or (name == "logloss" and not loss.is_logit):
         fitting = "rmse or mae" if of_value else ("auc or logloss" if loss.is_logit else "auc")
         raise ValueError(f"--metric {name} is not of this label: use {fitting}")
-    return number, name
+    return number, name, loss.is_log
 
 
 def _label(dataset: DatasetSpec, number: int) -> Any:
@@ -199,8 +199,8 @@ def shuffled(coded: EncodedRows, feature: str, order: npt.NDArray[np.int64], pre
     return replace(coded, dense=dense)
 
 
-def _measured(name: str, labels: npt.NDArray[Any], scores: Float32s) -> float:
-    return float(METRICS[name](scores, labels))
+def _measured(name: str, labels: npt.NDArray[Any], is_log: bool, scores: Float32s) -> float:
+    return float(METRICS[name](np.exp(scores, dtype=np.float64) if is_log else scores, labels))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.errors import DataError
+from trainer.data.prepare.bad_rows import GoodRows, bad_events
 from trainer.data.prepare.plan import window_of
 from trainer.data.sources.locations import is_object, local_path
 from trainer.data.sources.source import Source
@@ -184,8 +185,10 @@ class _Past:
 
     def __call__(self) -> Source:
         try:
-            dataset = self._run.dataset
-            return Source(dataset.uri, window_of(dataset, self._run.job), dataset.filter)
+            dataset, job = self._run.dataset, self._run.job
+            if dataset.max_bad_rows is not None:
+                return GoodRows(dataset, job)
+            return Source(dataset.uri, window_of(dataset, job), dataset.filter)
         except DataError as error:
             raise DataError(
                 f"histories are looked up in the dataset's rows, and {error.what}",
@@ -248,7 +251,7 @@ def predict(
     dataset = predictor.run.dataset
     with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
         if sequence and are_events(source, dataset):
-            users = users_of(source, dataset)
+            users = users_of(source, dataset, bad_events if dataset.max_bad_rows is not None else None)
             scored: Path | str = Path(folder) / "users.parquet"
             pq.write_table(users, scored)
             columns = columns if columns is not None else users.column_names[:1]

@@ -81,7 +81,7 @@ class Metric(ABC):
     """A metric; jobs name it by its key in trainer.metrics.registry. None of its methods changes the rows."""
 
     nothing: Any = NAN
-    """Its value in pieces where a score is NaN."""
+    """Its value in pieces where a score is NaN, or there is no row."""
 
     @abstractmethod
     def of_rows(self, rows: Rows) -> Any:

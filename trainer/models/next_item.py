@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.batches.sequence_batches import catalogue_features
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.metrics import rank_of
 from trainer.models.base import ModelInputs, RankingModel
@@ -81,27 +82,30 @@ class NextItemModel(RankingModel):
 
         Returns:
             (rank of the target among it and its negatives, share of the negatives below it, its rank among all items
-            but those that came before). Ranks count from 0, with ties against the target. Without a catalogue the last
-            is NaN.
+            but those that came before). Ranks count from 0, with ties against the target; a target that training never
+            had is not found: inf, 0 and inf. Without a catalogue the last is NaN.
         """
         rows = self.embeddings(batch.features)
         queries = self.queries(rows)
+        ids = batch.features[TARGET].values()
+        # All such items share one row, which was not trained: its score says nothing of any of them.
+        is_unknown = ids < NUM_SPECIAL_ROWS
         target = (queries * self.candidates(rows[TARGET].values())).sum(1)
         negatives = by_owner(self.candidates(rows[NEGATIVE].values()), len(queries))
         scores = torch.einsum("bd,bnd->bn", queries, negatives)
         below = (scores < target[:, None]).double() + 0.5 * (scores == target[:, None]).double()
-        ranks = rank_of(target, scores), below.mean(1)
+        rank = rank_of(target, scores).double().masked_fill(is_unknown, torch.inf)
+        ranks = rank, below.mean(1).masked_fill(is_unknown, 0.0)
         if catalogue is None:
             return *ranks, torch.full_like(ranks[1], torch.nan)
         everything = queries @ catalogue.T
-        ids = batch.features[TARGET].values()
         target = everything.gather(1, ids[:, None])[:, 0]
         seen = batch.seen
         assert seen is not None  # of evaluation batches
         everything[seen[:, 0], seen[:, 1]] = -torch.inf
-        everything[:, :2] = -torch.inf  # padding and the unknown id
+        everything[:, :NUM_SPECIAL_ROWS] = -torch.inf
         everything.scatter_(1, ids[:, None], -torch.inf)
-        return *ranks, rank_of(target, everything).double()
+        return *ranks, rank_of(target, everything).double().masked_fill(is_unknown, torch.inf)
 
 
 def owners(lengths: Tensor, total: int | None = None) -> Tensor:

@@ -13,8 +13,7 @@ from trainer.launch.in_process import set_field
 from trainer.spec import DatasetSpec, JobSpec, parse_job, yaml_documents
 from trainer.spec.base import Spec
 from trainer.spec.checks.regularizers import has_validation
-from trainer.spec.evaluation import is_table
-from trainer.spec.label_tasks import label_tasks, of_label, watched_metric
+from trainer.spec.label_tasks import measured_numbers, watched_metric
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError, raise_if_invalid
 from trainer.spec.reading import problems_of
 
@@ -33,6 +32,7 @@ NOT_SEARCHED = {
     "epochs": "the scheduler compares trials epoch by epoch",
 }
 """Fields of a job that are no hyperparameters, and why."""
+_NO_NUMBER = FieldProblem("metric", "the job measures tables alone", "name a number in evaluation.metrics")
 
 Ends = Annotated[tuple[float, float], Field(min_length=2, max_length=2)]
 
@@ -118,8 +118,15 @@ def with_values(job: JobSpec, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def metric_of(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> str:
-    """Return the figure of validation rows that trials are compared by."""
-    return search.metric or watched_metric(job, dataset)
+    """Return the figure of validation rows that trials are compared by.
+
+    Raises:
+        InvalidFieldsError: There is none.
+    """
+    metric = search.metric or watched_metric(job, dataset)
+    if metric is None:
+        raise InvalidFieldsError([_NO_NUMBER])
+    return metric
 
 
 def check_search(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> None:
@@ -154,13 +161,10 @@ def _problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterato
 
 def _metric_problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield why trials cannot be compared by the metric that a search names."""
-    if search.metric is None:
-        return
-    names = list(job.evaluation.metrics)
-    if tasks := label_tasks(dataset):
-        names = [of_label(one, task.name) for task in tasks for one in task.measured(job.evaluation.metrics)]
-    there = [name for name in names if not is_table(name)]
-    if search.metric not in there:
+    there = measured_numbers(job, dataset)
+    if not there:
+        yield _NO_NUMBER
+    elif search.metric is not None and search.metric not in there:
         yield FieldProblem(
             "metric", f"the job does not measure {search.metric}", f"use one of {', '.join(there)}, or name it in "
             "evaluation.metrics",

@@ -55,6 +55,15 @@ class PreviousItems(Spec):
     length: int = Field(ge=1, le=1000)
     min_length: int = Field(default=0, ge=0, le=1000)
 
+    @model_validator(mode="after")
+    def _can_be_long_enough(self) -> PreviousItems:
+        if self.min_length > self.length:
+            raise ValueError(
+                f"min_length {self.min_length} leaves every row out, since a history has at most {self.length} values: "
+                "raise length, or lower min_length"
+            )
+        return self
+
 
 class Feature(Spec):
     """One model input. ``id``: one categorical value per row; ``id_list``: a list per row, pooled; ``dense``: a number.

@@ -69,6 +69,11 @@ CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.ch
 }
 """What the charts in a job's report are called, in their order, by the metrics that have one."""
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
+SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
+WATCHED_METRICS = ("auc", "rmse", "logloss")
+"""The first of these that is measured is watched by early stopping and ``alpha: auto`` that name none."""
+CALIBRATED_METRICS = ("logloss", "ece")
+"""Measured of a job with ``output_calibration``, before it and after it (CALIBRATED)."""
 METRIC_PATTERN = (
     rf"^({'|'.join(POINTWISE_METRICS)}|mrr(_full)?|({'|'.join(RANKING_METRICS)})_[1-9][0-9]{{0,2}}(_full)?)$"
 )

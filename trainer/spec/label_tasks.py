@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.spec.evaluation import DEFAULT_METRICS, POINTWISE, VALUE_METRICS
+from trainer.spec.evaluation import (
+    CALIBRATED,
+    CALIBRATED_METRICS,
+    DEFAULT_METRICS,
+    POINTWISE,
+    SEQUENCE_METRICS,
+    VALUE_METRICS,
+    is_table,
+)
 from trainer.spec.losses import LOSSES, loss_of, settings_of
 
 if TYPE_CHECKING:
@@ -83,11 +91,38 @@ def of_label(metric: str, label: str) -> str:
     return f"{metric}/{label}" if label else metric
 
 
-def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str:
-    """Return the metric by which the best epoch is known: the first one, with several labels that of the first."""
-    for task in label_tasks(dataset):
-        return of_label(task.measured(job.evaluation.metrics)[0], task.name)
-    return str(job.evaluation.metrics[0])
+def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
+    """Return what is measured of one label: the names of ``evaluation.metrics``, or, left out, what the model has."""
+    asked, loss = job.evaluation.metrics, LOSSES[loss_of(job)]
+    sequence = job.model.reads_sequences
+    if asked != DEFAULT_METRICS:
+        return tuple(name for name in dict.fromkeys(asked) if not (sequence and name == "logloss"))
+    if sequence:
+        return SEQUENCE_METRICS
+    return VALUE_METRICS if is_value and loss.of_values else loss.default_metrics
+
+
+def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
+    """Return the figures of held-out rows by which epochs can be compared, in their order: those that are no tables."""
+    tasks, asked = label_tasks(dataset), job.evaluation.metrics
+    if tasks:
+        figures = [of_label(name, task.name) for task in tasks for name in task.measured(asked)]
+    else:
+        figures = list(metric_names(job, dataset.label is not None and dataset.label.value is not None))
+    if job.output_calibration != "none":
+        losses = {task.name: task.loss for task in tasks} or {"": loss_of(job)}
+        labels = [label for label, loss in losses.items() if LOSSES[loss].is_logit]
+        names = [name + end for name in CALIBRATED_METRICS for end in ("", CALIBRATED)]
+        figures += [of_label(name, label) for label in labels for name in names]
+    return tuple(name for name in dict.fromkeys(figures) if not is_table(name))
+
+
+def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str | None:
+    """Return the figure by which the best epoch is known: the first number, with several labels that of the first.
+
+    None where only tables are measured.
+    """
+    return next(iter(measured_numbers(job, dataset)), None)
 
 
 def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import torch
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
-from trainer.evaluation.evaluator import Evaluator, metric_names
+from trainer.evaluation.evaluator import Evaluator
 from trainer.evaluation.pointwise import gathered, intervals, streamed
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import use_threads
@@ -24,6 +24,7 @@ from trainer.metrics.registry import METRICS
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import Intervals, parse_dataset
 from trainer.spec.evaluation import POINTWISE as METRICS_OF_JOBS
+from trainer.spec.label_tasks import metric_names
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer
 
@@ -273,6 +274,14 @@ def test_rows_without_a_user_are_drawn_one_by_one():
     rows = Rows(np.float32(rng.normal(labels)), labels, np.full(300, -1, np.int32))
     by_row = intervals(["auc"], rows, Intervals(), 0)
     assert intervals(["auc"], rows, Intervals(by="user"), 0) == by_row
+
+
+def test_of_no_rows_every_figure_in_pieces_is_that_of_all_rows():
+    nothing = np.empty(0, np.float32)
+    rows = Rows(nothing, nothing, users=np.empty(0, np.int32), buckets=np.empty(0, np.int8))
+    for name in METRICS_OF_JOBS:
+        (whole,), (pieces,) = gathered((name,), rows).values(), streamed((name,), rows, None).values()
+        np.testing.assert_equal(pieces, whole, err_msg=name)
 
 
 # --- losses through runs ---------------------------------------------------------------------------------------------

@@ -65,7 +65,13 @@ def write_rows(folder: Path) -> Path:
     rows["shares"] = [rng.random(len(tags)).tolist() for tags in rows["tags"]]
     pq.write_table(pa.table(rows), folder / "rows.parquet")
     pq.write_table(
-        pa.table({"item": np.arange(25), "kinds": [[one % 4, 4 + one % 3] for one in range(25)]}),
+        pa.table(
+            {
+                "item": np.arange(25),
+                "kinds": [[one % 4, 4 + one % 3] for one in range(25)],
+                "known": np.zeros(25, dtype=np.int64),
+            }
+        ),
         folder / "items.parquet",
     )
     return folder / "rows.parquet"
@@ -73,7 +79,7 @@ def write_rows(folder: Path) -> Path:
 
 def dataset_at(path: Path, kind: str):
     history = {"previous": "item", "by": "user", "order": "pos", "length": 4}
-    kinds = {"uri": "items.parquet", "on": "item", "column": "kinds", "take": "all"}
+    kinds = {"uri": "items.parquet", "on": "item", "column": "kinds", "take": "all", "timestamp": "known"}
     features = {
         "user": {"type": "id"},
         "item": {"type": "id"},

@@ -123,6 +123,16 @@ def test_of_one_of_several_labels_and_of_values(tmp_path: Path, later: str) -> N
     assert importance(run, later, label="click", repeats=2, max_rows=1000)["metric"] == "auc"
 
 
+@pytest.mark.parametrize("loss", ["poisson", "exponential"])
+def test_errors_of_counts_and_durations_are_those_of_what_is_predicted(tmp_path: Path, later: str, loss: str) -> None:
+    model = {"kind": "dnn", "embedding_dim": 4, "hidden": [8], "loss": loss}
+    run = trained(tmp_path, {"label": {"value": "seconds"}}, model=model, epochs=1)
+    predicted = Predictor(run).predict(rows_of(2))["prediction"].to_numpy()
+    errors = predicted - rows_of(2)["seconds"].to_numpy()
+    for metric, expected in (("rmse", np.sqrt(np.mean(errors**2))), ("mae", np.mean(np.abs(errors)))):
+        assert importance(run, later, repeats=2, metric=metric)["value"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_rows_without_a_metric_are_refused(run: Path, tmp_path: Path) -> None:
     one_class = rows_of(2).set_column(
         rows_of(2).column_names.index("click"), "click", pa.array(np.ones(NUM_ROWS, dtype=np.int64))

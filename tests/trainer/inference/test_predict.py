@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,7 +22,9 @@ from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, l
 from trainer.checkpoint.select import pick
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.errors import DataError
+from trainer.data.prepare.bad_rows import bad_events
 from trainer.data.sources.source import Source
+from trainer.data.sources.user_rows import users_of
 from trainer.distributed.build import build
 from trainer.inference.predict import Predictor, default_output, main, predict
 from trainer.launch.driver import execute
@@ -266,6 +269,13 @@ def test_the_best_by_an_error_is_the_lowest(run, monkeypatch, metric, step):
     assert pick(asked, "best")[0].step == step
 
 
+def test_no_epoch_is_best_by_a_table(run):
+    evaluation = run.job.evaluation.model_copy(update={"metrics": ("calibration",)})
+    asked = dataclasses.replace(run, job=run.job.model_copy(update={"evaluation": evaluation}))
+    with pytest.raises(CheckpointError, match=r"do not compare by tables.*name one in evaluation\.metrics"):
+        pick(asked, "best")
+
+
 def test_which_checkpoint(run, small, tmp_path):
     rows = validation_of(run)
     checkpoint, notes = pick(run)
@@ -332,6 +342,8 @@ def test_rows_that_cannot_be_scored_are_refused_with_the_remedy(run, tmp_path, c
     said = refused(rows.set_column(1, "sku", pa.array(["x"] * len(rows))))
     assert "feature 'item'" in said
     assert "no 64-bit integer" in said
+    said = refused(rows.set_column(5, "pos", rows["pos"].cast(pa.int64()).cast(pa.timestamp("s"))))
+    assert "is timestamp[ms], and the dataset is ordered by numbers (write it as the dataset has it" in said
     assert "holds list" in refused(rows.set_column(1, "sku", pa.array([[1]] * len(rows))))
     assert "to keep (there are click" in refused(rows, "--columns", "clicks")
     assert "has a column 'logit' itself" in refused(rows.append_column("logit", rows["pos"]))
@@ -351,6 +363,26 @@ def test_a_history_needs_the_dataset_or_a_column(run, tmp_path):
     (directory / "run.json").write_text(json.dumps(document))
     with pytest.raises(DataError, match=r"gone.parquet: histories are looked up .* a column with the history"):
         Predictor(directory).predict(validation_of(run))
+
+
+def test_histories_have_no_rows_that_training_left_out_as_bad(run, tmp_path):
+    """A run whose rows have bad labels and times looks its histories up in the rows that are neither."""
+    rows = rows_of(run)
+    click = pa.array(rows["click"].to_numpy(), mask=np.arange(NUM_ROWS) % 50 == 7)
+    pos = pa.array(rows["pos"].to_numpy(), mask=np.arange(NUM_ROWS) % 50 == 8)
+    dirty = rows.set_column(6, "click", click).set_column(5, "pos", pos)
+    directory = shutil.copytree(run.directory, tmp_path / "run")
+    document = json.loads((directory / "run.json").read_text())
+    document["dataset"] |= {"uri": str(tmp_path / "dirty.parquet"), "max_bad_rows": 0.1}
+    (directory / "run.json").write_text(json.dumps(document))
+    shutil.copy(Path(run.dataset.uri).with_name("items.parquet"), tmp_path / "items.parquet")
+    asked = rows.set_column(5, "pos", pa.array(np.full(NUM_ROWS, NUM_ROWS)))
+    scores = []
+    for kept in (dirty, dirty.filter(pc.and_(dirty["click"].is_valid(), dirty["pos"].is_valid()))):
+        pq.write_table(kept, tmp_path / "dirty.parquet")
+        scores.append(Predictor(directory).predict(asked)["logit"].to_numpy())
+    assert np.array_equal(*scores)
+    assert not np.array_equal(scores[0], Predictor(run.directory).predict(asked)["logit"].to_numpy())
 
 
 # --- models of sequences ---------------------------------------------------------------------------------------------
@@ -419,6 +451,29 @@ def test_events_are_gathered_by_user(sequence_run, tmp_path):
     predict(sequence_run.directory, tmp_path / "lists.parquet", tmp_path / "lists", k=3)
     assert pq.read_table(tmp_path / "lists").select(["items", "scores"]).equals(found.select(["items", "scores"]))
     assert pq.read_table(tmp_path / "lists")["who"].to_pylist() == users
+
+
+def test_events_that_a_dataset_may_have_bad_are_in_no_list(sequence_run, tmp_path):
+    rows = pq.read_table(sequence_run.dataset.uri)
+    bad = np.arange(NUM_ROWS) % 50 < 2
+    pos = pa.array(rows["pos"].to_numpy(), mask=np.arange(NUM_ROWS) % 50 == 0)
+    click = pa.array(np.where(np.arange(NUM_ROWS) % 50 == 1, 2, rows["click"].to_numpy()))
+    pq.write_table(rows.set_column(6, "click", click).set_column(5, "pos", pos), tmp_path / "dirty.parquet")
+    pq.write_table(rows.filter(pa.array(~bad)), tmp_path / "clean.parquet")
+    source, dataset = Source(str(tmp_path / "dirty.parquet")), sequence_run.dataset
+    with pytest.raises(DataError, match="the label is 2"):
+        users_of(source, dataset)
+    expected = users_of(Source(str(tmp_path / "clean.parquet")), dataset)
+    assert users_of(source, dataset, bad_events).equals(expected)
+
+
+def test_events_are_ordered_by_times_that_no_float_holds(sequence_run, tmp_path):
+    """Nanoseconds since 1970: neighbours that are one float64."""
+    times = 1_760_000_000_000_000_000 + np.arange(10)
+    rows = pa.table({"user": ["u1"] * 10, "sku": np.arange(10), "pos": times}).take(np.arange(10)[::-1])
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    found = users_of(Source(str(tmp_path / "rows.parquet")), sequence_run.dataset)
+    assert found["sku"].to_pylist() == [list(range(10))]
 
 
 @pytest.mark.slow

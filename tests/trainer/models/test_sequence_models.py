@@ -377,9 +377,9 @@ def test_evaluation_ranks_as_a_loop_over_all_items_does(kind):
     columns = table_columns(kind, "item", DIM)
     embeddings = Rows(columns)
     model = make_model(kind, embeddings, KEYS, embedding_dim=DIM).eval()
-    samples = [([2, 3], [4], [5, 6, 7]), ([8], [3], [2, 4, 5]), ([5, 6], [1], [7, 8, 8])]  # 1: an unknown target
+    samples = [([2, 3], [4], [5, 6, 7]), ([8], [3], [2, 4, 5]), ([5, 6], [4], [7, 8, 8])]
     batch = batch_of(samples)
-    before = [[2, 3], [7, 8], [4, 5, 6]]
+    before = [[2, 3], [7, 8], [3, 5, 6]]
     batch.seen = torch.tensor([[number, row] for number, rows in enumerate(before) for row in rows])
     data = SimpleNamespace(tables={"item": SimpleNamespace(num_rows=NUM_ROWS)}, keys=[SimpleNamespace(table="item")])
     rank, below, full = (part.tolist() for part in model.evaluate(batch, model.catalogue(data)))
@@ -390,6 +390,20 @@ def test_evaluation_ranks_as_a_loop_over_all_items_does(kind):
         assert below[number] == pytest.approx(sum(scores[row] < scores[target] for row in negatives) / 3)
         assert full[number] == sum(scores[row] >= scores[target] for row in others)
     assert bool(torch.isnan(model.evaluate(batch)[2]).all())
+
+
+@pytest.mark.parametrize("kind", ["item2vec", "sasrec", "gru4rec", "hstu"])
+def test_a_target_that_training_never_had_is_found_by_no_score(kind):
+    embeddings = Rows(table_columns(kind, "item", DIM))
+    model = make_model(kind, embeddings, KEYS, embedding_dim=DIM).eval()
+    batch = batch_of([([5, 6], [1], [7, 8, 8]), ([2], [1], [3, 4, 5])])
+    batch.seen = torch.tensor([[0, 5], [0, 6], [1, 2]])
+    queries = model.queries(embeddings(batch.features))
+    with torch.no_grad():  # the unknown row of the best score by far
+        embeddings.weight[1, :DIM] = 1000.0 * queries[0]
+    data = SimpleNamespace(tables={"item": SimpleNamespace(num_rows=NUM_ROWS)}, keys=[SimpleNamespace(table="item")])
+    rank, below, full = (part.tolist() for part in model.evaluate(batch, model.catalogue(data)))
+    assert (rank, below, full) == ([math.inf] * 2, [0.0] * 2, [math.inf] * 2)
 
 
 # --- training --------------------------------------------------------------------------------------------------------

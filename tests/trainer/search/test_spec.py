@@ -80,6 +80,7 @@ def test_every_value_is_checked_against_the_job(space, message):
             "metric: trials compare on validation rows after each epoch",
         ),
         ({"metric": "ece"}, {}, "metric: the job does not measure ece: use one of auc, logloss, or name it in"),
+        ({}, {"evaluation": {"metrics": ["calibration"]}}, "metric: the job measures tables alone: name a number in"),
         ({}, {"init_from": {"job": "abc"}}, "init_from: trials begin from initial values: leave it out of the job"),
     ],
 )
@@ -87,6 +88,20 @@ def test_a_job_that_trials_cannot_compare_is_refused(search, changes, message):
     with pytest.raises(InvalidFieldsError) as error:
         check_search(parse_search({"space": RATE} | search), job_of(**changes), DATASET)
     assert message in str(error.value)
+
+
+def test_trials_of_a_real_valued_label_are_compared_by_its_own_metrics(tmp_path):
+    dataset = parse_dataset(
+        {"name": "rows", "uri": "rows.parquet", "features": {"user": {}, "item": {}}, "label": {"value": "rating"}}
+    )
+    job = job_of(model={"kind": "mf", "loss": "mse"})
+    for metric, watched in (({}, "rmse"), ({"metric": "mae"}, "mae")):
+        search = parse_search({"space": RATE} | metric)
+        check_search(search, job, dataset)
+        folder = SearchFolder.begin(tmp_path / watched, search, job, dataset)
+        assert (folder.metric, folder.mode) == (watched, "min")
+    with pytest.raises(InvalidFieldsError, match="does not measure auc: use one of rmse, mae, or name it in"):
+        check_search(parse_search({"space": RATE, "metric": "auc"}), job, dataset)
 
 
 def test_a_search_that_fits_passes(tmp_path):

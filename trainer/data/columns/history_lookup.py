@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.jagged import Jagged, gather_spans
+from trainer.data.columns.point_in_time import is_time
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.sources.source import Source
@@ -35,6 +36,8 @@ class HistoryLookup:
         distinct = DistinctIds(kind)
         for chunk in source.stream([by]):
             distinct.add(values.as_ids(chunk.column(by), kind, chunk.where(by)))
+        self.is_timed = is_time(source.column_type(order))
+        """Whether the order is by times; else it is by numbers."""
         self._kind: Kind = kind
         self._codes = Codes(distinct.sorted())
         parts: list[tuple[npt.NDArray[Any], ...]] = []

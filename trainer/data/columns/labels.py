@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trainer.data.columns.numeric import as_floats
-from trainer.data.columns.values import as_numbers
+from trainer.data.columns.values import as_numbers, is_there
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import LABEL, VALUE
 from trainer.data.sources.source import Chunk
@@ -127,14 +126,6 @@ def mask_of(array: pa.Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool
     """Return (where a mask is 1, where it is neither 0 nor 1)."""
     numbers, bad = as_floats(array)
     return numbers == 1, bad | ~((numbers == 0) | (numbers == 1))
-
-
-def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return where values are neither null nor NaN."""
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(array.type):
-        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
-    return valid
 
 
 def row_weights_of(chunk: Chunk, column: str) -> npt.NDArray[np.float32]:

@@ -27,6 +27,8 @@ NUM_QUANTILES = 1000
 # Quantiles are those of so many training values at most, evenly spaced over the rows.
 _SAMPLE_ROWS = 1 << 20
 _PIECE_ROWS = 1 << 20
+# A standard deviation of less than this share of the mean is none.
+_LEAST_SPREAD = 1e-12
 
 Float64s = npt.NDArray[np.float64]
 
@@ -39,7 +41,7 @@ class Numeric:
 
     - none: x;
     - log1p: sign(x) log(1 + |x|);
-    - standardize: (x - mean) / std, of training;
+    - standardize: (x - mean) / std, of training, and x - mean where that is constant;
     - quantile: the share of training values below x, interpolated between NUM_QUANTILES of them, in [0, 1].
 
     ``fill`` is what stands for a missing value, after the transform.
@@ -116,10 +118,11 @@ def fitted(feature: Numeric, values: Float64s, where: str) -> Numeric:
     for piece in _pieces(values):
         square += float(np.square(piece - mean).sum())
     std = float(np.sqrt(square / count))
+    # Of a constant it is the rounding of the mean.
+    std = std if std > _LEAST_SPREAD * abs(mean) else 1.0
     quantiles, shares = _quantiles(values) if feature.transform == "quantile" else ((), ())
     known = Numeric(
-        feature.name, feature.column, feature.transform, feature.missing, mean, std if std > 0 else 1.0,
-        quantiles=quantiles, shares=shares,
+        feature.name, feature.column, feature.transform, feature.missing, mean, std, quantiles=quantiles, shares=shares,
     )  # fmt: skip
     if not isinstance(feature.missing, str):
         return with_fill(known)

@@ -21,6 +21,7 @@ from trainer.data.columns.history_lookup import HistoryLookup
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.numeric import Numeric, read_numeric
+from trainer.data.columns.point_in_time import is_time
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vectors import Vector, arranged, columns_of, read_vectors, require_lists
 from trainer.data.columns.vocabulary import Codes
@@ -113,11 +114,11 @@ class RowEncoder:
         self._items = item_file(dataset, self._item_numeric, of_items, uri) if self._item_numeric or of_items else None
         self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
         self._joins = {
-            name: JoinTable(
-                feature.join, (joins or {}).get(name) or beside(feature.join.uri, dataset.uri), feature.effective_ngrams
-            )
+            # When a value was known is of training rows: an export's copy of the file does not say it.
+            name: JoinTable(join.model_copy(update={"timestamp": None}), uri, feature.effective_ngrams)
             for name, feature in self._features.items()
-            if feature.join is not None
+            if (join := feature.join) is not None
+            for uri in [(joins or {}).get(name) or beside(join.uri, dataset.uri)]
         }
         self._open_history_source = history_source
         self._histories: dict[str, HistoryLookup] = {}
@@ -313,9 +314,17 @@ class RowEncoder:
                 derive.length,
                 lambda rows: self._encode(table, rows.column(previous), rows.where(previous))[0],
             )
-        timed = derive.order in chunk.batch.schema.names
-        times = values.as_numbers(chunk, derive.order, "order of rows") if timed else None
-        return self._histories[name].before(chunk.column(by), times, chunk.where(by))
+        lookup, times = self._histories[name], None
+        if derive.order in chunk.batch.schema.names:
+            type_ = chunk.column(derive.order).type
+            if is_time(type_) != lookup.is_timed:
+                raise DataError(
+                    f"is {type_}, and the dataset is ordered by {'times' if lookup.is_timed else 'numbers'}",
+                    where=chunk.where(derive.order),
+                    remedy="write it as the dataset has it, or leave it out: a history is then all that there is",
+                )
+            times = values.as_numbers(chunk, derive.order, "order of rows")
+        return lookup.before(chunk.column(by), times, chunk.where(by))
 
 
 def _hashed(ids: pa.Array) -> pa.Array:

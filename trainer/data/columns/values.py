@@ -86,13 +86,21 @@ def _require_exact(array: pa.Array, where: str) -> None:
         )
 
 
+def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return where values are neither null nor NaN."""
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(array.type):
+        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
+    return valid
+
+
 def require_ids(chunk: Chunk, column: str) -> None:
     """Check that no id of a feature with ``missing: error`` is missing.
 
     Raises:
         DataError: at the first missing id.
     """
-    missing = ~chunk.column(column).is_valid().to_numpy(zero_copy_only=False)
+    missing = ~is_there(chunk.column(column))
     if missing.any():
         raise DataError(
             "the id is missing, and the feature says missing: error",

@@ -12,26 +12,27 @@ integer in a column of integers; the weights of a list are not as many as its id
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embeddings.durable_files import fsync_path
 from trainer.data.columns import values
-from trainer.data.columns.labels import is_there, mask_of
+from trainer.data.columns.labels import mask_of
 from trainer.data.columns.numeric import as_floats, problems_of
+from trainer.data.columns.values import Kind, is_there
 from trainer.data.columns.vectors import vector_problems
 from trainer.data.columns.weights import weighted_lists
 from trainer.data.errors import DataError
-from trainer.data.prepare.plan import DataPlan
-from trainer.data.sources.source import Chunk
-from trainer.spec import Label, OneOfSeveral
+from trainer.data.prepare.plan import DataPlan, make_plan, window_of
+from trainer.data.sources.source import Chunk, Source
+from trainer.spec import DatasetSpec, JobSpec, Label, OneOfSeveral
 from trainer.storage.shared_directory import link_or_copy
 
 NUM_EXAMPLES = 3
@@ -196,11 +197,7 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
         weights, bad = as_floats(chunk.column(plan.dataset.weight))
         yield plan.dataset.weight, "weight of the row that is no number of at least 0", bad | ~(weights >= 0)
     for column in plan.order_columns:
-        array = chunk.column(column)
-        null = ~array.is_valid().to_numpy(zero_copy_only=False)
-        if pa.types.is_floating(array.type):
-            null = null | np.isnan(pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False))
-        yield column, "no time", null
+        yield column, "no time", ~_there(chunk, column)
     for feature in plan.numeric:
         bad = problems_of(feature, chunk.column(feature.column))[1]
         yield feature.column, "no finite number", bad & _there(chunk, feature.column)
@@ -218,6 +215,32 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
             yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
     for column in plan.required:
         yield column, "missing", ~_there(chunk, column)
+
+
+def bad_events(chunk: Chunk, ids: Mapping[str, Kind], order: str, label: Label | None) -> Mask:
+    """Return which rows are bad by these columns alone: of ids, of the time, and of the label if any."""
+    bad = ~_there(chunk, order)
+    for column, kind in ids.items():
+        bad |= (kind == "int") & ~_are_ids(chunk.column(column))
+    for _, _, mask in () if label is None else _label_problems(chunk, label, None):
+        bad |= mask
+    return bad
+
+
+class GoodRows(Source):
+    """The rows of a dataset that are not bad: what training read of it, where some rows may be bad."""
+
+    def __init__(self, dataset: DatasetSpec, job: JobSpec):
+        super().__init__(dataset.uri, window_of(dataset, job), dataset.filter)
+        self._plan = make_plan(dataset, job, self)
+
+    def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Iterator[Chunk]:
+        """Yield rows as :meth:`Source.stream` does, with the columns of the plan beside those that are named."""
+        for chunk in super().stream([*columns, *self._plan.columns()], *arguments, **options):
+            bad = np.zeros(len(chunk), dtype=bool)
+            for _, _, mask in bad_values(self._plan, chunk):
+                bad |= mask
+            yield replace(chunk, rows=chunk.rows[~bad], batch=chunk.batch.filter(pa.array(~bad)))
 
 
 def _label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator[tuple[str, str, Mask]]:

@@ -221,9 +221,15 @@ class ExampleRows:
         users = np.asarray(self._encoded.column(self._user))[rows][repeat]
         position = rows[0] * (spec.per_positive + 1) + np.arange(len(repeat))
         words = random_words(derive_key(spec.seed, _NEGATIVES), position)
-        # A row without a user has had nothing that we know of: any item is a negative.
-        negatives = self._negative_items.draw(np.maximum(users, 0), words)
-        codes = np.where(is_negative, negatives, np.asarray(self._encoded.column(item))[rows][repeat]).astype(np.int32)
+        items = np.asarray(self._encoded.column(item))[rows][repeat]
+        known = users >= 0
+        negatives = np.empty(len(users), dtype=np.int64)
+        negatives[known] = self._negative_items.draw(users[known], words[known])
+        if not known.all():
+            # Of a row without a user nothing is known but its own item: any other is a negative.
+            others = self._negative_items.with_one(items[~known])
+            negatives[~known] = others.draw(np.arange(len(words[~known])), words[~known])
+        codes = np.where(is_negative, negatives, items).astype(np.int32)
         changed: dict[str, npt.NDArray[np.int32] | Jagged] = {}
         for feature in self._plan.features:
             if feature.use is not None and not feature.is_list and feature.use.column == item.column:

@@ -35,6 +35,11 @@ class SeenItems:
         rank = np.arange(len(pairs)) - np.repeat(starts[:-1], np.diff(starts))
         return SeenItems(pairs - rank, starts, num_items)
 
+    def with_one(self, items: npt.NDArray[np.integer]) -> SeenItems:
+        """Return as many users as there are ``items``, each of whom had one of these; -1: none."""
+        users = np.flatnonzero(items >= 0)
+        return SeenItems.from_pairs(users, items[users], len(items), self.num_items)
+
     def num_unseen(self, users: npt.NDArray[np.integer]) -> Int64s:
         return self.num_items - (self.starts[users + 1] - self.starts[users])
 
@@ -92,6 +97,7 @@ class PopularUnseen:
 
     def __init__(self, seen: SeenItems, weights: Int64s):
         users, items = seen.pairs()
+        self._seen, self._weights = seen, weights
         self._ends = np.cumsum(weights)
         self._total = int(self._ends[-1]) if len(weights) else 0
         own = weights[items]
@@ -99,6 +105,10 @@ class PopularUnseen:
         self._starts, self._through = np.asarray(seen.starts), through
         before = self._ends[items] - own - (through[:-1] - through[self._starts[users]])
         self._shifted = users * self._total + before
+
+    def with_one(self, items: npt.NDArray[np.integer]) -> PopularUnseen:
+        """Return as many users as there are ``items``, each of whom had one of these; -1: none."""
+        return PopularUnseen(self._seen.with_one(items), self._weights)
 
     def unseen_weight(self, users: npt.NDArray[np.integer]) -> Int64s:
         return self._total - (self._through[self._starts[users + 1]] - self._through[self._starts[users]])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.columns import values
 from trainer.data.columns.labels import labels_of
-from trainer.data.sources.source import Source
-from trainer.spec import DatasetSpec
+from trainer.data.columns.values import Kind
+from trainer.data.sources.source import Chunk, Source
+from trainer.spec import DatasetSpec, Label
 
 
 def are_events(source: Source, dataset: DatasetSpec) -> bool:
@@ -21,11 +26,20 @@ def are_events(source: Source, dataset: DatasetSpec) -> bool:
     return not values.is_list(source.column_type(columns[1]))
 
 
-def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
+BadEvents = Callable[[Chunk, Mapping[str, Kind], str, Label | None], npt.NDArray[np.bool_]]
+
+
+def users_of(source: Source, dataset: DatasetSpec, bad_events: BadEvents | None = None) -> pa.Table:
     """Return columns of the features user and item: each user once, with a list of items by time (then by row).
 
     Users are in the order of first appearance. As in training, rows without a user or an item are in no list, nor are
     rows that the dataset's label, where the rows have its column, says are no positives.
+
+    Args:
+        source: the rows.
+        dataset: says what their columns are.
+        bad_events: says of a chunk, with the kinds of its ids, its column of times and its label if any, which rows are
+            left out because they are bad; None: the first bad one is an error.
 
     Raises:
         DataError: ids or times cannot be read.
@@ -39,6 +53,9 @@ def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
     users, items, times = [], [], []
     kinds = [values.id_kind(source.column_type(name), f"{source.uri}, column '{name}'") for name in (user, item)]
     for chunk in source.stream(read):
+        if bad_events is not None:
+            bad = bad_events(chunk, dict(zip((user, item), kinds, strict=True)), order, label if labelled else None)
+            chunk = replace(chunk, rows=chunk.rows[~bad], batch=chunk.batch.filter(pa.array(~bad)))
         of, had = (
             values.as_ids(chunk.column(name), kind, chunk.where(name))
             for name, kind in zip((user, item), kinds, strict=True)
@@ -52,7 +69,8 @@ def users_of(source: Source, dataset: DatasetSpec) -> pa.Table:
     types = [pa.int64() if kind == "int" else pa.large_string() for kind in kinds]
     encoded_users = pa.concat_arrays([pa.array([], types[0]), *users]).dictionary_encode()
     number = encoded_users.indices.to_numpy(zero_copy_only=False)
-    by_time = np.lexsort((np.concatenate([np.empty(0), *times]), number))  # stable: then by row
+    # Stable: then by row. Times are compared as they are, since a float64 does not hold every int64.
+    by_time = np.lexsort((np.concatenate(times) if times else np.empty(0), number))
     offsets = np.append(0, np.cumsum(np.bincount(number, minlength=len(encoded_users.dictionary))))
     lists = pa.LargeListArray.from_arrays(
         pa.array(offsets, pa.int64()), pa.concat_arrays([pa.array([], types[1]), *items]).take(pa.array(by_time))

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.evaluation import CALIBRATED, DEFAULT_METRICS, METRIC_PATTERN
-from trainer.spec.label_tasks import LabelTask, label_tasks
+from trainer.spec.evaluation import CALIBRATED, DEFAULT_METRICS, METRIC_PATTERN, WATCHED_METRICS, is_table
+from trainer.spec.label_tasks import LabelTask, label_tasks, measured_numbers, of_label
 from trainer.spec.losses import LABEL_LOSSES, LOSSES, LossSettings, loss_of
 from trainer.spec.models.registry import kinds_that
 from trainer.spec.problems import FieldProblem
@@ -72,7 +72,7 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
         yield FieldProblem(
             "model.kind", f"{kind} trained by {loss_of(job)} does not weigh rows", "leave weight of the dataset out"
         )
-    yield from _stopping_problems(job, [task.name for task in tasks])
+    yield from _stopping_problems(job, [task.name for task in tasks], measured_numbers(job, dataset))
     if not tasks:
         return
     for metric in job.evaluation.metrics if job.evaluation.metrics != DEFAULT_METRICS else ():
@@ -87,10 +87,17 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
             )
 
 
-def _stopping_problems(job: JobSpec, labels: list[str]) -> Iterator[FieldProblem]:
-    """Yield why early stopping cannot watch the figure that it names, which an epoch would else have to end to tell."""
+def _stopping_problems(job: JobSpec, labels: list[str], numbers: tuple[str, ...]) -> Iterator[FieldProblem]:
+    """Yield why early stopping cannot watch the figure that it names, which an epoch would else have to end to tell.
+
+    ``alpha: auto`` watches the same figure.
+    """
     stopping, field = job.regularizers.early_stopping, "regularizers.early_stopping.metric"
+    use = f"use one of {', '.join(numbers)}" if numbers else "name one in evaluation.metrics"
     if stopping is None or stopping.metric is None:
+        watched = [of_label(name, labels[0] if labels else "") for name in WATCHED_METRICS]
+        if (stopping is not None or job.optimizer.alpha == "auto") and not set(watched) & set(numbers):
+            yield FieldProblem(field, f"it is left out, and none of {', '.join(watched)} is measured", use)
         return
     name, _, label = stopping.metric.partition("/")
     if re.match(METRIC_PATTERN, name.removesuffix(CALIBRATED)) is None:
@@ -100,6 +107,11 @@ def _stopping_problems(job: JobSpec, labels: list[str]) -> Iterator[FieldProblem
         yield FieldProblem(field, what, f"write METRIC/LABEL, such as {name}/{labels[0]}")
     elif label and not labels:
         yield FieldProblem(field, f"the dataset has one label, without a name such as {label}", f"write {name}")
+    elif is_table(name):
+        yield FieldProblem(field, f"{stopping.metric} is a table, by which no epoch is better than another", use)
+    elif stopping.metric not in numbers:
+        more = "set output_calibration" if name.endswith(CALIBRATED) else f"name {name} in evaluation.metrics"
+        yield FieldProblem(field, f"{stopping.metric} is not measured", f"{use}, or {more}")
 
 
 def _words(tasks: tuple[LabelTask, ...]) -> str:

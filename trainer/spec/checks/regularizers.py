@@ -95,7 +95,7 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fie
 
 def has_validation(spec: JobSpec) -> bool:
     """Return whether there is a validation split to evaluate while training."""
-    return spec.evaluation.split.kind == "per_user_last" or spec.evaluation.split.validation > 0
+    return spec.evaluation.split.validation > 0
 
 
 def has_hidden_layers(spec: JobSpec) -> bool:

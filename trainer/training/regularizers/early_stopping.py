@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainer.spec.evaluation import is_lower_better
+from trainer.spec.evaluation import WATCHED_METRICS, is_lower_better
 from trainer.spec.label_tasks import of_label
 from trainer.spec.regularizers import EarlyStopping
-
-PREFERRED = ("auc", "rmse", "logloss")
 
 
 class Decision(NamedTuple):
@@ -35,7 +33,7 @@ def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]], label:
         ValueError: the validation split has no such metric.
     """
     epochs = [metrics for metrics in history if metrics["split"] == "validation"]
-    preferred = (of_label(name, label) for name in PREFERRED if epochs and of_label(name, label) in epochs[0])
+    preferred = (of_label(name, label) for name in WATCHED_METRICS if epochs and of_label(name, label) in epochs[0])
     name = stopping.metric or next(preferred, of_label("auc", label))
     best_epoch, best, waited = 0, float("nan"), 0
     sign = -1.0 if is_lower_better(name) else 1.0

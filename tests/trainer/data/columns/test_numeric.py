@@ -57,6 +57,12 @@ def test_what_is_missing_is_a_number_or_the_mean():
         fitted(feature(), np.array([np.nan]), "rows")
 
 
+@pytest.mark.parametrize(("constant", "number"), [(0.1, 1000), (-0.3, 777), (0.0, 5)])
+def test_a_constant_of_training_is_not_divided_by_the_rounding_of_its_mean(constant, number):
+    known = fitted(feature("standardize"), np.full(number, constant), "")
+    assert known.apply(np.array([constant, constant + 1.0])).tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
+
+
 def test_many_equal_values_are_one_quantile():
     values = np.array([0.0] * 900 + list(range(1, 101)))
     found = fitted(feature("quantile"), values, "")

@@ -118,8 +118,11 @@ def test_without_a_limit_the_first_one_fails(tmp_path):
     assert not (tmp_path / BAD_ROWS).exists()
 
 
-def test_a_missing_id_that_must_be_there(tmp_path):
+@pytest.mark.parametrize("missing", [None, np.nan])
+def test_a_missing_id_that_must_be_there(tmp_path, missing):
     rows = pq.read_table(write(tmp_path / "rows.parquet")).slice(45, 10).drop(["price"])
+    user = [float(one) if one is not None else missing for one in rows["user"].to_pylist()]
+    rows = rows.set_column(0, "user", pa.array(user))
     pq.write_table(rows, tmp_path / "rows.parquet")
     features = {"user": {"type": "id", "missing": "error"}, "item": {"type": "id"}}
     with pytest.raises(DataError, match=r"column 'user', row 5: the id is missing"):

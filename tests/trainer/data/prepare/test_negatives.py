@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +72,32 @@ def test_negatives_do_not_depend_on_chunks(clicks, dataset_spec, job_spec, read_
     assert examples(prepare(dataset, job, tmp_path / "chunks"), read_split) == whole
     other = dataset_spec(clicks(300), label={"negatives": {"per_positive": 2, "of": "item", "seed": 6}})
     assert examples(prepare(other, job, tmp_path / "other"), read_split) != whole
+
+
+@pytest.mark.parametrize("known", [0, 3])
+@pytest.mark.parametrize("distribution", ["uniform", "popularity"])
+def test_a_row_without_a_user_may_draw_every_item_but_its_own(
+    distribution, known, dataset_spec, job_spec, read_split, tmp_path
+):
+    items = np.arange(600) % 5
+    users = np.arange(600) % 2 * known  # with known users the first has items 0 to 3, and every other row has none
+    table = pa.table(
+        {
+            "user": pa.array(users, mask=(users == 0) | (items == 4)), "item": items, "ts": np.arange(600),
+            "rating": np.ones(600), "click": np.ones(600, dtype=np.int64),
+        }
+    )  # fmt: skip
+    label = {"negatives": {"per_positive": 1, "of": "item", "distribution": distribution}}
+    job = job_spec(evaluation={"split": {"validation": 0.0, "test": 0.0}})
+    rows = read_split(prepare(dataset_spec(table, label=label), job, tmp_path / "data"), "train").to_pylist()
+    drawn = {}
+    for positive, negative in zip(rows[::2], rows[1::2], strict=True):
+        assert (positive["label"], negative["label"]) == (1, 0)
+        if positive["user"] is None:
+            drawn.setdefault(positive["item"], set()).add(negative["item"])
+        else:
+            assert negative["item"] == 4
+    assert drawn == {item: set(range(5)) - {item} for item in range(5)}
 
 
 def test_a_user_who_had_every_item_is_an_error(clicks, dataset_spec, job_spec, tmp_path):

@@ -199,8 +199,16 @@ def test_specs_of_one_label_are_dumped_as_before():
     ("metric", "labels", "message"),
     [
         ("auc/buy", CLICK_AND_BUY, None),
-        ("logloss_calibrated/click", CLICK_AND_BUY, None),
-        ("ndcg_10", None, None),
+        ("logloss", None, None),
+        ("ndcg_10", None, "ndcg_10 is not measured: use one of auc, logloss, or name ndcg_10 in evaluation.metrics"),
+        ("calibration", None, "calibration is a table, by which no epoch is better than another: use one of auc, log"),
+        ("rmse/buy", CLICK_AND_BUY, "rmse/buy is not measured: use one of auc/click, logloss/click, auc/buy, logloss"),
+        (
+            "logloss_calibrated/click",
+            CLICK_AND_BUY,
+            "logloss_calibrated/click is not measured: use one of auc/click, logloss/click, auc/buy, logloss/buy, or "
+            "set output_calibration",
+        ),
         ("auc", CLICK_AND_BUY, "auc is of none of the labels click, buy: write METRIC/LABEL, such as auc/click"),
         ("auc/by", CLICK_AND_BUY, "auc/by is of none of the labels click, buy: write METRIC/LABEL, such as auc/click"),
         ("acu/buy", CLICK_AND_BUY, "no metric is called acu: use one of evaluation.metrics"),
@@ -216,3 +224,33 @@ def test_what_early_stopping_watches_is_known_before_an_epoch_ends(metric, label
         return
     with pytest.raises(ValueError, match=re.escape(f"regularizers.early_stopping.metric: {message}")):
         job.against(dataset_of(**one))
+
+
+@pytest.mark.parametrize("changes", [{"regularizers": {"early_stopping": {}}}, {"optimizer": {"alpha": "auto"}}])
+def test_early_stopping_that_names_nothing_has_something_to_watch(changes):
+    said = "early_stopping.metric: it is left out, and none of auc/click, rmse/click, logloss/click is measured: use"
+    job_of(**changes).against(dataset_of())
+    with pytest.raises(ValueError, match=re.escape(f"{said} one of gauc/click, ece/click, gauc/buy, ece/buy")):
+        job_of(evaluation={"metrics": ["gauc", "ece"]}, **changes).against(dataset_of())
+
+
+def test_early_stopping_watches_calibrated_probabilities_of_a_job_that_has_them():
+    stopping = {"early_stopping": {"metric": "logloss_calibrated/click"}}
+    job_of(regularizers=stopping, output_calibration="platt").against(dataset_of())
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "model", "label", "watched"),
+    [
+        ({}, {"kind": "dnn"}, {"column": "click"}, "auc"),
+        ({}, {"kind": "mf", "loss": "mse"}, {"value": "rating"}, "rmse"),
+        ({}, {"kind": "dnn", "loss": "poisson"}, {"value": "visits"}, "rmse"),
+        ({"metrics": ["mae", "rmse"]}, {"kind": "mf", "loss": "mse"}, {"value": "rating"}, "mae"),
+        ({"metrics": ["calibration", "ece", "auc"]}, {"kind": "dnn"}, {"column": "click"}, "ece"),
+        ({"metrics": ["calibration"]}, {"kind": "dnn"}, {"column": "click"}, None),
+        ({"metrics": ["logloss", "auc"]}, {"kind": "sasrec"}, {"column": "click"}, "auc"),
+    ],
+)
+def test_the_best_epoch_is_that_of_the_first_number_that_is_measured(evaluation, model, label, watched):
+    job, dataset = job_of(evaluation=evaluation, model=model), dataset_of(labels=None, label=label, order="time")
+    assert watched_metric(job.against(dataset), dataset) == watched

@@ -126,7 +126,7 @@ def test_the_last_epoch_is_kept_where_that_is_asked_for_and_it_publishes(make_ru
     assert small.events(run.directory, "publication")[0]["status"] == "published"
 
 
-def test_a_metric_that_is_not_there_is_an_error(make_run, small):
-    run = make_run("wrong", **(stopped(metric="ndcg_10") | {"epochs": 1}))
-    assert execute(run, start_ranks) != 0
-    assert "validation has no ndcg_10" in small.events(run.directory, "error")[-1]["message"]
+def test_a_figure_that_is_not_there_is_an_error():
+    epoch = {"epoch": 1, "split": "validation", "auc": 0.7, "examples": 10}
+    with pytest.raises(ValueError, match=r"validation has no ndcg_10 \(there are auc\)"):
+        decide(EarlyStopping(metric="ndcg_10"), [epoch])

@@ -490,6 +490,11 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
             "no validation split",
         ),
         (
+            {"regularizers": {"early_stopping": {}},
+             "evaluation": {"split": {"kind": "per_user_last", "validation": 0.0}}},
+            "no validation split",
+        ),
+        (
             {"optimizer": {"kind": "adam_ar", "alpha": "auto"}, "evaluation": {"split": {"validation": 0.0}}},
             "auto looks at a validation split",
         ),
