@@ -13,7 +13,7 @@ from trainer.data.one_pass.following import pause
 from trainer.data.one_pass.place import Place
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.followed_folder import Taken
-from trainer.data.sources.locations import FilePath, located
+from trainer.data.sources.locations import FilePath, as_it_is, located
 from trainer.data.sources.source import Chunk, Source, file_below
 
 UNSEEN_SECONDS = 120.0
@@ -51,7 +51,7 @@ class FolderRows:
         only = [file_below(taken.parts, self._seen(taken, stopped))]
         source = Source(self._dataset.uri, None, self._dataset.filter, only=only)
         for chunk in source.stream(self._columns, start=(0, place.row)):
-            if not taken.is_still(chunk.file.path):
+            if not _is_still(taken, chunk.file.path):
                 raise DataError("has changed since its reading began", where=self._where(taken), remedy=_REMEDY)
             yield chunk
 
@@ -78,3 +78,11 @@ class FolderRows:
 
     def _where(self, taken: Taken) -> str:
         return f"{self._dataset.uri.rstrip('/')}/{taken.name}"
+
+
+def _is_still(taken: Taken, path: FilePath) -> bool:
+    """Return whether a file is as it was when its reading began, by what is there now."""
+    try:
+        return taken.is_still(as_it_is(path))
+    except FileNotFoundError:
+        return False

@@ -27,6 +27,7 @@ from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, random_split
 from trainer.data.prepare.split_column import sides_of
+from trainer.data.sources.locations import as_it_is, is_still
 from trainer.data.sources.source import Chunk, SourceFile, no_rows_in_window
 
 WINDOW_ROWS = 1 << 18
@@ -149,8 +150,12 @@ class WindowReader(RowReader):
 
     def _check_file(self, file: SourceFile) -> None:
         # Ranks read it each for itself: they must read the same.
-        stat = file.path.stat()
-        if [stat.st_size, stat.st_mtime_ns] != self._files[str(file.path)][1:]:
+        _, size, changed_ns = self._files[str(file.path)]
+        try:
+            path = as_it_is(file.path)
+        except FileNotFoundError:
+            raise DataError("is gone", where=str(file.path), remedy=_REMEDY) from None
+        if not is_still(path, size, changed_ns):
             raise DataError("has changed since the run began", where=str(file.path), remedy=_REMEDY)
 
 

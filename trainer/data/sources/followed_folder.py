@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from trainer.data.errors import DataError
-from trainer.data.sources.locations import FilePath, listed
+from trainer.data.sources.locations import FilePath, is_still, listed
 from trainer.data.sources.readers.registry import holds_rows, reader_of
 from trainer.data.sources.source import Source
 from trainer.data.sources.tables.registry import snapshot_of
@@ -58,8 +58,7 @@ class Taken:
 
     def is_still(self, path: FilePath) -> bool:
         """Return whether the file at ``path`` is as it was when its reading began; not, if it is gone."""
-        stat = _stat(path)
-        return stat is not None and (stat.st_size, stat.st_mtime_ns) == (self.size, self.changed_ns)
+        return is_still(path, self.size, self.changed_ns)
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,9 @@ class FollowedFolder:
         self._there: dict[tuple[str, ...], FilePath] = {}
         self._listed_at = -float("inf")
         self._is_marked = False
-        self._told: set[tuple[str, ...]] = set()
-        self._num_late = 0
+        self._late: set[tuple[str, ...]] = set()
+        self._told_changed: set[tuple[str, ...]] = set()
+        self._told_unreadable: set[tuple[str, ...]] = set()
         self._unreadable: tuple[tuple[str, ...], float, str] | None = None
 
     # --- what is read ------------------------------------------------------------------------------------------------
@@ -143,7 +143,9 @@ class FollowedFolder:
             parts = waiting[0]
             if not self._is_whole(parts, was_marked) or not (was_marked or self._has_settled(parts)):
                 return None
-            stat = self._there[parts].stat()
+            stat = _stat(self._there[parts])
+            if stat is None:
+                return None
             taken = Taken(number, "/".join(parts), stat.st_size, stat.st_mtime_ns)
             self._keep(taken)
             return taken
@@ -164,7 +166,7 @@ class FollowedFolder:
             behind = [*self._waiting(), *(parts for parts in ahead if parts in self._there)]
             changed = [stat.st_mtime_ns for parts in behind if (stat := _stat(self._there[parts])) is not None]
             seconds = max(0.0, time.time() - min(changed) / 1e9) if changed else 0.0
-            return Lag(len(behind), seconds, self._num_late)
+            return Lag(len(behind), seconds, len(self._late))
 
     def _keep(self, file: Taken) -> None:
         self._taken[file.number], self._number_of[file.parts], self._last = file, file.number, file.parts
@@ -176,7 +178,7 @@ class FollowedFolder:
 
     def _list(self) -> None:
         """Look at the folder, and tell of files that are late, gone or changed."""
-        single, listing = listed(self.uri)
+        single, listing = listed(self.uri, may_be_empty=True)
         if single:
             remedy = "name its folder in the dataset's uri, or leave dataset.follow out"
             raise DataError("is a file, and files are followed in a folder", where=self.uri, remedy=remedy)
@@ -195,7 +197,7 @@ class FollowedFolder:
     def _tell_late(self) -> None:
         if self._last is None:
             return
-        late = [p for p in self._there if p <= self._last and p not in self._number_of and p not in self._told]
+        late = [p for p in self._there if p <= self._last and p not in self._number_of and p not in self._late]
         if not late:
             return
         last = "/".join(self._last)
@@ -205,15 +207,14 @@ class FollowedFolder:
                 where=_words(late),
                 remedy="give it a name that sorts behind those that are there, or set dataset.follow.late to report",
             )
-        self._told.update(late)
-        self._num_late += len(late)
+        self._late.update(late)
         self._note(f"not read, because it appeared after {last} was begun and sorts before it: {_words(late)}")
 
     def _tell_changed(self) -> None:
         gone = [parts for parts in self._number_of if parts not in self._there]
         changed = []
         for parts, number in self._number_of.items():
-            is_known = parts in self._there and parts not in self._told
+            is_known = parts in self._there and parts not in self._told_changed
             if is_known and not self._taken[number].is_still(self._there[parts]):
                 changed.append(parts)
         if gone:
@@ -221,7 +222,7 @@ class FollowedFolder:
             for parts in gone:
                 del self._number_of[parts]
         if changed:
-            self._told.update(changed)
+            self._told_changed.update(changed)
             self._note(f"changed after its reading began, and is not read again: {_words(changed)}")
 
     def _is_whole(self, parts: tuple[str, ...], is_marked: bool) -> bool:
@@ -256,15 +257,16 @@ class FollowedFolder:
         """Tell once of a file that could not be opened for a while: those behind it wait."""
         if self._unreadable is None or self._unreadable[0] != parts:
             self._unreadable = (parts, time.monotonic(), problem)
-        elif time.monotonic() - self._unreadable[1] > UNREADABLE_SECONDS and parts not in self._told:
-            self._told.add(parts)
+        elif time.monotonic() - self._unreadable[1] > UNREADABLE_SECONDS and parts not in self._told_unreadable:
+            self._told_unreadable.add(parts)
             self._note(
                 f"{'/'.join(parts)} cannot be opened, and files behind it wait: {problem}; write it to its end, or "
                 "remove it"
             )
 
     def _has_settled(self, parts: tuple[str, ...]) -> bool:
-        return time.time() - self._there[parts].stat().st_mtime_ns / 1e9 >= self.follow.settle_seconds
+        stat = _stat(self._there[parts])
+        return stat is not None and time.time() - stat.st_mtime_ns / 1e9 >= self.follow.settle_seconds
 
 
 class EndOfFolder(Exception):

@@ -92,8 +92,10 @@ def read_edges(path: FilePath, num_bytes: int) -> bytes:
         return head + bytes(stream.read(num_bytes))
 
 
-def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
+def listed(uri: str, may_be_empty: bool = False) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
     """Return (whether the uri is a file itself, every file with the parts of its path below the uri), in any order.
+
+    ``may_be_empty``: a prefix without objects in a bucket is an empty folder, as there may be one on this machine.
 
     Raises:
         DataError: there is nothing, the storage does not answer, or the uri is of a topic.
@@ -107,7 +109,7 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
             raise _nothing(str(root))
         if root.is_file():
             return True, [((root.name,), root)]
-        return False, [(path.relative_to(root).parts, path) for path in root.rglob("*") if path.is_file()]
+        return False, [(path.relative_to(root).parts, path) for path in _files_below(root)]
     scheme, key = split(uri)
     key = key.strip("/")
     with reaching(uri):
@@ -116,9 +118,9 @@ def listed(uri: str) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
         if info.type == pafs.FileType.File:
             return True, [((info.base_name,), _object(scheme, info))]
         below = objects.get_file_info(pafs.FileSelector(key, recursive=True, allow_not_found=True))
-    files = [one for one in below if one.type == pafs.FileType.File]
-    if not files:
-        raise _nothing(uri)
+        files = [one for one in below if one.type == pafs.FileType.File]
+        if not files and not (may_be_empty and _has_bucket(objects, key)):
+            raise _nothing(uri)
     return False, [(tuple(one.path[len(key) + 1 :].split("/")), _object(scheme, one)) for one in files]
 
 
@@ -130,15 +132,37 @@ def located(uri: str, parts: tuple[str, ...]) -> FilePath:
         DataError: the storage does not answer.
     """
     if not is_object(uri):
-        path = local_path(uri).joinpath(*parts)
+        return as_it_is(local_path(uri).joinpath(*parts))
+    scheme, key = split(uri)
+    return as_it_is(ObjectPath(scheme, "/".join([key.strip("/"), *parts]), Stat(0, 0)))
+
+
+def as_it_is(path: FilePath) -> FilePath:
+    """Return a file as it is now; an object was as it is when it was listed.
+
+    Raises:
+        FileNotFoundError: it is not there, or not seen from here yet.
+        DataError: the storage does not answer.
+    """
+    if isinstance(path, Path):
         path.stat()
         return path
-    scheme, key = split(uri)
-    with reaching(uri):
-        info = FILE_SYSTEMS[scheme]().get_file_info("/".join([key.strip("/"), *parts]))
+    with reaching(str(path)):
+        info = FILE_SYSTEMS[path.scheme]().get_file_info(path.key)
     if info.type != pafs.FileType.File:
-        raise FileNotFoundError(f"{uri}/{'/'.join(parts)}")
-    return _object(scheme, info)
+        raise FileNotFoundError(str(path))
+    return _object(path.scheme, info)
+
+
+def is_still(path: FilePath, size: int, changed_ns: int) -> bool:
+    """Return whether a file has the size and the time of change that it had; not, if it is gone."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    # Of one object a server tells whole seconds, in a list of objects it may tell more.
+    unit = 1 if isinstance(path, Path) else 10**9
+    return (stat.st_size, stat.st_mtime_ns // unit) == (size, changed_ns // unit)
 
 
 def anything_at(uri: str) -> bool:
@@ -167,6 +191,26 @@ def reaching(where: str) -> Iterator[None]:
             remedy="see that the bucket is there and that the credentials in the environment may read it; a server "
             "that is not Amazon's is named by AWS_ENDPOINT_URL",
         ) from error
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    def passed_over(error: OSError) -> None:
+        # Folders may be taken away meanwhile.
+        if not isinstance(error, FileNotFoundError | PermissionError):
+            raise error
+
+    for folder, _, names in os.walk(root, onerror=passed_over):
+        yield from (path for name in names if (path := Path(folder, name)).is_file())
+
+
+def _has_bucket(objects: pafs.FileSystem, key: str) -> bool:
+    try:
+        return bool(objects.get_file_info(key.partition("/")[0]).type != pafs.FileType.NotFound)
+    except OSError as error:
+        # Who may list a prefix alone may not look at its bucket.
+        if "ACCESS_DENIED" in str(error):
+            return True
+        raise
 
 
 def _object(scheme: str, info: pafs.FileInfo) -> ObjectPath:

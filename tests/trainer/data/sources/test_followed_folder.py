@@ -75,6 +75,32 @@ def test_a_late_file_can_be_refused(tmp_path, following):
         folder.next(1)
 
 
+@pytest.mark.parametrize("late", ["report", "refuse"])
+def test_a_file_that_is_late_is_told_of_although_it_was_told_of_before_as_torn(
+    tmp_path, following, notes, monkeypatch, late
+):
+    """Its owner has removed it, as the log says, and writes it again. One that changes once it is read is told of."""
+    monkeypatch.setattr(followed_folder, "UNREADABLE_SECONDS", 0.0)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1torn")
+    put(tmp_path, "b.parquet").write_bytes(b"PAR1torn")
+    folder = following(late=late)
+    assert names(folder) == names(folder) == []
+    (tmp_path / "a.parquet").unlink()
+    assert names(folder) == names(folder) == []
+    assert len(notes) == 2
+    put(tmp_path, "b.parquet")
+    assert names(folder) == ["b.parquet"]
+    put(tmp_path, "b.parquet", rows=1)
+    put(tmp_path, "a.parquet")
+    if late == "refuse":
+        with pytest.raises(DataError, match=r"a.parquet: appeared after b.parquet was begun"):
+            folder.next(1)
+    else:
+        assert folder.next(1) is None
+        assert [note.rpartition(": ")[2] for note in notes[2:]] == ["a.parquet", "b.parquet"]
+        assert folder.lag(1).late == 1
+
+
 @pytest.mark.parametrize("size", [0, 100])
 def test_a_file_without_its_end_is_waited_for_and_told_of_after_a_while(tmp_path, following, notes, monkeypatch, size):
     path = put(tmp_path, "a.parquet")
@@ -112,13 +138,13 @@ def test_it_ends_behind_the_last_file_once_it_is_marked(tmp_path, following, mon
     (tmp_path / "_END").touch()
     looks, listed = [], followed_folder.listed
 
-    def hasty(uri):
+    def hasty(uri, **settings):
         looks.append(uri)
         if len(looks) == 1:
-            found = listed(uri)
+            found = listed(uri, **settings)
             put(tmp_path, "b.parquet")
             return found
-        return listed(uri)
+        return listed(uri, **settings)
 
     monkeypatch.setattr(followed_folder, "listed", hasty)
     assert folder.next(1).name == "b.parquet"
@@ -154,6 +180,28 @@ def test_files_that_change_or_go_after_they_were_read_are_told_of(tmp_path, foll
     put(tmp_path, "b.parquet")
     assert names(folder, 3) == []
     assert "b.parquet" in notes[-1]
+
+
+def test_what_is_taken_away_at_any_moment_is_not_there(tmp_path, following, notes, monkeypatch):
+    """A folder while the others are looked at, and a file whose turn has come."""
+    logs, away = tmp_path / "logs", tmp_path / "away"
+    for day in (1, 2):
+        put(logs, f"day={day}/a.parquet")
+    folder = FollowedFolder(str(logs), Follow(), notes.append)
+    assert len(names(folder)) == 2
+    scandir, is_whole = os.scandir, folder._is_whole
+
+    def hasty(path):
+        if str(path).endswith("day=1"):
+            os.rename(path, away)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", hasty)
+    assert names(folder, 2) == []
+    assert notes == ["gone after it was read, or while it is: day=1/a.parquet"]
+    last = put(logs, "day=3/a.parquet")
+    monkeypatch.setattr(folder, "_is_whole", lambda *of: (is_whole(*of), last.unlink(missing_ok=True))[0])
+    assert names(folder, 2) == names(folder, 2) == []
 
 
 def test_what_was_read_goes_on_from_a_checkpoint(tmp_path, following, notes):

@@ -17,10 +17,13 @@ from tests.contracts import store_servers
 from tests.trainer.data.sources.readers.test_formats import WRITERS, rows_table
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.errors import DataError
+from trainer.data.one_pass import windows
+from trainer.data.one_pass.data import OnePassData
 from trainer.data.prepare.preparation import prepare
-from trainer.data.sources.locations import FILE_SYSTEMS
+from trainer.data.sources.followed_folder import FollowedFolder, first_file
+from trainer.data.sources.locations import FILE_SYSTEMS, ObjectPath, Stat, is_still
 from trainer.data.sources.source import HIVE_NULL, Source
-from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
+from trainer.spec import DatasetSpec, Follow, JobSpec, parse_dataset, parse_job
 from trainer.spec.uri_schemes import OBJECTS
 
 DAYS = ("2026-01-01", "2026-01-02", "2026-01-10")
@@ -139,6 +142,53 @@ def test_every_format_from_object_storage(server, tmp_path, name):
     columns = ["user", "item", "price"]
     chunks = list(Source(f"s3://rows/formats/{name}").stream(columns))
     assert pa.Table.from_batches([chunk.batch for chunk in chunks]).equals(table.select(columns))
+
+
+@pytest.mark.process
+def test_a_followed_prefix_without_objects_is_an_empty_folder(server, tmp_path):
+    """Before the first one, and once they were taken away behind the job; a bucket must be there."""
+    assert first_file("s3://rows/log", Follow()) is None
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    upload(server, tmp_path / "a.parquet", "rows/log/a.parquet")
+    folder = FollowedFolder("s3://rows/log", Follow(poll_seconds=0.01))
+    assert folder.next(0).name == "a.parquet"
+    FILE_SYSTEMS["s3"]().delete_file("rows/log/a.parquet")
+    assert folder.next(1) is None
+    assert folder.lag(0).files == 0
+    with pytest.raises(DataError, match="no such file"):
+        first_file("s3://nobucket/log", Follow())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["followed", "there"])
+def test_an_object_that_changes_while_it_is_read_is_refused(server, tmp_path, how, monkeypatch):
+    """In a folder that is followed, and among files that are all there."""
+    monkeypatch.setattr(windows, "WINDOW_ROWS", 1)
+    numbers = np.arange(600_000)
+    table = pa.table({"user": numbers, "item": numbers, "click": numbers % 2})
+    for name, rows in (("a", table), ("b", table.slice(1))):
+        pq.write_table(rows, tmp_path / f"{name}.parquet", row_group_size=100_000)
+    upload(server, tmp_path / "a.parquet", f"rows/{how}/a.parquet")
+    one_pass = {"name": "days", "one_pass": True} | ({"follow": {"max_rows": 600_000}} if how == "followed" else {})
+    dataset, _ = specs(f"s3://rows/{how}", features={"user": {"type": "id"}, "item": {"type": "id"}}, partition=None)
+    job = parse_job({
+        "name": "j", "dataset": one_pass, "model": {"kind": "dnn"}, "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+        "evaluation": {"split": {"validation": 0, "test": 0} if how == "followed" else {"kind": "random"}},
+        "tables": {"user": {"capacity": 100}, "item": {"capacity": 100}},
+    })  # fmt: skip
+    read = OnePassData.of(prepare(dataset, job, tmp_path / "data").directory, dataset, job).all_windows()
+    next(read)
+    upload(server, tmp_path / "b.parquet", f"rows/{how}/a.parquet")
+    with pytest.raises(DataError, match=rf"s3://rows/{how}/a.parquet: has changed since (its reading|the run) began"):
+        list(read)
+
+
+def test_times_of_objects_are_compared_in_whole_seconds():
+    """A list of objects may tell more than a look at one."""
+    path = ObjectPath("s3", "rows/a.parquet", Stat(3, 5 * 10**9))
+    assert is_still(path, 3, 5 * 10**9 + 123_000_000)
+    assert not is_still(path, 3, 6 * 10**9)
+    assert not is_still(path, 4, 5 * 10**9)
 
 
 # --- directories -----------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class FollowedTopic:
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._taken: dict[int, Segment] = {}
         self._last: Segment | None = None
+        self._is_replayed = False
         self._ends: dict[int, Ends] = {}
         self._seen: deque[tuple[float, int]] = deque()
         """When there were how many messages in all that had not been there before."""
@@ -57,6 +58,7 @@ class FollowedTopic:
         with self._lock:
             for segment in sorted(segments, key=lambda one: one.number):
                 self._keep(segment)
+            self._replay()
 
     def pieces_until(self, number: int) -> list[Segment]:
         """Return segment ``number`` and the one before it, and those behind it that were decided on."""
@@ -72,7 +74,7 @@ class FollowedTopic:
             DataError: messages are gone that were not read, or the brokers refuse this run or stay away.
         """
         with self._lock:
-            if self._last is None or number not in self._taken:
+            if not self._is_replayed:
                 self._replay()
             if number in self._taken:
                 return self._taken[number]
@@ -119,15 +121,18 @@ class FollowedTopic:
         self._taken[segment.number] = self._last = segment
 
     def _replay(self) -> None:
-        """Take up what an earlier attempt had decided on."""
+        """Take up what an earlier attempt had decided on; from then on only this one decides."""
         known = self._journal.read()
         if self._last is None and -1 in known:
             self._keep(known[-1])
         while self._last is not None:
             segment = known.get(self._last.number + 1)
             if segment is None or not segment.goes_on_from(self._last):
-                return
+                break
             self._keep(segment)
+        # What does not go on from there is of a place that was left: another host went on from its checkpoint.
+        self._journal.forget_behind(-2 if self._last is None else self._last.number)
+        self._is_replayed = True
 
     def _begin_at(self, ends: Mapping[int, Ends]) -> bool:
         """Decide where to begin; return whether that is known."""
@@ -171,7 +176,8 @@ class FollowedTopic:
         Raises:
             DataError: it is gone.
         """
-        for partition, offset in last.offsets:
+        # A partition that was added is read from its beginning.
+        for partition, offset in sorted((dict.fromkeys(ends, 0) | dict(last.offsets)).items()):
             there = ends.get(partition)
             if there is None:
                 raise _another(self.uri, partition, f"it is not there any more, and offset {offset} comes next")

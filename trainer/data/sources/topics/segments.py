@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,10 +41,13 @@ class Segment:
         return Segment(document["number"], ranges, tuple((one, offset) for one, offset in document["offsets"]))
 
     def goes_on_from(self, before: Segment) -> bool:
-        """Return whether it begins where ``before`` ends."""
-        there = dict(before.offsets)
-        return self.number == before.number + 1 and all(
-            there.get(one.partition, one.first) == one.first for one in self.ranges
+        """Return whether it begins where ``before`` ends, in the partitions that it does not read too."""
+        there, after = dict(before.offsets), dict(self.offsets)
+        ends = {one.partition: one.end for one in self.ranges}
+        return (
+            self.number == before.number + 1
+            and all(there.get(one.partition, one.first) == one.first for one in self.ranges)
+            and all(after.get(partition) == ends.get(partition, offset) for partition, offset in before.offsets)
         )
 
 
@@ -94,10 +97,20 @@ class Journal:
         """Drop segments long before ``number``, now and then."""
         if self._path is None or self._num_lines < 10 * self.KEPT:
             return
-        kept = [one for one in self.read().values() if one.number >= number - self.KEPT]
+        self._write([one for one in self.read().values() if one.number >= number - self.KEPT])
+
+    def forget_behind(self, number: int) -> None:
+        """Drop segments behind ``number``, where there are any: what was decided on there is decided anew."""
+        known = self.read().values()
+        kept = [one for one in known if one.number <= number]
+        if len(kept) < len(known):
+            self._write(kept)
+
+    def _write(self, segments: Sequence[Segment]) -> None:
+        assert self._path is not None
         with appearing(self._path) as path:
-            path.write_bytes(b"".join(map(_line, kept)))
-        self._num_lines = len(kept)
+            path.write_bytes(b"".join(map(_line, segments)))
+        self._num_lines = len(segments)
 
 
 def _line(segment: Segment) -> bytes:

@@ -90,6 +90,39 @@ def test_what_is_there_is_read_partition_by_partition_and_again_alike(broker, fo
     assert elsewhere.figures(1) == {"messages_behind": 1, "seconds_behind": pytest.approx(0, abs=60)}
 
 
+def test_what_another_host_has_gone_on_from_is_not_gone_on_with(own_broker, following, monkeypatch, tmp_path):
+    """Hosts do not share the journal: on one the segments lie that it decided on before the other went on."""
+    monkeypatch.setattr(followed_topic, "SEGMENT_MESSAGES", 2)
+    topic = own_broker.topic(2)
+    uri, here = own_broker.uri(topic), tmp_path / "here.jsonl"
+    first = following(uri, here)
+    for number in range(3):
+        own_broker.send(topic, 0, values(number))
+        await_ends(first, number + 1, 0)
+        assert first.next(number).ranges == ((0, number, number + 1),)
+    own_broker.send(topic, 1, values(10))
+    elsewhere = following(uri, tmp_path / "there.jsonl")
+    elsewhere.begin(first.pieces_until(0)[:2])
+    await_ends(elsewhere, 3, 1)
+    taken = elsewhere.next(1)
+    assert taken.ranges == ((0, 1, 2), (1, 0, 1))
+    again = following(uri, here)
+    again.begin(elsewhere.pieces_until(1))
+    assert sorted(Journal(here).read()) == [-1, 0, 1]
+    await_ends(again, 3, 1)
+    assert again.next(2) == Segment(2, (Range(0, 2, 3),), ((0, 3), (1, 1)))
+
+
+def test_the_journal_is_read_once_however_often_it_looks(own_broker, following, monkeypatch):
+    topic = own_broker.topic(1)
+    reader = following(own_broker.uri(topic))
+    assert reader.next(0) is None
+    monkeypatch.setattr(Journal, "read", lambda self: pytest.fail("read again"))
+    own_broker.send(topic, 0, values(1))
+    await_ends(reader, 1)
+    assert len(segments(reader)) == 1
+
+
 def test_partitions_that_are_added_are_read_from_their_beginning(broker, following, notes):
     """librdkafka's own broker has them from the start, and what was read knows of the first one alone."""
     has_both = isinstance(broker, OwnBroker)
@@ -124,7 +157,7 @@ def test_a_job_begins_where_it_is_told_to(broker, following):
 
 
 def test_messages_that_are_gone_are_refused(own_broker, following):
-    """This broker keeps 5 MB of each partition."""
+    """This broker keeps 5 MB of each partition. Those of one that was added are read from offset 0 on too."""
     topic = own_broker.topic(1)
     uri = own_broker.uri(topic)
     own_broker.send(topic, 0, [b"x" * 900_000] * 8)
@@ -132,6 +165,12 @@ def test_messages_that_are_gone_are_refused(own_broker, following):
     reader.begin([Segment(-1, (), ((0, 0),))])
     with pytest.raises(DataError, match=r"partition 0: messages from offset 0 on are gone.*first.*is 3 .*follow.start"):
         reader.next(0)
+    two = own_broker.topic(2)
+    own_broker.send(two, 1, [b"x" * 900_000] * 8)
+    added = following(own_broker.uri(two))
+    added.begin([Segment(-1, (), ((0, 0),))])
+    with pytest.raises(DataError, match=r"partition 1: messages from offset 0 on are gone.*first.*is 3 "):
+        added.next(0)
     with pytest.raises(DataError, match=r"partition 0: messages from offset 0 on are gone before they were read"):
         rows_of(uri, Segment(0, (Range(0, 0, 8),), ()))
 
