@@ -55,14 +55,15 @@ def publish(run: Run) -> dict[str, Any]:
     return publish_checkpoint(run, checkpoint)
 
 
-def publish_checkpoint(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
+def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = None) -> dict[str, Any]:
     """Hand the item vectors of a checkpoint to the stage; return the fields of the publication event.
 
-    Of a job that publishes several times the version is one of the checkpoint's step, aligned onto what is served now.
+    Of a job that publishes several times the version is one of the checkpoint's step, aligned onto what is served now;
+    it gives the run's ``store`` each time, which knows the versions that it has seen.
     """
     spec = run.job.publish
     assert spec is not None
-    store, step = open_store(run.store_url), None
+    store, step = store or open_store(run.store_url), None
     parent_version = run.parent_version
     if spec.is_repeated:
         step, parent_version = TrainingRecord.of(checkpoint).position.step, store.collection(spec.collection).current()
