@@ -87,7 +87,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         placement = placement_of_runs()
         prediction = estimate(job, dataset, placement.gpu_bytes(job))
         answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
-        if not prediction["rows"]:
+        if not prediction["rows"] and dataset.messages is None:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
         problem = too_large(job, prediction, placement.memory_bytes())
         problem = problem or placement.gpu_problem(job)
@@ -297,8 +297,11 @@ def _check_files(dataset: DatasetSpec) -> None:
     from service.datasets import registry
     from trainer.spec.uri_schemes import OBJECT_PREFIXES
 
+    topics = () if dataset.messages is None else (dataset.uri,)
     try:
-        registry.check_files(Settings(data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES), dataset)
+        registry.check_files(
+            Settings(data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES, topic_roots=topics), dataset
+        )
     except Problem as problem:
         raise CommandError(problem.detail, problem.remedy) from None
 
