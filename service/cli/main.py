@@ -87,7 +87,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         placement = placement_of_runs()
         prediction = estimate(job, dataset, placement.gpu_bytes(job))
         answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
-        if not prediction["rows"]:
+        if not prediction["rows"] and dataset.messages is None:
             raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
         problem = too_large(job, prediction, placement.memory_bytes())
         problem = problem or placement.gpu_problem(job)
@@ -297,8 +297,11 @@ def _check_files(dataset: DatasetSpec) -> None:
     from service.datasets import registry
     from trainer.spec.uri_schemes import OBJECT_PREFIXES
 
+    topics = () if dataset.messages is None else (dataset.uri,)
     # Nothing here is the home of the service that the dataset is for.
-    anywhere = Settings(home=Path(os.devnull), data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES)
+    anywhere = Settings(
+        home=Path(os.devnull), data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES, topic_roots=topics
+    )
     try:
         registry.check_files(anywhere, dataset)
     except Problem as problem:

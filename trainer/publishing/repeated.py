@@ -7,6 +7,8 @@ one. So an attempt that begins anew after a kill, wherever that was, brings what
 from __future__ import annotations
 
 import contextlib
+import datetime
+import itertools
 import os
 import shutil
 import threading
@@ -16,17 +18,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from embeddings.refresh.publication import last_step
+from embeddings.refresh.publication import TRAINING_STEP, last_step
 from embeddings.store import open_store
 from trainer.checkpoint.format import Checkpoint, CheckpointError, checkpoints_in
 from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.stored import show
 from trainer.publishing.publish import publish_checkpoint
 from trainer.runs.directory import Run
+from trainer.runs.events import read_events
 from trainer.runs.failures import LeaseLostError
 from trainer.runs.uplink import fence
 
 POLL_SECONDS = 0.5
+RETRY_SECONDS = 60.0
+"""After a failure, where a job publishes by rows."""
 PINNED = ".publishing.tmp"
 """Of a run's directory: the checkpoint that is being published, which retention would take away from under it."""
 
@@ -65,6 +70,7 @@ class _Publisher:
         self._known: tuple[Path, Position] | None = None
         self._rows = 0
         self._at = time.monotonic()
+        self._retry_at = self._at
 
     def work(self, ended: threading.Event) -> None:
         while not ended.wait(POLL_SECONDS):
@@ -74,12 +80,16 @@ class _Publisher:
                 return
             except Exception as error:
                 traceback.print_exc()
-                self._at = time.monotonic()
-                self._emit("info", message=f"a version could not be published ({type(error).__name__}: {error}): "
-                           "training goes on, and the next that is due is tried")  # fmt: skip
+                self._retry_at = time.monotonic() + (self._spec.every_seconds or RETRY_SECONDS)
+                # The disk may be full for the event too.
+                with contextlib.suppress(OSError):
+                    self._emit("info", message=f"a version could not be published ({type(error).__name__}: {error}): "
+                               "training goes on, and the next that is due is tried")  # fmt: skip
 
     def publish_if_due(self) -> None:
         """Publish the newest checkpoint, if it is time and there is one of a later step than the last version's."""
+        if time.monotonic() < self._retry_at:
+            return
         if self._step is None:
             self._go_on()
         if self._spec.every_seconds is not None and time.monotonic() - self._at < self._spec.every_seconds:
@@ -105,6 +115,22 @@ class _Publisher:
         self._step = last_step(self._store, self._spec.collection, run.run_id, fence=lambda: fence(run))
         # Batches are whole until the last: so many rows were published.
         self._rows = max(0, self._step) * run.job.batch_size
+        self._at = time.monotonic() - self._seconds_since_last()
+
+    def _seconds_since_last(self) -> float:
+        """Return how long ago the job's last version was made; without one, how long ago its first attempt began."""
+        versions = self._store.collection(self._spec.collection).versions()
+        times = [
+            str(one["created_at"])
+            for one in versions
+            if one["job"] == self._run.run_id and one.get(TRAINING_STEP) is not None
+        ]
+        if not times:
+            times = [str(event.fields["time"]) for event in itertools.islice(read_events(self._run.directory), 1)]
+        now = datetime.datetime.now(datetime.UTC)
+        ages = [(now - datetime.datetime.fromisoformat(one)).total_seconds() for one in times]
+        # Clocks of hosts differ.
+        return max(0.0, min(ages, default=0.0))
 
     def _newest(self) -> tuple[Path, Position] | None:
         """Return the newest checkpoint, and where its training was."""

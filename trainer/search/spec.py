@@ -34,6 +34,9 @@ NOT_SEARCHED = {
 """Fields of a job that are no hyperparameters, and why."""
 _NO_NUMBER = FieldProblem("metric", "the job measures tables alone", "name a number in evaluation.metrics")
 
+# What makes no whole number of whole ends: the golden section.
+_NOT_WHOLE = (3 - 5**0.5) / 2
+
 Ends = Annotated[tuple[float, float], Field(min_length=2, max_length=2)]
 
 
@@ -59,6 +62,12 @@ class Distribution(Spec):
     def examples(self) -> tuple[Any, ...]:
         """Values that a job is checked with: every choice, or both ends."""
         return self.choice or self.uniform or self.loguniform or ()
+
+    @property
+    def between(self) -> float | None:
+        """A value between the ends that is no whole number; None of choices."""
+        ends = self.uniform or self.loguniform
+        return None if ends is None else ends[0] + (ends[1] - ends[0]) * _NOT_WHOLE
 
 
 class SearchSpec(Spec):
@@ -130,7 +139,9 @@ def metric_of(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> str:
 
 
 def check_search(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> None:
-    """Check a search against the job that it changes: every choice, and both ends of every range, one at a time.
+    """Check a search against the job that it changes: every choice, and the ends of every range and a value between.
+
+    One at a time.
 
     Raises:
         InvalidFieldsError: A field is none of the job, or no hyperparameter, or a value does not fit it.
@@ -152,11 +163,14 @@ def _problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterato
         if reason is not None:
             yield FieldProblem(f"space.{path}", f"it is no hyperparameter: {reason}", "leave it out of the space")
             continue
-        for value in distribution.examples:
-            yield from (
-                FieldProblem(f"space.{path}", f"with {value}: {problem.field}: {problem.message}", problem.remedy)
-                for problem in _problems_with(job, dataset, path, value)
-            )
+        found = [one for value in distribution.examples for one in _problems_with(job, dataset, path, value)]
+        between = distribution.between
+        if not found and between is not None:
+            found = [
+                one._replace(remedy=one.remedy or "give the values as choice: [A, B]")
+                for one in _problems_with(job, dataset, path, between)
+            ]
+        yield from found
 
 
 def _metric_problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
@@ -171,7 +185,16 @@ def _metric_problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> 
         )  # fmt: skip
 
 
-def _problems_with(job: JobSpec, dataset: DatasetSpec, path: str, value: Any) -> tuple[FieldProblem, ...]:
+def _problems_with(job: JobSpec, dataset: DatasetSpec, path: str, value: Any) -> list[FieldProblem]:
+    """Return what a job has against the value of a field."""
+    said = f"with {value:g}" if isinstance(value, float) else f"with {value}"
+    return [
+        FieldProblem(f"space.{path}", f"{said}: {problem.field}: {problem.message}", problem.remedy)
+        for problem in _problems_of(job, dataset, path, value)
+    ]
+
+
+def _problems_of(job: JobSpec, dataset: DatasetSpec, path: str, value: Any) -> tuple[FieldProblem, ...]:
     try:
         parse_job(with_values(job, {path: value})).against(dataset)
     except InvalidFieldsError as error:

@@ -302,6 +302,22 @@ def test_validate_opens_the_files_of_a_dataset_alone(run: Run, served: Served, t
     assert "remedy: name a column of the file" in done.err
 
 
+def test_validate_asks_no_broker_of_a_topic(run: Run, served: Served, tmp_path: Path):
+    """Its rows are not known, and its columns are those that the dataset declares."""
+    columns = {"user": "int64", "item": "string", "click": "int64"}
+    dataset = {
+        "name": "shop", "uri": "kafka://127.0.0.1:1/clicks", "messages": {"columns": columns},
+        "features": {"user": {"type": "id"}, "item": {"type": "id"}}, "label": {"column": "click"},
+    }  # fmt: skip
+    job = {
+        "name": "follow", "dataset": {"name": "shop", "one_pass": True, "follow": {}}, "model": {"kind": "dnn"},
+        "optimizer": {"kind": "sgd"}, "tables": {"user": {"capacity": 100}, "item": {"capacity": 100}},
+        "evaluation": {"split": {"validation": 0, "test": 0}},
+    }  # fmt: skip
+    assert run("validate", str(write_spec(tmp_path / "dataset.yaml", dataset))).code == 0
+    assert run("validate", str(write_spec(tmp_path / "job.yaml", dataset, job))).code == 0
+
+
 def test_a_file_without_rows_is_not_valid(run: Run, served: Served, tmp_path: Path):
     empty = served.data / "norows.parquet"
     dataset = serving.dataset(served.data, "norows") | {"uri": str(empty)}

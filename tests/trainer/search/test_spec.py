@@ -51,6 +51,10 @@ def test_a_search_that_says_nothing_is_refused(document, message):
             {"batch_size": {"uniform": [10.5, 20.5]}},
             "space.batch_size: with 10.5: batch_size: Input should be a valid int",
         ),
+        (
+            {"batch_size": {"uniform": [128, 512]}},
+            "space.batch_size: with 274.675: batch_size: Input should be a valid integer",
+        ),
         ({"model.embedding_dim": {"choice": [8, 0]}}, "space.model.embedding_dim: with 0: model.embedding_dim: Input"),
         ({"seed.of": {"choice": [1]}}, "space.seed.of: with 1: seed.of: 'seed' is not a part with fields"),
         ({"optimizer.kind": {"choice": ["sgd", "lion"]}}, "space.optimizer.kind: with lion: optimizer.kind: "),

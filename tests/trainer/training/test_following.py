@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -299,11 +301,11 @@ def test_a_version_that_cannot_be_published_ends_no_training(tmp_path, small, mo
     monkeypatch.setattr("trainer.publishing.repeated.POLL_SECONDS", 0.02)
     original, calls = repeated.publish_checkpoint, []
 
-    def failing(run, checkpoint):
+    def failing(run, checkpoint, store):
         calls.append(checkpoint.step)
         if len(calls) == 1:
             raise OSError(28, "No space left on device")
-        return original(run, checkpoint)
+        return original(run, checkpoint, store)
 
     monkeypatch.setattr(repeated, "publish_checkpoint", failing)
     job = job_of({"until": None, "max_rows": 3 * FILE_ROWS}, publish=PUBLISH | {"every_seconds": 0.02})
@@ -314,6 +316,46 @@ def test_a_version_that_cannot_be_published_ends_no_training(tmp_path, small, mo
     notes = [one["message"] for one in small.events(run.directory, "info")]
     assert any("a version could not be published (OSError: [Errno 28] No space left on device)" in one for one in notes)
     assert versions_of(run)[-1]["training_step"] == latest_valid(run.checkpoints).step
+
+
+@pytest.mark.parametrize("publish", [{"every_rows": 1}, {"every_seconds": 600}])
+def test_a_version_that_cannot_be_published_is_tried_again_after_a_while(publish, tmp_path):
+    """Not at each look at the clock; and it is tried again where the failure could not be told of either."""
+    run = run_of(tmp_path, "run", job_of(publish=PUBLISH | publish), dataset_of(folder_of(tmp_path / "all", (0,))))
+    (tmp_path / "store").write_text("not a folder")
+    said = []
+
+    def full_disk(kind, **fields):
+        said.append(fields["message"])
+        raise OSError(28, "No space left on device")
+
+    looks = iter([False] * 5 + [True])
+    repeated._Publisher(run, full_disk).work(SimpleNamespace(wait=lambda seconds: next(looks)))
+    assert len(said) == 1
+    assert next(looks, None) is None
+
+
+def test_the_time_between_versions_goes_on_in_a_later_attempt(tmp_path):
+    """From the job's last version; before it has one, from where its first attempt began."""
+    dataset, job = dataset_of(folder_of(tmp_path / "all", (0, 1))), job_of(publish=PUBLISH | {"every_seconds": 3600})
+    trained = run_of(tmp_path, "run", job, dataset)
+    (trained.directory / "events.jsonl").write_text('{"time": "2026-01-01T00:00:00.000Z", "type": "state"}\n')
+    assert execute(trained, start_ranks) == 0
+    shutil.rmtree(trained.store_url)
+    newest, aside = latest_valid(trained.checkpoints).path, tmp_path / "aside"
+    told = []
+
+    def publish_if_due(attempt):
+        run = run_of(tmp_path, "run", job, dataset, attempt=attempt)
+        repeated._Publisher(run, lambda kind, **fields: told.append(fields["step"])).publish_if_due()
+        return run
+
+    newest.rename(aside)
+    run = publish_if_due(2)
+    assert told == [latest_valid(run.checkpoints).step]
+    aside.rename(newest)
+    publish_if_due(3)
+    assert len(told) == 1
 
 
 def follow_on_ranks(directory, dataset, job, folder):

@@ -151,6 +151,17 @@ def test_bad_rows_are_left_out_up_to_a_share_of_each_block(tmp_path, own_broker,
         batches_of(tmp_path, topic_dataset(uri, max_bad_rows=0.05), job)
 
 
+def test_labels_as_text_are_numbers_as_in_files(tmp_path, own_broker):
+    topic = own_broker.topic(1)
+    rows = [{"user": 1, "item": "a", "recent": [], "click": label} for label in ("1", "yes", "0", "1")]
+    own_broker.send(topic, 0, [json.dumps(row).encode() for row in rows])
+    messages = {"columns": COLUMNS | {"click": "string"}}
+    dataset = topic_dataset(own_broker.uri(topic), messages=messages, max_bad_rows=0.5)
+    found, _ = batches_of(tmp_path, dataset, topic_job(3, batch_size=1))
+    assert sorted(label for _, labels in found for label in labels) == [0.0, 1.0, 1.0]
+    assert found[-1][0].bad == 1
+
+
 def test_the_next_block_has_a_share_of_its_own(tmp_path, own_broker):
     rows = topic_rows.TopicRows(type("Plan", (), {"dataset": topic_dataset("kafka://a:1/b", max_bad_rows=0.01)})())
     place = rows.count(Place(), 98_500, 1_000)

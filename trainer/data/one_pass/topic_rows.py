@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trainer.data.errors import DataError
 from trainer.data.one_pass.place import Place
-from trainer.data.prepare.bad_rows import bad_values
+from trainer.data.prepare.bad_rows import bad_values, with_numbers
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.source import Chunk
 from trainer.data.sources.topics.segments import Segment
@@ -113,7 +113,8 @@ class TopicRows:
             bad |= mask
         if told:
             self._told = told[:NUM_EXAMPLES]
+        batch = with_numbers(self._plan, chunk)
         if not bad.any():
-            return chunk
-        rows, batch = chunk.rows[~bad], chunk.batch.filter(pa.array(~bad))
+            return replace(chunk, batch=batch)
+        rows, batch = chunk.rows[~bad], batch.filter(pa.array(~bad))
         return replace(chunk, rows=rows, batch=batch, num_bad=chunk.num_bad + int(bad.sum()))

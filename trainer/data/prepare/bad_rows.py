@@ -6,7 +6,7 @@ A row is bad where its label is missing (of several labels a missing one is abse
 nor 1, or less than its loss can learn; its weight is missing or negative; a mask is neither 0 nor 1; its time is
 missing; a numeric feature is text, infinite, or missing where ``missing: error``; a vector has another length, a number
 that is missing or infinite, or is missing where ``missing: error``; an id is missing where ``missing: error``, or no
-integer in a column of integers; the weights of a list are not as many as its ids, missing, or negative.
+integer where the table's are, in a list too; the weights of a list are not as many as its ids, missing, or negative.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
+# What may be one of 64 bits: at most 19 digits behind leading zeros, or 16 of base 16.
+_INTEGER = r"^(-?0*[0-9]{1,19}|0[xX][0-9a-fA-F]{1,16})$"
 
 Mask = npt.NDArray[np.bool_]
 
@@ -77,7 +79,7 @@ class BadRows:
                 self._record(chunk, column, reason, np.flatnonzero(first))
             bad |= mask
         self.num_rows += len(chunk)
-        batch = self._with_numbers(chunk)
+        batch = with_numbers(self._plan, chunk)
         if not bad.any():
             return Chunk(chunk.file, chunk.rows, batch)
         return Chunk(chunk.file, chunk.rows[~bad], batch.filter(pa.array(~bad)))
@@ -161,15 +163,6 @@ class BadRows:
             fsync_path(self._file(self._num_files))
             self._num_files += 1
 
-    def _with_numbers(self, chunk: Chunk) -> pa.RecordBatch:
-        """Return labels as numbers, where a column has them as text because of a bad row."""
-        batch = chunk.batch
-        for column in self._plan.label_columns:
-            if _is_text(chunk.column(column).type):
-                numbers, _ = as_floats(chunk.column(column))
-                batch = batch.set_column(batch.schema.get_field_index(column), column, pa.array(numbers))
-        return batch
-
     def _record(self, chunk: Chunk, column: str, reason: str, positions: npt.NDArray[np.int64]) -> None:
         self.by_reason[reason] += len(positions)
         shown = self._examples.setdefault(reason, [])
@@ -184,6 +177,16 @@ class BadRows:
             [str(chunk.file.path)] * count, chunk.rows[positions], [column] * count, said, [reason] * count,
         ]  # fmt: skip
         self._writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+
+
+def with_numbers(plan: DataPlan, chunk: Chunk) -> pa.RecordBatch:
+    """Return labels as numbers, where a column has them as text because of a bad row."""
+    batch = chunk.batch
+    for column in plan.label_columns:
+        if _is_text(chunk.column(column).type):
+            numbers, _ = as_floats(chunk.column(column))
+            batch = batch.set_column(batch.schema.get_field_index(column), column, pa.array(numbers))
+    return batch
 
 
 def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
@@ -209,8 +212,8 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
             yield vector.column, "missing", missing
     for use in plan.uses:
         array = chunk.column(use.column)
-        if plan.kinds[use.domain] == "int" and not use.is_list:
-            yield use.column, "no integer id", ~_are_ids(array)
+        if use.ngrams is None and (plan.kinds[use.domain] == "int" or not _is_text(values.element_type(array.type))):
+            yield use.column, "no integer id", ~(_are_lists_of_ids(array) if use.is_list else _are_ids(array))
         if use.weights is not None:
             yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
     for column in plan.required:
@@ -277,19 +280,38 @@ def _there(chunk: Chunk, column: str) -> Mask:
     return is_there(chunk.column(column))
 
 
+def _are_lists_of_ids(array: pa.Array) -> Mask:
+    """Return where lists have ids alone, as :func:`_are_ids` says."""
+    elements, parents = values.raw_lists(array)
+    mask = np.ones(len(array), dtype=bool)
+    mask[parents[~_are_ids(elements)]] = False
+    return mask
+
+
 def _are_ids(array: pa.Array) -> Mask:
-    """Return where values are integers, whatever they are written as, or missing."""
-    if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type) or pa.types.is_null(array.type):
-        return np.ones(len(array), dtype=bool)
-    try:
-        values.as_ids(array, "int", "")
-    except DataError:
-        numbers, bad = as_floats(array)
-        whole = np.isnan(numbers) | (
-            np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2.0**63)
-        )
-        return whole & ~bad
-    return np.ones(len(array), dtype=bool)
+    """Return where :func:`~trainer.data.columns.values.as_ids` reads values as integers, or as missing."""
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(array.type):
+        numbers = array.to_numpy(zero_copy_only=False)
+        whole = (numbers == np.floor(numbers)) & (np.abs(numbers) < values.exact_below(array.type))
+        return ~valid | np.isnan(numbers) | whole
+    may_be = valid
+    if values.is_list(array.type):
+        may_be = np.zeros(len(array), dtype=bool)
+    elif _is_text(array.type):
+        may_be = pc.match_substring_regex(array, _INTEGER).fill_null(False).to_numpy(zero_copy_only=False)
+    mask = ~valid
+    # The others are found by halves.
+    work = [np.flatnonzero(may_be)]
+    while work:
+        places = work.pop()
+        try:
+            values.as_ids(array.take(pa.array(places)), "int", "")
+            mask[places] = True
+        except DataError:
+            if len(places) > 1:
+                work += np.array_split(places, 2)
+    return mask
 
 
 def _is_text(type_: pa.DataType) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import numpy as np
@@ -111,7 +111,7 @@ class Source:
         found = _find_files(uri) if only is None else _Found(False, tuple(only), _reader_of(uri, only))
         self.is_file, self.files, self._version = found.is_file, found.files, found.version
         self.passed_over = found.others
-        self._hive = _hive_types(self.files)
+        self._hive = _hive_types(self.files, found.partition_types)
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
         self.reader = found.reader([file.path for file in self.files])
@@ -341,6 +341,8 @@ class _Found:
     reader: Callable[[Sequence[FilePath]], Reader]
     version: str = ""
     """Of a table."""
+    partition_types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    """Of a table."""
     others: tuple[str, ...] = ()
     """Names of the files of a folder whose endings are of no format."""
 
@@ -356,7 +358,7 @@ def _find_files(uri: str) -> _Found:
         return _Found(True, only, _reader_of(uri, only))
     table = snapshot_of(uri, dict(listing))
     if table is not None:
-        return _Found(False, _files_of(table, dict(listing)), table.reader, table.version)
+        return _Found(False, _files_of(table, dict(listing)), table.reader, table.version, table.partition_types)
     files = []
     for parts, path in sorted(listing, key=lambda one: one[0]):
         if not holds_rows(parts):
@@ -398,7 +400,7 @@ def _reader_of(uri: str, files: Sequence[SourceFile]) -> type[Reader]:
     return readers.pop()
 
 
-def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
+def _hive_types(files: tuple[SourceFile, ...], declared: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     keys = [key for key, _ in files[0].partitions]
     for file in files:
         if [key for key, _ in file.partitions] != keys:
@@ -408,7 +410,12 @@ def _hive_types(files: tuple[SourceFile, ...]) -> dict[str, pa.DataType]:
                 remedy="give every file the same partition folders",
             )
     values = {key: [dict(file.partitions)[key] for file in files] for key in keys}
-    return {
-        key: pa.int64() if all(value.isdigit() or value == HIVE_NULL for value in texts) else pa.string()
-        for key, texts in values.items()
-    }
+    return {key: _hive_type(texts, declared.get(key)) for key, texts in values.items()}
+
+
+def _hive_type(texts: Sequence[str], declared: pa.DataType | None) -> pa.DataType:
+    if declared is not None and pa.types.is_integer(declared):
+        return pa.int64()
+    is_text = declared is not None and (pa.types.is_string(declared) or pa.types.is_large_string(declared))
+    are_digits = all(text.isdigit() or text == HIVE_NULL for text in texts)
+    return pa.int64() if are_digits and not is_text else pa.string()

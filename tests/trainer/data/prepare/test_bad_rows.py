@@ -167,3 +167,23 @@ def test_ids_that_are_no_integers(tmp_path):
     data = prepare(*specs(folder, 0.5, features=features), tmp_path / "run" / "data")
     assert data.bad_rows == {"no integer id": 1}
     assert sum(data.num_examples.values()) == 99
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        pytest.param("1", "7.0", id="fraction as text"),
+        pytest.param(1.0, 2.0**53, id="float that stands for several integers"),
+        pytest.param("1|2", "1|undefined", id="one of a list as text"),
+        pytest.param([1.0, None], [1.0, 1.5], id="one of a list of floats"),
+        pytest.param(["1"], ["x"], id="one of a list of text"),
+    ],
+)
+def test_ids_of_an_integer_table_that_cannot_be_read_as_such(good, bad, tmp_path):
+    rows = {"item": list(range(50)), "other": [good] * 49 + [bad], "click": [0, 1] * 25, "pos": list(range(50))}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    kind = "id_list" if isinstance(good, list) or "|" in str(good) else "id"
+    features = {"item": {"type": "id"}, "other": {"type": kind, "shares": "item"}}
+    data = prepare(*specs(tmp_path / "rows.parquet", 0.1, features=features), tmp_path / "run" / "data")
+    assert data.bad_rows == {"no integer id": 1}
+    assert sum(data.num_examples.values()) == 49

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath
@@ -26,11 +28,12 @@ class TableFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A version of a table: its files, and who reads them."""
+    """A version of a table: its files, who reads them, and the types of the columns that have one value in each."""
 
     version: str
     files: tuple[TableFile, ...]
     reader: Callable[[Sequence[FilePath]], Reader]
+    partition_types: Mapping[str, pa.DataType] = field(default_factory=dict)
 
 
 class TableFormat(ABC):

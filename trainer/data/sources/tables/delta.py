@@ -78,9 +78,9 @@ class DeltaTable(TableFormat):
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         found = tuple(self._file(uri, one, partitions, files) for one in actions)
         declared = {".".join(path): type_ for path, type_ in fields_of(pa.schema(table.schema()))}
-        declared = {name: type_ for name, type_ in declared.items() if name not in partitions}
+        types = {name: declared.pop(name) for name in partitions}
         kept = self._kept(uri, table, files) if self._has_deletion_vectors(table) else {}
-        return Snapshot(f"version {table.version()}", found, lambda paths: DeltaReader(paths, declared, kept))
+        return Snapshot(f"version {table.version()}", found, lambda paths: DeltaReader(paths, declared, kept), types)
 
     def _file(
         self, uri: str, action: dict[str, object], partitions: Sequence[str], files: Mapping[Parts, FilePath]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
+from trainer.data.columns.values import text_as_times
 from trainer.data.sources.readers.json_lines import MAX_DEPTH, depth_of
 from trainer.spec.messages import Messages
 
@@ -108,14 +109,31 @@ class JsonLines(MessageFormat):
         # Arrow follows any depth with its stack, until the process dies.
         if depth_of(block) > MAX_DEPTH:
             raise UnreadableError(f"lists or objects lie more than {MAX_DEPTH} deep in one another")
-        table = pa.json.read_json(
-            pa.BufferReader(block),
-            pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            pa.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"),
-        )
+        try:
+            table = _read_json(block, self.schema)
+        except pa.ArrowInvalid:
+            times = [number for number, type_ in enumerate(self.schema.types) if pa.types.is_timestamp(type_)]
+            if not times:
+                raise
+            # Arrow reads no nanoseconds as microseconds: as text they are cut, as in files.
+            as_text = self.schema
+            for number in times:
+                as_text = as_text.set(number, as_text.field(number).with_type(pa.string()))
+            table = _read_json(block, as_text).select(self.schema.names)
+            for number in times:
+                read = text_as_times(table.column(number)).cast(self.schema.types[number])
+                table = table.set_column(number, self.schema.field(number), read)
         if table.num_rows != len(lines):
             raise UnreadableError("a line is not one JSON object")
         return table.select(self.schema.names), list(map(len, lines_of))
+
+
+def _read_json(block: bytes, schema: pa.Schema) -> pa.Table:
+    return pa.json.read_json(
+        pa.BufferReader(block),
+        pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+        pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
 
 
 class ArrowStream(MessageFormat):

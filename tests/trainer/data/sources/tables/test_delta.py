@@ -61,6 +61,13 @@ def test_types_that_were_widened_read(tmp_path):
     assert source.column_type("user") == pa.int32()
 
 
+@pytest.mark.parametrize("values", [["007", "7"], [5, -5], ["7", None]])
+def test_partition_columns_have_the_type_that_the_table_declares(values, tmp_path):
+    """Folders say less: text of digits is no integer, and two texts are two ids."""
+    deltalake.write_deltalake(tmp_path, pa.table({"store": values, "user": [1, 2]}), partition_by=["store"])
+    assert rows_of(Source(str(tmp_path)), ["store"]) == sorted(({"store": one} for one in values), key=str)
+
+
 NUM_RECORDS = '{"numRecords": 10}'
 
 

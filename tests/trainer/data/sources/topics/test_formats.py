@@ -99,3 +99,13 @@ def test_what_becomes_of_a_message_does_not_depend_on_those_beside_it(name, valu
     )
     assert together.num_rows.tolist() == [int(one.num_rows[0]) for one in alone]
     assert set(together.problems) == {number for number, one in enumerate(alone) if one.problems}
+
+
+def test_digits_of_times_behind_microseconds_are_cut_as_in_files():
+    """Some loggers write nanoseconds, with a zone or without."""
+    texts = ["2026-11-25T09:00:00.123456789Z", "2026-11-25T10:00:00+01:00", "2026-11-25", None, "today", 7]
+    read = format_of(Messages(columns={"at": "timestamp"})).decode([as_json({"at": text}) for text in texts])
+    assert [str(row["at"]) for row in read.batch.to_pylist()] == [
+        "2026-11-25 09:00:00.123456", "2026-11-25 09:00:00", "2026-11-25 00:00:00", "None",
+    ]  # fmt: skip
+    assert list(read.problems) == [4, 5]
