@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,9 @@ from tests.hosts.net import network, until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.process]
 
-FETCH = "import urllib.request as u; print(u.urlopen('http://a:8000/mine', timeout=1).read().decode(), end='')"
+FILE = f"evenkeel-{uuid.uuid4().hex}"
+"""A name that no file of this machine has."""
+FETCH = f"import urllib.request as u; print(u.urlopen('http://a:8000/{FILE}', timeout=1).read().decode(), end='')"
 LEFT_ALONE = """
 import os, sys
 from pathlib import Path
@@ -31,10 +34,10 @@ def test_hosts_have_files_processes_and_addresses_of_their_own(tmp_path: Path) -
         a, b = net["a"], net["b"]
         assert a.run("hostname").stdout == "a\n"
         for own in ("/tmp", "/var/tmp", "/run", "/srv", "/dev/shm"):
-            a.run("sh", "-c", f"echo here > {own}/mine")
-            assert b.run("test", "-e", f"{own}/mine", check=False).returncode == 1
-            assert not Path(own, "mine").exists()
-        assert a.path("/srv/mine").read_text() == "here\n"
+            a.run("sh", "-c", f"echo here > {own}/{FILE}")
+            assert b.run("test", "-e", f"{own}/{FILE}", check=False).returncode == 1
+            assert not Path(own, FILE).exists()
+        assert a.path(f"/srv/{FILE}").read_text() == "here\n"
         a.run("sh", "-c", "echo here > where-commands-run")
         assert a.path("/srv/where-commands-run").exists()
         serving = a.start(sys.executable, "-m", "http.server", "8000", log="http")
