@@ -14,7 +14,7 @@ from service.client.http import Json, ProblemError, ServiceError, Session, Unrea
 
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 PATIENCE_SECONDS = 60.0
-"""How long whoever waits for a job goes on without the service."""
+"""Seconds for which waiting for a job tolerates a service that is unavailable."""
 AWAY = (429, 502, 503, 504)
 """What is answered for a moment: by a service whose database is away or that is asked too often, by a proxy of it."""
 

@@ -158,7 +158,7 @@ class Erasure:
         if self._files.unswept is not None:
             raise StoreUnavailable(
                 f"collection '{self._files.name}': the ids are served no more, but objects with rows of theirs are in "
-                f"the store until it can be reached ({self._files.unswept}): erase them again, or clean the collection"
+                f"the store until it can be reached ({self._files.unswept}): erase them again"
             )
         return done
 
