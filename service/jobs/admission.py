@@ -1,8 +1,8 @@
 """Whether a run fits its host beside the running ones: its needs, the host's resources, and messages about both.
 
-Jobs are served in order: the job at the head of the queue waits until there is room for it, and no other passes it, so
-that a large job is not starved by small ones. A run's needs are reserved from its claim until its last process has
-exited. All functions are pure except :func:`host`.
+Jobs are served in order: the job at the head of the queue waits until there is room for it, and no other passes it but
+one of its tenant's with a higher priority, so that a large job is not starved by small ones. A run's needs are reserved
+from its claim until its last process has exited. All functions are pure except :func:`host`.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ class JobQueue:
     async def claim(self) -> bool:
         """Take the first job in the queue if there is room for it, else record why it and the others wait.
 
-        Jobs may only pass one that waits for a backoff to elapse or for its last attempt to be gone: a large job gets
-        its room in the end, however many small ones come after it.
+        The oldest job says whose turn it is; of that tenant's jobs the one of the highest priority is first, then the
+        oldest. Others may only pass one that waits for a backoff to elapse or for its last attempt to be gone: a large
+        job gets its room in the end, however many small ones come after it.
 
         Returns:
             True if there may be room for one more.
@@ -57,7 +58,10 @@ class JobQueue:
         unreleased = sa.and_(job.home_id == self._context.home_id, job.released.is_(False))
         active = sa.select(job.id, job.tenant, job.needs, job.attempts).where(unreleased)
         async with self._context.database.read() as connection:
-            queue = sa.select(tables.job).where(waiting).order_by(job.id)
+            turn_of = sa.select(job.tenant).where(waiting).order_by(job.id).limit(1).scalar_subquery()
+            # Of a job that does not set it the stored spec has none.
+            priority = sa.func.coalesce(job.spec["priority"].as_integer(), 0)
+            queue = sa.select(tables.job).where(waiting, job.tenant == turn_of).order_by(priority.desc(), job.id)
             head = await first_row(connection, JobRow, queue.limit(1))
             if head is None:
                 return False

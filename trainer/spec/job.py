@@ -277,6 +277,9 @@ class JobSpec(Spec):
     A step is one batch, whatever ``micro_batches`` is: the number of parts that a batch is cut into to save memory.
     Each part is looked up and differentiated before the next; their gradients add up, and one update follows.
 
+    ``priority``: of one tenant's jobs that wait, the one of the highest priority is first in line, and of those the
+    oldest; it takes turns of its own tenant's jobs alone, and stops no run.
+
     ``tracking``: trackers that get the metrics and curves of the run while it trains (trainer.spec.tracking).
     ``output_calibration``: how probabilities that predictions and exports give are calibrated on the validation rows
     (trainer.output_calibration).
@@ -303,6 +306,7 @@ class JobSpec(Spec):
     output_calibration: Literal["none", "platt", "isotonic"] = later("none")
     checkpoint: Annotated[Checkpoint, May.DIFFER_ON_RESUME] = Checkpoint()
     retries: Annotated[int, May.DIFFER_ON_RESUME] = Field(default=2, ge=0, le=100)
+    priority: Annotated[int, May.DIFFER_ON_RESUME] = later(0, ge=-100, le=100)
     labels: Annotated[dict[Name, LabelText], May.DIFFER_ON_RESUME] = {}
     publish: Annotated[Publish | None, May.DIFFER_ON_RESUME] = None
     tracking: Annotated[tuple[Tracking, ...], May.DIFFER_ON_RESUME] = later((), max_length=8)

@@ -1,4 +1,4 @@
-"""Jobs with a runner and real processes: run, fail, die, be cancelled, resume, wait their turn."""
+"""Jobs with a runner and real processes: run, fail, die, be cancelled, resume."""
 
 from __future__ import annotations
 
@@ -110,27 +110,6 @@ async def test_a_run_that_always_dies_ends_failed(service: httpx.AsyncClient) ->
     assert done["attempt"] == 2
     assert done["error"]["code"] == "run-died"
     assert "killer" in done["error"]["remedy"]
-
-
-@BOTH
-async def test_one_run_at_a_time_and_the_others_say_why(service: httpx.AsyncClient) -> None:
-    first = await submit(service, "hang")
-    await wait_for(service, first["id"], "running")
-    second, third = await submit(service, "succeed"), await submit(service, "succeed")
-
-    async def reasons() -> Any:
-        waiting = [(await service.get(f"/v1/jobs/{job['id']}")).json() for job in (second, third)]
-        return waiting if all(job["reason"] for job in waiting) else None
-
-    for job in await until(reasons):
-        assert job["state"] == "queued"
-        assert first["id"] in job["reason"]
-    await service.post(f"/v1/jobs/{first['id']}/cancel")
-    ended = [await wait_for(service, job["id"], "succeeded") for job in (second, third)]
-    cancelled = await wait_for(service, first["id"], "cancelled")
-    assert cancelled["finished_at"] < ended[0]["started_at"]
-    assert ended[0]["finished_at"] < ended[1]["started_at"]
-    assert ended[0]["reason"] is None
 
 
 @BOTH

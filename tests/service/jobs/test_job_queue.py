@@ -1,0 +1,84 @@
+"""The queue with a runner and real processes: one run at a time, in their order, by tenant and by priority."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import httpx
+import pytest
+
+from service.core.settings import Settings
+from service.core.tenants import HEADER
+from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
+from tests.service.small_run import SmallRuns
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+async def submit(client: httpx.AsyncClient, behave: str, tenant: str = "default", **fields: Any) -> dict[str, Any]:
+    response = await client.post("/v1/jobs", json=job_body(behave, **fields), headers={HEADER: tenant})
+    assert response.status_code == 202, response.text
+    return dict(response.json())
+
+
+@BOTH
+async def test_one_run_at_a_time_and_the_others_say_why(service: httpx.AsyncClient) -> None:
+    first = await submit(service, "hang")
+    await wait_for(service, first["id"], "running")
+    second, third = await submit(service, "succeed"), await submit(service, "succeed")
+
+    async def reasons() -> Any:
+        waiting = [(await service.get(f"/v1/jobs/{job['id']}")).json() for job in (second, third)]
+        return waiting if all(job["reason"] for job in waiting) else None
+
+    for job in await until(reasons):
+        assert job["state"] == "queued"
+        assert first["id"] in job["reason"]
+    await service.post(f"/v1/jobs/{first['id']}/cancel")
+    ended = [await wait_for(service, job["id"], "succeeded") for job in (second, third)]
+    cancelled = await wait_for(service, first["id"], "cancelled")
+    assert cancelled["finished_at"] < ended[0]["started_at"]
+    assert ended[0]["finished_at"] < ended[1]["started_at"]
+    assert ended[0]["reason"] is None
+
+
+@BOTH
+async def test_the_highest_priority_is_first_in_line(service: httpx.AsyncClient) -> None:
+    first = await submit(service, "hang")
+    await wait_for(service, first["id"], "running")
+    waiting = [await submit(service, "succeed", priority=priority) for priority in (-1, 0, 5, 5)]
+    assert waiting[2]["spec"]["priority"] == 5
+
+    async def reasons() -> Any:
+        told = [(await service.get(f"/v1/jobs/{job['id']}")).json()["reason"] for job in waiting]
+        return told if all(told) and "first in line" not in told[2] else None
+
+    told = await until(reasons)
+    assert [f"after {waiting[2]['id']}, which is first in line" in one for one in told] == [True, True, False, True]
+    await service.post(f"/v1/jobs/{first['id']}/cancel")
+    ended = [await wait_for(service, job["id"], "succeeded") for job in waiting]
+    started = [job["started_at"] for job in ended]
+    assert sorted(started) == [started[2], started[3], started[1], started[0]]
+
+
+@BOTH
+async def test_a_priority_takes_no_turn_of_another_tenant(
+    settings: Settings, runs: SmallRuns, dataset_body: dict[str, Any]
+) -> None:
+    settings = dataclasses.replace(settings, role="all", tenant_data_roots=(("ads", settings.data_roots[0]),))
+    async with (
+        running(settings, executor=runs) as app,
+        client_of(app, settings.admin_key_file.read_text().strip()) as client,
+    ):
+        for tenant in ("default", "ads"):
+            done = await client.post("/v1/datasets", json=dataset_body, headers={HEADER: tenant})
+            assert done.status_code == 201
+        first = await submit(client, "hang")
+        await wait_for(client, first["id"], "running")
+        theirs = await submit(client, "succeed", "ads")
+        ours = [await submit(client, "succeed", priority=priority) for priority in (0, 100)]
+        await client.post(f"/v1/jobs/{first['id']}/cancel")
+        jobs = [theirs, *ours]
+        started = [(await wait_for(client, job["id"], "succeeded"))["started_at"] for job in jobs]
+        assert sorted(started) == [started[0], started[2], started[1]]
