@@ -4,11 +4,11 @@ Two trainings of a model of products differ by a basis, and by more (docs/adr/00
 the other. With the context of the parent frozen (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings
 with a compass, AAAI 2019) the loss alone says where an item belongs, in the parent's basis. What the context is:
 
-=========  ==================================================================
-bpr, mf    rows of users, their bias included
-item2vec   the output half u of the items' rows [v | u]
-two_tower  all tables but the items', the tower, the bias
-=========  ==================================================================
+======================  ==================================================================
+bpr, mf                 rows of users, their bias included
+item2vec                the output half u of the items' rows [v | u]
+two_tower, CTR models   all tables but the items', and all that is no table
+======================  ==================================================================
 
 Rows of ids that the parent did not have are trained as ever. Frozen rows of whole tables are never touched: what a
 never-touched row reads is its initial value, so they are given the values that the parent's model read, and training

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from embeddings.vectors.item_vectors import unit_rows
 from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
@@ -23,6 +24,7 @@ from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run, write_run
 from trainer.sizing.estimate import estimate
 from trainer.spec import SpecError, parse_dataset, parse_job
+from trainer.spec.publish import Anchor
 
 # A training of each kind of model.
 pytestmark = pytest.mark.slow
@@ -162,6 +164,45 @@ def test_mf_publishes_its_vectors_without_the_bias(log, small, tmp_path):
     order = np.argsort(PreparedData.open(run.data).vocabulary("item").to_numpy(), kind="stable")
     np.testing.assert_array_equal(vectors.vectors, rows[2:, :4].numpy()[order])
     assert small.events(run.directory, "publication")[-1]["status"] == "published"
+
+
+@pytest.mark.parametrize(("kind", "feature"), [("deepfm", "item"), ("dcnv2", "query"), ("din", "item")])
+def test_click_models_publish_the_rows_of_a_feature_and_go_on_from_them(log, small, tmp_path, kind, feature):
+    """The second run is anchored: its vectors stay near the first one's, where the loss would leave others be."""
+    publish = {"collection": "vectors", "feature": feature, "ema": None, "align": False, "gate": {"mode": "report"}}
+    job = job_of(kind, {"init": {"kind": "hash", "std": 0.1}}, publish=publish)
+    store = str(tmp_path / "store")
+    first = read_run(write_run(tmp_path / "first", run_id="first", job=job, dataset=log, store_url=store))
+    assert execute(first, start_ranks) == 0
+    checkpoint = latest_valid(first.checkpoints)
+    vectors = item_vectors(first, checkpoint)
+    with single_rank_group():
+        sharded = build(job, PreparedData.open(first.data), alpha=job.optimizer.alpha)
+        sharded.load_from(checkpoint)
+        rows = sharded.gather_table(feature, decay=False).rows
+    assert rows.shape[1] == (5 if kind == "deepfm" else 4)
+    order = np.argsort(PreparedData.open(first.data).vocabulary(feature).to_numpy(), kind="stable")
+    np.testing.assert_array_equal(vectors.vectors, rows[2:, :4].numpy()[order])
+    (told,) = small.events(first.directory, "publication")
+    assert told["status"] == "published"
+
+    def refreshed(name, **settings):
+        run = write_run(
+            tmp_path / name, run_id=name, dataset=log, store_url=store, parent_version=told["version"],
+            job=job.model_copy(update={"seed": 5, "publish": job.publish.model_copy(update=settings)}),
+            init_checkpoint=str(first.checkpoints),
+        )  # fmt: skip
+        run = read_run(run)
+        assert execute(run, start_ranks) == 0
+        found = item_vectors(run, latest_valid(run.checkpoints))
+        both = vectors.evidence & found.evidence
+        assert both.sum() > 20
+        return np.mean(np.sum(unit_rows(found.vectors)[0] * unit_rows(vectors.vectors)[0], axis=1)[both])
+
+    free, anchored = refreshed("free"), refreshed("anchored", anchor=Anchor(strength=3.0))
+    assert free > 0.3
+    # Rows of few examples are drawn a few times.
+    assert 1 - anchored < 0.6 * (1 - free)
 
 
 def test_mf_learns_ratings_by_their_squared_error(small, tmp_path):
@@ -307,7 +348,7 @@ def test_what_a_kind_does_not_read_is_refused(kind, model, message):
 def test_what_a_kind_has_no_form_of_is_refused():
     for changes, message in (
         ({"sharding": {"item": "grid"}}, "sharding.item: grid is of pooled rows, and din takes each row by itself"),
-        ({"publish": {"collection": "items", "feature": "item"}}, "vectors of din are not determined by its loss"),
+        ({"publish": {"collection": "items", "feature": "item"}}, "the loss of din does not determine its vectors"),
     ):
         with pytest.raises(SpecError) as caught:
             job_of("din", **changes)

@@ -42,6 +42,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "model": {"kind": "two_tower", "embedding_dim": DIM, "hidden": [8], "init": HASH},
         "optimizer": {"kind": "adam_ar", "learning_rate": 0.03, "alpha": 0.003},
     },
+    "dcnv2": {
+        "model": {"kind": "dcnv2", "embedding_dim": DIM, "hidden": [8], "init": HASH},
+        "optimizer": {"kind": "adam_ar", "learning_rate": 0.03, "alpha": 0.003},
+    },
+    "deepfm": {
+        "model": {"kind": "deepfm", "embedding_dim": DIM, "hidden": [8], "init": HASH},
+        "optimizer": ADAMW,
+    },
     "item2vec": {
         "model": {"kind": "item2vec", "embedding_dim": DIM, "window": 2, "negatives": 2, "init": HASH},
         "optimizer": {"kind": "adam", "learning_rate": 0.03},
@@ -118,8 +126,8 @@ def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("kind", "items"),
-    [("bpr", "fresh"), ("bpr", "warm"), ("mf", "fresh"), ("two_tower", "fresh"), ("item2vec", "fresh"),
-     ("item2vec", "warm")],
+    [("bpr", "fresh"), ("bpr", "warm"), ("mf", "fresh"), ("two_tower", "fresh"), ("dcnv2", "fresh"), ("deepfm", "warm"),
+     ("item2vec", "fresh"), ("item2vec", "warm")],
 )  # fmt: skip
 def test_the_parents_context_stays_and_all_else_is_trained(tmp_path, logs, trained_runs, kind, items):
     first = trained_runs.finish(run_of(tmp_path, "first", kind, logs[0]))
@@ -293,6 +301,7 @@ def test_of_rows_with_two_halves_the_frozen_one_gets_no_gradient():
         ("item2vec", {"optimizer": ADAMW}, "adamw decays it as a whole"),
         ("two_tower", {"model": MODELS["two_tower"]["model"] | {"batch_norm": True}}, "model.batch_norm"),
         ("sasrec", {"model": {"kind": "sasrec", "embedding_dim": DIM}}, "on both sides"),
+        ("din", {"model": {"kind": "din", "embedding_dim": DIM, "init": HASH}}, "on both sides"),
     ],
 )
 def test_what_it_has_no_meaning_for_is_refused(kind, changes, words):

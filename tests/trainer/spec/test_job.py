@@ -102,18 +102,6 @@ def test_specs_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("publish", PUBLISH),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(path: str, value: Any) -> None:
-    with pytest.raises(SpecError, match="yet") as caught:
-        parse_job(changed(JOB, path, value))
-    assert path.split(".")[0] in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"kind": "adamw"}, "optimizer.weight_decay: adamw is adam with it"),

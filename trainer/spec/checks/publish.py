@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS
 from embeddings.rff.registry import feature_map
-from trainer.spec.models.registry import kinds_that
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
@@ -32,6 +31,12 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.publish is None:
         return
     yield from _view_problems(spec.publish.views, spec.model.embedding_dim)
+    if not spec.model.determines_vectors and spec.model.effective_init.kind != "hash":
+        yield FieldProblem(
+            "model.init",
+            f"the loss of {spec.model.kind} does not determine its vectors: from other initial values they are others",
+            "set model.init to {kind: hash, std: 0.1}, by which an id starts alike in all jobs of one seed",
+        )
     swapped = sorted(name for name, sse in spec.sse.items() if sse.probability)
     if spec.publish.anchor is not None and {spec.publish.feature, "label"} & set(swapped):
         yield FieldProblem(
@@ -46,7 +51,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(
             where,
             f"{kind} looks its items up on both sides, so no context is left to freeze",
-            f"use {', '.join(kinds_that('has_context'))}, or publish.anchor",
+            "use publish.anchor",
         )
     if spec.init_from is None:
         yield FieldProblem(where, "the context is the parent's", "name it in init_from")
@@ -86,11 +91,35 @@ def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
 
 
 def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``publish.anchor`` does not fit the dataset."""
+    """Yield what of ``publish`` does not fit the dataset."""
     if job.publish is None or job.publish.feature not in dataset.features:
         return
     items = job.publish.feature
+    if dataset.features[items].type not in ("id", "id_list"):
+        yield FieldProblem(
+            "publish.feature", f"'{items}' has no ids whose rows could be published", "name one that has"
+        )
+    if job.publish.frozen_context is not None and not (job.model.reads_pairs or job.model.reads_sequences):
+        yield from _frozen_context_problems(items, dataset)
     if job.publish.anchor is not None and dataset.features[items].type != "id":
         yield FieldProblem(
             "publish.anchor", f"'{items}' is no single id, so no row of it has a place of its own", "use type id"
         )
+
+
+def _frozen_context_problems(items: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield the features whose rows cannot be frozen while those of ``items`` are trained."""
+    table = dataset.features[items].shares or items
+    for name, feature in dataset.features.items():
+        if name != items and (feature.shares or name) == table:
+            yield FieldProblem(
+                "publish.frozen_context",
+                f"'{name}' reads rows of '{items}', which are trained",
+                "give it a table of its own",
+            )
+        if feature.is_list and feature.pooling == "mean":
+            yield FieldProblem(
+                "publish.frozen_context",
+                f"a mean over '{name}' mixes frozen and trained rows",
+                "use pooling sum, or the anchor",
+            )

@@ -19,7 +19,6 @@ from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problem
 from trainer.spec.checks.output_calibration import output_calibration_fit_problems, output_calibration_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
-from trainer.spec.models.registry import kinds_that
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
@@ -55,13 +54,6 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         )
     yield from evaluation_problems(spec)
     yield from output_calibration_problems(spec)
-    if spec.publish is not None and not spec.model.publishes:
-        why = "" if spec.model.determines_vectors else "are not determined by its loss and "
-        yield FieldProblem(
-            "publish",
-            f"vectors of {spec.model.kind} {why}are not published yet",
-            f"use one of {', '.join(kinds_that('publishes'))}",
-        )
     yield from publish_problems(spec)
 
 
@@ -232,7 +224,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
             yield FieldProblem(f"tables.{stored}", f"no such table (there are {', '.join(sorted(tables))})")
     if job.publish is not None and job.publish.feature not in dataset.features:
         yield FieldProblem("publish.feature", f"no such feature '{job.publish.feature}' (there are {names})")
-    if job.model.publishes and job.publish is not None and job.publish.feature != "item":
+    if job.model.publishes_items and job.publish is not None and job.publish.feature != "item":
         yield FieldProblem("publish.feature", f"{job.model.kind} publishes 'item'")
     yield from publish_fit_problems(job, dataset)
     yield from job.model.fit_problems(job, dataset)

@@ -76,14 +76,14 @@ class ModelSpec(Spec):
     """Whether that is so unless there are numeric features."""
     pools: ClassVar[bool] = True
     """Whether its lookups give a row for each bag, not one for each id."""
-    publishes: ClassVar[bool] = False
-    """Whether item vectors of it can be published."""
+    publishes_items: ClassVar[bool] = False
+    """Whether what it publishes are vectors of the feature item, and of no other one."""
     ranks_all_items: ClassVar[bool] = False
     """Whether its score is a product of what it knows of the user and of the item."""
     has_dynamic_tables: ClassVar[bool] = False
     """Whether it reads what a batch has, and no other rows."""
     determines_vectors: ClassVar[bool] = False
-    """Whether its loss determines its vectors, though they are not published; it does where they are."""
+    """Whether its loss determines its vectors up to a rotation; layers on top of them can absorb any linear map."""
     has_distances: ClassVar[bool] = False
     """Whether distances of its rows mean something, as where scores are products of two rows."""
     has_dropout: ClassVar[bool] = True
@@ -276,6 +276,7 @@ class PointwiseSpec(ModelSpec, LossSettings):
     losses = tuple(name for name, loss in LOSSES.items() if loss.of_labels)
     reads_numbers = True
     has_dynamic_tables = True
+    has_context = True
 
 
 class ClickSpec(TowerSpec, PointwiseSpec):

@@ -22,6 +22,7 @@ class DINSpec(ClickSpec):
     reads_vectors = True
 
     keeps_rows_of_lists = True
+    has_context = False
     attention_hidden: tuple[Size, ...] = later((36,), max_length=16)
     attention_activation: Literal["dice", "prelu", "relu"] = later("dice")
 

@@ -20,7 +20,8 @@ class PairSpec(ModelSpec):
 
     reads_pairs = True
     learns_products = True
-    publishes = True
+    publishes_items = True
+    determines_vectors = True
     ranks_all_items = True
     has_context = True
 

@@ -26,7 +26,8 @@ class SequenceSpec(DrawingSpec):
     reads_sequences = True
     learns_products = True
     pools = False
-    publishes = True
+    publishes_items = True
+    determines_vectors = True
 
     @property
     def num_negatives(self) -> int:

@@ -38,6 +38,7 @@ class SeveralLabelsSpec(TowerSpec):
     reads_labels = True
     reads_numbers = True
     has_dynamic_tables = True
+    has_context = True
 
     def size(
         self,

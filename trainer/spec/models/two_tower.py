@@ -33,7 +33,8 @@ class TwoTowerSpec(HardNegativesSpec, TowerSpec):
     item_id_dropout: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
 
     losses = ("bce", "mse", "sampled_softmax")
-    publishes = True
+    publishes_items = True
+    determines_vectors = True
     reads_numbers = True
     reads_items = True
     ranks_all_items = True
@@ -98,8 +99,6 @@ class TwoTowerSpec(HardNegativesSpec, TowerSpec):
                 "two_tower ranks all items for a user only where its features are user, item, and joins on the user",
                 f"leave {', '.join(others)} out of the dataset, or use metrics without ranking",
             )
-        if job.publish is not None and job.publish.frozen_context is not None:
-            yield from _frozen_context_problems(job.publish.feature, dataset)
         if dataset.items is None:
             if self.item_id_dropout != type(self).model_fields["item_id_dropout"].default:
                 why = f"dataset '{dataset.name}' has no item table, and the id is all that is known of an item"
@@ -128,24 +127,4 @@ def _item_table_problems(job: JobSpec) -> Iterator[FieldProblem]:
         if table.capacity is not None:
             yield FieldProblem(
                 f"tables.{name}.capacity", "ids of an item table have no dynamic rows yet", "leave it out"
-            )
-
-
-def _frozen_context_problems(items: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield the features whose rows cannot be frozen while those of ``items`` are trained."""
-    if items not in dataset.features:
-        return
-    table = dataset.features[items].shares or items
-    for name, feature in dataset.features.items():
-        if name != items and (feature.shares or name) == table:
-            yield FieldProblem(
-                "publish.frozen_context",
-                f"'{name}' reads rows of '{items}', which are trained",
-                "give it a table of its own",
-            )
-        if feature.is_list and feature.pooling == "mean":
-            yield FieldProblem(
-                "publish.frozen_context",
-                f"a mean over '{name}' mixes frozen and trained rows",
-                "use pooling sum, or the anchor",
             )

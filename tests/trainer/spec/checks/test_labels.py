@@ -154,7 +154,7 @@ def test_jobs_that_do_not_fit_the_labels(changes, dataset, message):
             {"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0, "explicit": "identity"}}},
             "regularizers.dropout_method.explicit: mmoe's loss is of several outputs: use loss_jacobian",
         ),
-        ({"publish": {"collection": "items", "feature": "item"}}, "vectors of mmoe are not determined by its loss"),
+        ({"publish": {"collection": "items", "feature": "item"}}, "the loss of mmoe does not determine its vectors"),
     ],
 )
 def test_jobs_that_contradict_themselves(changes, message):
