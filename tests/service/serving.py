@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from service.cli import main as cli_main
 from service.core.settings import Settings
@@ -166,3 +167,9 @@ def dataset(data: Path, name: str = "clicks") -> dict[str, Any]:
 
 def job(name: str = "daily", **fields: Any) -> dict[str, Any]:
     return {"name": name, "dataset": {"name": "clicks"}, "model": {"kind": "dnn"}, "epochs": 2, **fields}
+
+
+def write_spec(path: Path, *documents: dict[str, Any]) -> Path:
+    """Write the documents to one file, as examples have a dataset and a job."""
+    path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+    return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from service.client import Client
@@ -19,3 +21,9 @@ def served(served: Served) -> Served:
 @pytest.fixture
 def run(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     return serving.in_this_process(served, monkeypatch, capsys)
+
+
+@pytest.fixture
+def spec(served: Served, tmp_path: Path) -> Path:
+    """A file with a dataset and a job, as examples have it."""
+    return serving.write_spec(tmp_path / "clicks.yaml", serving.dataset(served.data), serving.job("from-cli"))

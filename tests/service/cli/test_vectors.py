@@ -1,0 +1,55 @@
+"""Versions and vectors on the command line: list, fetch, promote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.service import published
+from tests.service.serving import Run, Served
+
+pytestmark = pytest.mark.process
+
+
+def test_versions_fetch_and_promote(run: Run, served: Served, tmp_path: Path):
+    first, _ = published.publish(served.settings, "films", seed=1)
+    second, _ = published.publish(served.settings, "films", seed=2)
+    held = published.hold(served.settings, "films")
+    lines = run("versions", "films").lines
+    assert [line[:3] for line in lines[1:]] == [
+        ["", held, "held"],
+        ["*", second, "published"],
+        ["", first, "superseded"],
+    ]
+    assert "mean_cosine 0.10 is below 0.85" in lines[1][-1]
+    done = run("fetch", "films", "10", "11", "10")
+    assert [line[:2] for line in done.lines[1:]] == [["10", "found"], ["11", "missing"], ["10", "found"]]
+    assert f"version {second}, view films_rff, 16 coordinates" in done.err
+    items = run("fetch", "films_rff", "10", "11", "--version", first, "--json").json
+    assert (items["version"], items["view"]) == (first, "films_rff")
+    assert len(items["items"][0]["vector"]) == 16
+    assert items["items"][1] == {"id": 11, "status": "missing", "vector": None}
+    refused = run("promote", "films", held, "--reason", "trying")
+    assert refused.code == 1
+    assert "override_gate" in refused.err
+    assert run("promote", "films", first, "--reason", "rollback", "--if-current", first).code == 1
+    assert run("promote", "films", first, "--reason", "rollback", "--if-current", second).code == 0
+    assert run("versions", "films", "--json").json[-1]["state"] == "published"
+    for ending in (".parquet", ".arrow"):
+        file = tmp_path / f"vectors{ending}"
+        assert run("fetch", "films", "10", "11", "-o", str(file)).code == 0
+        table = pq.read_table(file) if ending == ".parquet" else pa.ipc.open_file(file).read_all()
+        assert table.column("id").to_pylist() == [10, 11]
+    assert run("fetch", "films", "10", "-o", str(tmp_path / "vectors.csv")).code == 2
+
+
+def test_fetch_of_what_is_not_there(run: Run, served: Served):
+    published.publish(served.settings, "songs")
+    done = run("fetch", "nothing", "1")
+    assert done.code == 1
+    assert "there is no collection 'nothing'" in done.err
+    assert run("fetch", "songs", "x").code == 1
+    assert run("versions", "nothing").code == 1
