@@ -12,6 +12,9 @@ import redis
 from tests.contracts import store_servers
 from tests.kube.fixtures import KubeCluster, kube_cluster
 
+# Parts of a contract are modules that pytest does not collect.
+pytest.register_assert_rewrite("tests.contracts.store")
+
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

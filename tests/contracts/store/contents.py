@@ -1,0 +1,151 @@
+"""What a version holds: lookups, neighbours, snapshots, half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from embeddings.store import Collection, StoreError, UnknownVersion
+from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
+from tests.contracts.store.base import Base, Reopen, items, publish
+
+
+class Contents(Base):
+    @pytest.mark.parametrize("ids", [[30, 10, 20], ["c", "a", "b"], ["é", "z", "日本"]])
+    def test_lookup_in_request_order(self, collection: Collection, ids: list[object]) -> None:
+        content = items(ids, statuses=[FOUND, CARRIED, FOUND])
+        publish(collection, content)
+        reader = collection.open()
+        unknown: object = 99 if isinstance(ids[0], int) else "nobody"
+        asked = [ids[1], unknown, ids[0], ids[1], ids[2]]
+        status, vectors = reader.lookup(asked)
+        assert status.tolist() == [CARRIED, MISSING, FOUND, CARRIED, FOUND]
+        by_id = dict(zip(content.arrow_ids().to_pylist(), content.vectors, strict=True))
+        for wanted, vector in zip(asked, vectors, strict=True):
+            np.testing.assert_array_equal(vector, by_id.get(wanted, np.zeros(4)))
+        assert vectors.dtype == np.float32
+        assert reader.ids.to_pylist() == sorted(ids, key=lambda value: str(value).encode())
+        assert collection.manifest()["carried"] == 1
+
+    def test_a_lookup_is_of_the_version_that_is_served(self, collection: Collection, again: Reopen) -> None:
+        first = publish(collection, items([1, 2], 1))
+        other = again().collection("items")
+        for _ in range(2):
+            version, status, vectors = other.lookup([2, 9, 1])
+            assert (version, status.tolist()) == (first, [FOUND, MISSING, FOUND])
+            np.testing.assert_array_equal(vectors, other.open().lookup([2, 9, 1])[1])
+        second = publish(collection, items([1, 2], 2))
+        for where in (other, collection):
+            version, status, vectors = where.lookup([1])
+            assert (version, status.tolist(), vectors[0, 0]) == (second, [FOUND], 2)
+            version, status, vectors = where.lookup([1], first)
+            assert (version, status.tolist(), vectors[0, 0]) == (first, [FOUND], 1)
+        collection.promote(first, "rollback")
+        assert other.lookup([1])[0] == first
+        collection.erase([1], "they asked")
+        assert other.lookup([1, 2])[1].tolist() == [MISSING, FOUND]
+        with pytest.raises(UnknownVersion):
+            other.lookup([1], "v000009")
+
+    def test_what_is_read_in_one_go_sees_one_switch(self, collection: Collection, again: Reopen) -> None:
+        first = publish(collection, items([1], 1))
+        other = again().collection("items")
+        with other.snapshot_read():
+            assert other.open().version == first
+            with other.snapshot_read():
+                assert other.current() == first
+        second = publish(collection, items([1], 2))
+        with other.snapshot_read():
+            assert other.open().lookup([1])[1][0, 0] == 2
+        assert other.current() == second
+
+    def test_no_ids_at_all(self, collection: Collection) -> None:
+        publish(collection, items(["a"]))
+        status, vectors = collection.open().lookup([])
+        assert status.shape == (0,)
+        assert vectors.shape == (0, 4)
+
+    def test_ids_of_the_wrong_type(self, collection: Collection) -> None:
+        publish(collection, items([1, 2]))
+        with pytest.raises(ItemIdError, match="the ids here are integers"):
+            collection.open().lookup(["1"])
+
+    def test_what_cannot_be_written(self, collection: Collection) -> None:
+        broken = items([1, 2])
+        broken.vectors[1, 2] = np.nan
+        with pytest.raises(ValueError, match="not finite"):
+            collection.write(broken)
+        with pytest.raises(ValueError, match="no item vector"):
+            collection.write(ItemVectors([], np.empty((0, 4))))
+        assert collection.versions() == []
+
+    def test_neighbors_are_exact(self, collection: Collection) -> None:
+        rng = np.random.default_rng(0)
+        vectors = rng.standard_normal((500, 8)).astype(np.float32)
+        publish(collection, ItemVectors(np.arange(500) * 2, vectors))
+        reader = collection.open()
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        query = rng.standard_normal(8)
+        expected = np.argsort(-(unit @ (query / np.linalg.norm(query))))[:7]
+        found = reader.neighbors(query, 7)
+        assert [item for item, _ in found] == (expected * 2).tolist()
+        np.testing.assert_allclose(
+            [cosine for _, cosine in found], unit[expected] @ query / np.linalg.norm(query), atol=1e-6
+        )
+        own = reader.neighbors(84, 3)
+        assert 84 not in [item for item, _ in own]
+        assert [item for item, _ in own] == (np.argsort(-(unit @ unit[42]))[1:4] * 2).tolist()
+        assert len(reader.neighbors(84, 10_000)) == 499
+        assert len(reader.neighbors(query, 10_000)) == 500
+        with pytest.raises(StoreError, match="no item 85"):
+            reader.neighbors(85)
+        for bad in (np.zeros(8), np.ones(7), np.full(8, np.nan)):
+            with pytest.raises(ValueError, match="finite coordinates"):
+                reader.neighbors(bad)
+        with pytest.raises(ValueError, match="at least 1"):
+            reader.neighbors(84, 0)
+
+    def test_neighbors_of_a_single_item(self, collection: Collection) -> None:
+        publish(collection, items(["a"]))
+        assert collection.open().neighbors("a", 5) == []
+
+    @pytest.mark.parametrize("ids", [[3, 1, 2], ["c", "a", "b"]])
+    def test_snapshot(self, collection: Collection, tmp_path: Path, ids: list[object]) -> None:
+        content = items(ids, counts=[3, 1, 2], statuses=[CARRIED, FOUND, FOUND])
+        version = publish(collection, content)
+        path = collection.snapshot(tmp_path / "out.parquet")
+        table = pq.read_table(path)
+        assert table.column_names == ["id", "status", "norm", "count", "vector"]
+        assert table["id"].to_pylist() == sorted(ids)  # type: ignore[type-var]
+        assert table["status"].to_pylist() == ["found", "found", "carried"]
+        assert table["count"].to_pylist() == [1, 2, 3]
+        np.testing.assert_array_equal(np.stack(table["vector"].to_pylist()), content.vectors)
+        assert table.schema.metadata[b"evenkeel.version"] == version.encode()
+        assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".tmp")] == []
+
+    # --- half precision --------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("ids", [[30, -7, 20], ["c", "a", "longer"]])
+    def test_half_precision(self, collection: Collection, again: Reopen, ids: list[object]) -> None:
+        content = items(ids, dim=6)
+        version = publish(collection, content, dtype="float16")
+        expected = np.asarray(content.vectors).astype(np.float16).astype(np.float32)
+        assert collection.manifest(version)["dtype"] == "float16"
+        reader = again().collection("items").open()
+        status, vectors = reader.lookup(content.arrow_ids())
+        assert status.tolist() == [FOUND] * 3
+        assert vectors.dtype == np.float32
+        np.testing.assert_array_equal(vectors, expected)
+        np.testing.assert_array_equal(np.asarray(reader.items().vectors), expected)
+        np.testing.assert_array_equal(reader.norms, content.norms)
+
+    def test_half_precision_that_overflows(self, collection: Collection) -> None:
+        large = ItemVectors([1], np.full((1, 4), 1e5))
+        with pytest.raises(ValueError, match="not finite"):
+            collection.write(large, dtype="float16")
+        with pytest.raises(ValueError, match="float32, float16"):
+            collection.write(large, dtype="int8")  # type: ignore[arg-type]
+        assert collection.versions() == []
