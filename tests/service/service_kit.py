@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.app import create_app
 from service.core.database import Database
 from service.core.settings import Settings
+from service.core.tenants import HEADER
 
 ORIGIN = "http://127.0.0.1:8080"
 BOTH = pytest.mark.parametrize("backend", ["sqlite", "postgresql"], indirect=True)
@@ -63,6 +64,14 @@ def job_body(behave: str = "succeed", **fields: Any) -> dict[str, Any]:
     """A JobSpec whose run behaves as asked (small_run_process.py)."""
     labels = {"behave": behave, **fields.pop("labels", {})}
     return {"name": "small", "dataset": {"name": "ratings"}, "model": {"kind": "two_tower"}, "labels": labels, **fields}
+
+
+async def submit(client: httpx.AsyncClient, behave: str = "succeed", tenant: str = "", **fields: Any) -> dict[str, Any]:
+    """Submit :func:`job_body`, for a tenant or for that of the client's key; return the job."""
+    headers = {HEADER: tenant} if tenant else {}
+    response = await client.post("/v1/jobs", json=job_body(behave, **fields), headers=headers)
+    assert response.status_code == 202, response.text
+    return dict(response.json())
 
 
 async def until(look: Callable[[], Awaitable[Any]], seconds: float = 300.0) -> Any:

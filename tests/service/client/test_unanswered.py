@@ -12,7 +12,7 @@ import pytest
 
 from service.core.settings import Settings
 from service.jobs.executors.base import ExecutorUnavailable, FreeResources
-from tests.service.service_kit import client_of, job_body, running, until, wait_for
+from tests.service.service_kit import client_of, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
 
 pytestmark = pytest.mark.anyio
@@ -70,12 +70,6 @@ async def service(settings: Settings, cluster: Away, dataset_body: dict[str, Any
             yield client
 
 
-async def submit(client: httpx.AsyncClient, behave: str, **fields: Any) -> str:
-    response = await client.post("/v1/jobs", json=job_body(behave, **fields))
-    assert response.status_code == 202, response.text
-    return str(response.json()["id"])
-
-
 async def says(client: httpx.AsyncClient, job_id: str, words: str) -> dict[str, Any]:
     async def look() -> Any:
         job = (await client.get(f"/v1/jobs/{job_id}")).json()
@@ -96,7 +90,7 @@ async def rounds(cluster: Away, number: int = 5) -> None:
 async def test_a_run_is_not_given_up_for_a_cluster_that_does_not_answer(
     service: httpx.AsyncClient, cluster: Away, settings: Settings
 ) -> None:
-    job_id = await submit(service, "told", retries=0)
+    job_id = (await submit(service, "told", retries=0))["id"]
     await wait_for(service, job_id, "running")
     cluster.away = True
     job = await says(service, job_id, "has not answered since")
@@ -117,7 +111,7 @@ async def test_a_run_is_not_given_up_for_a_cluster_that_does_not_answer(
 
 
 async def test_a_cancel_waits_for_the_cluster(service: httpx.AsyncClient, cluster: Away) -> None:
-    job_id = await submit(service, "hang")
+    job_id = (await submit(service, "hang"))["id"]
     await wait_for(service, job_id, "running")
     cluster.away = True
     await service.post(f"/v1/jobs/{job_id}/cancel")
@@ -129,7 +123,7 @@ async def test_a_cancel_waits_for_the_cluster(service: httpx.AsyncClient, cluste
 
 async def test_a_launch_whose_answer_was_lost_is_adopted(service: httpx.AsyncClient, cluster: Away) -> None:
     cluster.lost_answer = True
-    job_id = await submit(service, "succeed", epochs=2)
+    job_id = (await submit(service, "succeed", epochs=2))["id"]
     done = await wait_for(service, job_id, "succeeded", "failed")
     assert (done["state"], done["attempt"]) == ("succeeded", 1)
     assert [one["epoch"] for one in done["metrics"]] == [1, 2]
@@ -137,7 +131,7 @@ async def test_a_launch_whose_answer_was_lost_is_adopted(service: httpx.AsyncCli
 
 async def test_jobs_wait_in_our_queue_for_a_cluster_with_room(service: httpx.AsyncClient, cluster: Away) -> None:
     cluster.away = True
-    job_id = await submit(service, "succeed", resources={"num_workers": 2, "cpus_per_worker": 1})
+    job_id = (await submit(service, "succeed", resources={"num_workers": 2, "cpus_per_worker": 1}))["id"]
     job = await says(service, job_id, "does not answer")
     assert job["state"] == "queued"
     cluster.free, cluster.away = 1.0, False

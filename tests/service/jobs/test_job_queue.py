@@ -10,16 +10,10 @@ import pytest
 
 from service.core.settings import Settings
 from service.core.tenants import HEADER
-from tests.service.service_kit import BOTH, client_of, job_body, running, until, wait_for
+from tests.service.service_kit import BOTH, client_of, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
-
-
-async def submit(client: httpx.AsyncClient, behave: str, tenant: str = "default", **fields: Any) -> dict[str, Any]:
-    response = await client.post("/v1/jobs", json=job_body(behave, **fields), headers={HEADER: tenant})
-    assert response.status_code == 202, response.text
-    return dict(response.json())
 
 
 @BOTH

@@ -14,15 +14,9 @@ from fastapi import FastAPI
 from service.core import tables
 from service.identity import idempotency
 from service.jobs import job_records
-from tests.service.service_kit import BOTH, client_of, job_body
+from tests.service.service_kit import BOTH, client_of, job_body, submit
 
 pytestmark = [pytest.mark.anyio, BOTH]
-
-
-async def submit(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await client.post("/v1/jobs", json=job_body(**fields))
-    assert response.status_code == 202, response.text
-    return dict(response.json())
 
 
 async def end(app: FastAPI, job_id: str, *happenings: Any) -> None:

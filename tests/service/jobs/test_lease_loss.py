@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from service.core.settings import Settings
-from tests.service.service_kit import client_of, job_body, running, until, wait_for
+from tests.service.service_kit import client_of, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
 from trainer.runs.directory import REVOKED, RUN_FILE
 from trainer.runs.protocol import EXIT_FILE, PROCESS_FILE
@@ -37,12 +37,6 @@ async def serving(
             yield client
 
 
-async def submit(client: httpx.AsyncClient, behave: str, **fields: Any) -> str:
-    response = await client.post("/v1/jobs", json=job_body(behave, **fields))
-    assert response.status_code == 202, response.text
-    return str(response.json()["id"])
-
-
 def main_pid(directory: Path) -> int:
     return int(json.loads((directory / PROCESS_FILE).read_text())["pid"])
 
@@ -59,7 +53,7 @@ async def test_a_stopped_run_is_given_up_and_tried_again(
     settings: Settings, runs: SmallRuns, dataset_body: dict[str, Any]
 ) -> None:
     async with serving(settings, runs, dataset_body, silence_seconds=10.0) as client:
-        job = await submit(client, "told", retries=1)
+        job = (await submit(client, "told", retries=1))["id"]
         directory = settings.run_dir(job)
         await progressed(client, job)
         pid = main_pid(directory)
@@ -82,7 +76,7 @@ async def test_without_a_retry_left_it_fails_and_says_why(
     settings: Settings, runs: SmallRuns, dataset_body: dict[str, Any]
 ) -> None:
     async with serving(settings, runs, dataset_body, silence_seconds=0.5) as client:
-        job = await submit(client, "hang", retries=0)
+        job = (await submit(client, "hang", retries=0))["id"]
         done = await wait_for(client, job, "failed")
         assert done["error"]["code"] == "run-silent"
         assert "EVENKEEL_SILENCE_SECONDS" in done["error"]["remedy"]
@@ -104,7 +98,7 @@ async def test_the_time_limit_holds_for_runs_that_do_not_keep_it(
 ) -> None:
     """The run's own timer is not asked: a run may hang so that it never fires, or be stopped."""
     async with serving(settings, runs, dataset_body, cancel_grace_seconds=0.2) as client:
-        job = await submit(client, "told", retries=3, resources={"timeout_seconds": 1.5})
+        job = (await submit(client, "told", retries=3, resources={"timeout_seconds": 1.5}))["id"]
         if stopped:
             process_file = settings.run_dir(job) / PROCESS_FILE
 
@@ -149,7 +143,7 @@ async def test_one_that_wakes_while_its_successor_runs_changes_nothing(
     try:
         # Long enough for the live ones on a busy machine: they say something ten times a second.
         async with serving(settings, runs, dataset_body, silence_seconds=10.0) as client:
-            job = await submit(client, "told", retries=1)
+            job = (await submit(client, "told", retries=1))["id"]
             directory = settings.run_dir(job)
             await progressed(client, job)
             old = main_pid(directory)

@@ -21,7 +21,7 @@ from service.core.settings import Settings
 from service.core.task_health import LOG_AGAIN_SECONDS, SILENT_SECONDS, TROUBLE_SECONDS, TaskHealth
 from service.jobs.runner import STANDBY
 from service.schedules import scheduler
-from tests.service.service_kit import client_of, job_body, running, until, wait_for
+from tests.service.service_kit import client_of, job_body, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
 from trainer.runs.protocol import PROCESS_FILE
 from trainer.runs.run_process import processes
@@ -29,14 +29,8 @@ from trainer.runs.run_process import processes
 pytestmark = pytest.mark.anyio
 
 
-async def submit(client: httpx.AsyncClient, behave: str, **fields: Any) -> str:
-    response = await client.post("/v1/jobs", json=job_body(behave, **fields))
-    assert response.status_code == 202, response.text
-    return str(response.json()["id"])
-
-
 async def test_a_removed_run_directory_leaves_no_orphan(service: httpx.AsyncClient, settings: Settings) -> None:
-    job = await submit(service, "told", epochs=100, retries=1)
+    job = (await submit(service, "told", epochs=100, retries=1))["id"]
     directory = settings.run_dir(job)
     await until(lambda: _progressed(service, job))
     before = {process.pid for process in processes(directory)}
@@ -52,7 +46,7 @@ async def test_a_removed_run_directory_leaves_no_orphan(service: httpx.AsyncClie
 
 
 async def test_a_removed_run_directory_is_said_so(service: httpx.AsyncClient, settings: Settings) -> None:
-    job = await submit(service, "hang", retries=0)
+    job = (await submit(service, "hang", retries=0))["id"]
     await until(lambda: _progressed(service, job))
     shutil.rmtree(settings.run_dir(job))
     done = await wait_for(service, job, "failed")
@@ -62,7 +56,7 @@ async def test_a_removed_run_directory_is_said_so(service: httpx.AsyncClient, se
 
 @pytest.mark.parametrize("grace_seconds", [0.3])
 async def test_a_cancelled_job_without_its_directory_ends(service: httpx.AsyncClient, settings: Settings) -> None:
-    job = await submit(service, "stubborn")
+    job = (await submit(service, "stubborn"))["id"]
     await until(lambda: _progressed(service, job))
     (pid,) = {process.pid for process in processes(settings.run_dir(job))}
     await service.post(f"/v1/jobs/{job}/cancel")
@@ -72,7 +66,7 @@ async def test_a_cancelled_job_without_its_directory_ends(service: httpx.AsyncCl
 
 
 async def test_a_stale_process_file_whose_pid_was_reused(service: httpx.AsyncClient, settings: Settings) -> None:
-    job = await submit(service, "hang", retries=1)
+    job = (await submit(service, "hang", retries=1))["id"]
     await until(lambda: _progressed(service, job))
     (pid,) = {process.pid for process in processes(settings.run_dir(job))}
     path = settings.run_dir(job) / PROCESS_FILE
@@ -147,7 +141,7 @@ async def test_a_clock_that_ran_ahead_does_not_hold_a_retry_back(
 ) -> None:
     async with running(settings) as app, client_of(app, settings.admin_key_file.read_text().strip()) as client:
         await client.post("/v1/datasets", json=dataset_body)
-        job = await submit(client, "succeed")
+        job = (await submit(client, "succeed"))["id"]
         async with app.state.database.write() as connection:
             ahead = tables.now() + datetime.timedelta(days=2000)
             await connection.execute(tables.job.update().values(not_before=ahead))
