@@ -111,10 +111,11 @@ class OnePassData(PreparedData):
         """Return the reader of what is followed. Rank 0 looks at it, and tells the others."""
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         words = None if is_alone else dist.distributed_c10d._get_default_store()
+        listeners = range(1, 1 if is_alone else dist.get_world_size())
         uri, messages = plan.dataset.uri, plan.dataset.messages
         if words is not None and dist.get_rank() > 0:
             self._pieces = FolderRows(plan, UNSEEN_SECONDS) if messages is None else TopicRows(plan)
-            take = listener(words, uri, follow, self._pieces.of_json)
+            take = listener(words, dist.get_rank(), uri, follow, self._pieces.of_json)
             return FollowingReader(plan, self.keys, numeric, take, self._pieces)
         followed: Followed
         if messages is None:
@@ -123,7 +124,7 @@ class OnePassData(PreparedData):
             self._pieces = TopicRows(plan, self.notes.put)
             followed = FollowedTopic(uri, messages, follow, segments_file(self.directory), self.notes.put)
         self.followed = followed
-        return FollowingReader(plan, self.keys, numeric, finder(followed, words), self._pieces)
+        return FollowingReader(plan, self.keys, numeric, finder(followed, words, listeners), self._pieces)
 
     def begin(self, place: Place) -> None:
         """Say where training goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -65,10 +66,23 @@ class Words(Protocol):
     def set(self, key: str, value: str, /) -> Any: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool: ...
 
 
-def finder(followed: Followed, words: Words | None) -> Take:
-    """Return what finds pieces, and tells the other ranks which they are."""
+def finder(followed: Followed, words: Words | None = None, listeners: Iterable[int] = ()) -> Take:
+    """Return what finds pieces, and tells the ranks that listen which they are, until all of them have read it.
+
+    A process takes its pieces once, in their order.
+    """
+    taken_by = [_taken_by(followed.uri, rank) for rank in listeners]
+    told: deque[int] = deque()
+
+    def forget() -> None:
+        if words is None or not words.check(taken_by):
+            return
+        all_took = min(int(words.get(key)) for key in taken_by)
+        while told and told[0] <= all_took:
+            words.delete_key(_word(followed.uri, told.popleft()))
 
     def take(number: int, stopped: threading.Event) -> Piece | None:
         taken: Piece | None = None
@@ -78,19 +92,22 @@ def finder(followed: Followed, words: Words | None) -> Take:
         except EndOfFolder:
             taken = None
         if words is not None:
+            forget()
             words.set(_word(followed.uri, number), _END if taken is None else json.dumps(asdict(taken)))
+            told.append(number)
         return taken
 
     return take
 
 
-def listener(words: Words, uri: str, follow: Follow, of_json: Callable[[Any], Piece]) -> Take:
-    """Return what asks rank 0 which piece it is."""
+def listener(words: Words, rank: int, uri: str, follow: Follow, of_json: Callable[[Any], Piece]) -> Take:
+    """Return what asks rank 0 which piece it is, and says what this rank has read."""
 
     def take(number: int, stopped: threading.Event) -> Piece | None:
         while not words.check([_word(uri, number)]):
             pause(stopped, min(follow.poll_seconds, 0.5))
         document = json.loads(words.get(_word(uri, number)))
+        words.set(_taken_by(uri, rank), str(number))
         return None if document is None else of_json(document)
 
     return take
@@ -98,6 +115,10 @@ def listener(words: Words, uri: str, follow: Follow, of_json: Callable[[Any], Pi
 
 def _word(uri: str, number: int) -> str:
     return f"evenkeel/followed/{uri}/{number}"
+
+
+def _taken_by(uri: str, rank: int) -> str:
+    return f"evenkeel/followed/{uri}/taken_by/{rank}"
 
 
 def pause(stopped: threading.Event, seconds: float) -> None:
