@@ -28,6 +28,7 @@ NOT_SEARCHED = {
     "tracking": "it changes nothing",
     "checkpoint": "it changes nothing",
     "retries": "it changes nothing",
+    "priority": "it changes nothing",
     "resources": "they change nothing but the time",
     "epochs": "the scheduler compares trials epoch by epoch",
 }
