@@ -97,5 +97,8 @@ class RecentCounts:
 
 
 def _as_list(ids: Sequence[Hashable] | npt.NDArray[Any]) -> list[Hashable]:
-    """Return ids as Python's own values: numpy's are slower as keys."""
-    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    """Return ids as Python's own values, whatever column they are: others are slower as keys, or equal none."""
+    for in_python in ("to_pylist", "tolist"):
+        if hasattr(ids, in_python):
+            return list(getattr(ids, in_python)())
+    return list(ids)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +37,14 @@ def test_counts_are_their_sum_and_rows_see_what_is_before_them_alone(rows, cut):
     for time in (last, last + 2.5):
         asked = counts.at(np.array(["a", "b", "never"]), time)
         assert asked == pytest.approx([literal(ids, times, key, time) for key in ("a", "b", "never")])
+
+
+@pytest.mark.parametrize("column", [list, np.array, pa.array, lambda ids: pa.chunked_array([ids]), torch.tensor])
+def test_ids_are_the_same_in_any_column(column):
+    counts = RecentCounts(HALF_LIFE)
+    assert counts.add(column([7, 8, 7]), [0, 0, 3]) == pytest.approx([0, 0, 0.5])
+    for asked in ([7, 8], pa.array([7, 8]), torch.tensor([7, 8])):
+        assert counts.at(asked, 3) == pytest.approx([0.5, 0.5])
 
 
 def test_what_would_tell_of_the_future_is_refused():

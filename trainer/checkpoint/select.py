@@ -86,7 +86,7 @@ def _best(run: Run) -> Checkpoint:
     metric = watched_metric(run.job, run.dataset)
     if metric is None:
         raise CheckpointError(
-            f"{run.checkpoints}: epochs do not compare by tables, and the job measures no number: use last or a step, "
+            f"{run.checkpoints}: the job measures no number by which epochs compare: use last or a step, "
             "and for the next run name one in evaluation.metrics"
         )
     sign = -1.0 if is_lower_better(metric) else 1.0

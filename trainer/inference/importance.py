@@ -28,6 +28,7 @@ from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.labels import labels_of, several_labels_of
 from trainer.data.columns.row_encoder import EncodedRows
 from trainer.data.errors import DataError
+from trainer.data.prepare.bad_rows import GoodRows
 from trainer.data.sources.source import Chunk, Source
 from trainer.inference import command_line
 from trainer.inference.parquet_scoring import chunk_of
@@ -36,7 +37,7 @@ from trainer.inference.scorer import Float32s
 from trainer.metrics.classification import auc, logloss
 from trainer.metrics.regression import mae, rmse
 from trainer.spec import DatasetSpec, SpecError
-from trainer.spec.losses import LOSSES, loss_of
+from trainer.spec.losses import LOSSES, Loss, loss_of
 from trainer.spec.problems import FieldProblem
 
 MAX_ROWS = 100_000
@@ -45,7 +46,6 @@ METRICS = {"auc": auc, "logloss": logloss, "rmse": rmse, "mae": mae}
 """What can be lost, of scores, or of what they are the logs of, and labels."""
 RISES = {"auc"}
 """Of these higher is better."""
-OF_VALUES = {"rmse", "mae"}
 
 
 def importance(
@@ -92,7 +92,8 @@ def importance(
     measure = partial(_measured, name, labels, is_log)
     whole = measure(predictor.scores(coded)[:, number])
     if np.isnan(whole):
-        raise DataError(f"has no {name}", where=rows, remedy="give rows of both classes, or --metric logloss")
+        or_logloss = ", or --metric logloss" if "logloss" in _fitting(predictor, number) else ""
+        raise DataError(f"has no {name}", where=rows, remedy=f"give rows of both classes{or_logloss}")
     drawn = np.random.default_rng(seed)
     orders = [drawn.permutation(coded.num_rows) for _ in range(repeats)]
     losses = {
@@ -128,13 +129,23 @@ def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> t
     if names and label is None:
         raise ValueError(f"--label is needed where rows have several: {', '.join(names)}")
     number = names.index(label) if label is not None else 0
-    of_value = _label(dataset, number).value is not None
-    name = metric or ("rmse" if of_value else "auc")
-    loss = LOSSES[dataset.labels[names[number]].effective_loss if names else loss_of(predictor.job)]
-    if (name in OF_VALUES) != of_value or (name == "logloss" and not loss.is_logit):
-        fitting = "rmse or mae" if of_value else ("auc or logloss" if loss.is_logit else "auc")
-        raise ValueError(f"--metric {name} is not of this label: use {fitting}")
-    return number, name, loss.is_log
+    fitting = _fitting(predictor, number)
+    name = metric or fitting[0]
+    if name not in fitting:
+        raise ValueError(f"--metric {name} is not of this label: use {' or '.join(fitting)}")
+    return number, name, _loss(predictor, number).is_log
+
+
+def _fitting(predictor: Predictor, number: int) -> tuple[str, ...]:
+    """Return the metrics of a label; the first is the default."""
+    if getattr(_label(predictor.run.dataset, number), "value", None) is not None:
+        return ("rmse", "mae")
+    return ("auc", "logloss") if _loss(predictor, number).is_logit else ("auc",)
+
+
+def _loss(predictor: Predictor, number: int) -> Loss:
+    labels = list(predictor.run.dataset.labels.values())
+    return LOSSES[labels[number].effective_loss if labels else loss_of(predictor.job)]
 
 
 def _label(dataset: DatasetSpec, number: int) -> Any:
@@ -143,14 +154,15 @@ def _label(dataset: DatasetSpec, number: int) -> Any:
 
 def _read(predictor: Predictor, rows: str, number: int, max_rows: int) -> tuple[EncodedRows, npt.NDArray[Any]]:
     """Return the first rows as the model reads them, and their labels; without those whose label is absent."""
-    dataset, source = predictor.run.dataset, Source(rows)
+    dataset = predictor.run.dataset
     label = _label(dataset, number)
-    if label is None or label.negatives is not None:
+    if label is None or label.source_column is None:
+        why = "every row is a positive" if dataset.has_positives_alone else "its labels are drawn, not read"
         raise DataError(
-            "its labels are drawn, not read",
-            where=f"dataset '{dataset.name}'",
-            remedy="give a job whose rows have labels",
+            why, where=f"dataset '{dataset.name}'", remedy="give a job whose rows have labels of both classes"
         )
+    may_be_bad = dataset.max_bad_rows is not None
+    source = GoodRows(dataset, predictor.job, rows) if may_be_bad else Source(rows, None, dataset.filter)
     columns = [*predictor.columns(source.column_names(), source.uri), label.source_column, getattr(label, "mask", None)]
     read = list(dict.fromkeys(column for column in columns if column is not None))
     source.require(read)

@@ -251,7 +251,8 @@ def predict(
     dataset = predictor.run.dataset
     with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
         if sequence and are_events(source, dataset):
-            users = users_of(source, dataset, bad_events if dataset.max_bad_rows is not None else None)
+            events = Source(str(rows), None, dataset.filter)
+            users = users_of(events, dataset, bad_events if dataset.max_bad_rows is not None else None)
             scored: Path | str = Path(folder) / "users.parquet"
             pq.write_table(users, scored)
             columns = columns if columns is not None else users.column_names[:1]

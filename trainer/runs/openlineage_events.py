@@ -19,6 +19,7 @@ from trainer.runs.events import utc_now
 from trainer.runs.lineage import ROOT, git_commit
 from trainer.spec import DatasetSpec
 from trainer.spec.dataset import Feature
+from trainer.spec.row_filter import filter_columns
 
 EventType = Literal["START", "RUNNING", "COMPLETE", "FAIL", "ABORT"]
 NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
@@ -125,7 +126,7 @@ def columns_read(dataset: DatasetSpec) -> dict[str, Columns]:
     """Return what each file's columns are to the run, by the file's uri; the dataset's rows come first."""
     files: dict[str, Columns] = {dataset.uri: {}}
     for name, feature in dataset.joined_features.items():
-        for uri, column, role in _sources(name, feature, dataset.uri):
+        for uri, column, role in _sources(dataset, name, feature):
             files.setdefault(uri, {}).setdefault(column, role)
     if dataset.items is not None:
         of_items = files.setdefault(beside(dataset.items.uri, dataset.uri), {})
@@ -138,33 +139,40 @@ def columns_read(dataset: DatasetSpec) -> dict[str, Columns]:
     for role, named in {"order": dataset.ordering, "partition": dataset.partition}.items():
         if named is not None:
             files[dataset.uri].setdefault(named, role)
+    for column in () if dataset.filter is None else filter_columns(dataset.filter):
+        files[dataset.uri].setdefault(column, "filter")
     for graph in dataset.graphs.values():
         uri = beside(graph.uri, dataset.uri)
         files.setdefault(uri, {}).update({graph.source: "id", graph.target: "id"})
     return files
 
 
-def _sources(name: str, feature: Feature, uri: str) -> Iterator[tuple[str, str, str]]:
+def _sources(dataset: DatasetSpec, name: str, feature: Feature) -> Iterator[tuple[str, str, str]]:
     """Yield uri, column and role of what a feature reads."""
+    uri = dataset.uri
     if feature.join is not None:
-        yield uri, feature.join.on, "key"
+        yield uri, dataset.column_of(feature.join.on), "key"
         yield beside(feature.join.uri, uri), feature.join.on, "key"
         yield beside(feature.join.uri, uri), feature.join.column, feature.type
     elif feature.derive is not None:
-        yield uri, feature.derive.previous, "id"
-        yield uri, feature.derive.by, "key"
+        yield uri, dataset.column_of(feature.derive.previous), "id"
+        yield uri, dataset.column_of(feature.derive.by), "key"
         yield uri, feature.derive.order, "order"
     else:
         yield uri, feature.column or name, feature.type
     if feature.weights is not None:
         yield uri, feature.weights, "weights"
+    if feature.timestamp is not None:
+        yield uri, feature.timestamp, "time"
+    if feature.join is not None and feature.join.timestamp is not None:
+        yield beside(feature.join.uri, uri), feature.join.timestamp, "time"
 
 
 def _column_lineage(dataset: DatasetSpec, published: str) -> dict[str, Any]:
     """Return where ids come from, and which columns the vectors were trained on."""
     feature = dataset.features[published]
     roles = {feature.type, "id"}
-    ids = [(uri, column) for uri, column, role in _sources(published, feature, dataset.uri) if role in roles]
+    ids = [(uri, column) for uri, column, role in _sources(dataset, published, feature) if role in roles]
     trained_on = [(uri, column) for uri, columns in columns_read(dataset).items() for column in columns]
     return {
         "fields": {

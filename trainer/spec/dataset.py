@@ -336,6 +336,17 @@ class DatasetSpec(Spec):
         """How many features of the item table are numbers."""
         return 0 if self.items is None else sum(one.type == "dense" for one in self.items.features.values())
 
+    def column_of(self, name: str) -> str:
+        """Return the column of a name in a spec, which may be that of the feature that reads it."""
+        feature = self.features.get(name)
+        reads = feature is not None and feature.join is None and feature.derive is None
+        return (feature.column or name) if feature is not None and reads else name
+
+    @property
+    def has_positives_alone(self) -> bool:
+        """Whether every row is a positive, in what is held out too."""
+        return self.label is not None and self.label.positive is not None
+
     @property
     def negatives(self) -> Negatives | None:
         """The drawn negatives of its label, if any."""

@@ -103,12 +103,18 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 
 
 def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
-    """Return the figures of held-out rows by which epochs can be compared, in their order: those that are no tables."""
+    """Return the figures of held-out rows by which epochs can be compared, in their order: those that are no tables.
+
+    Where every row is a positive these are of rankings: an AUC needs both classes, and the best logloss is that of a
+    model which takes everything for a positive.
+    """
     tasks, asked = label_tasks(dataset), job.evaluation.metrics
     if tasks:
         figures = [of_label(name, task.name) for task in tasks for name in task.measured(asked)]
     else:
         figures = list(metric_names(job, dataset.label is not None and dataset.label.value is not None))
+        if dataset.has_positives_alone and not job.model.reads_sequences:
+            figures = [name for name in figures if name not in POINTWISE]
     if job.output_calibration != "none":
         losses = {task.name: task.loss for task in tasks} or {"": loss_of(job)}
         labels = [label for label, loss in losses.items() if LOSSES[loss].is_logit]
@@ -120,7 +126,7 @@ def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
 def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str | None:
     """Return the figure by which the best epoch is known: the first number, with several labels that of the first.
 
-    None where only tables are measured.
+    None where there is none.
     """
     return next(iter(measured_numbers(job, dataset)), None)
 

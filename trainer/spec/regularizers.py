@@ -80,8 +80,9 @@ class Sam(Spec):
 class EarlyStopping(Spec):
     """Stop training once ``metric`` of the validation split has not improved for ``patience`` epochs.
 
-    ``metric`` defaults to the model's AUC, or RMSE; an improvement is one by more than ``min_delta``. ``keep``: which
-    parameters training ends with, those after its ``best`` epoch or those after the ``last`` one.
+    ``metric``: left out, the first of auc, rmse and logloss that the job measures; an improvement is one by more than
+    ``min_delta``. ``keep``: which parameters training ends with, those after its ``best`` epoch or those after the
+    ``last`` one.
     """
 
     metric: str | None = Field(default=None, min_length=1, max_length=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.data.errors import DataError
-from trainer.inference.importance import importance, main, shuffled
+from trainer.inference.importance import _read, importance, main, shuffled
 from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
@@ -141,11 +142,38 @@ def test_rows_without_a_metric_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no auc .give rows of both classes, or --metric logloss"):
         importance(run, str(tmp_path / "ones.parquet"), repeats=2)
     assert importance(run, str(tmp_path / "ones.parquet"), repeats=2, metric="logloss")["value"] > 0
+    focal = {"kind": "dnn", "embedding_dim": 4, "hidden": [8], "loss": "focal"}
+    focused = trained(tmp_path, {"label": {"column": "click"}}, epochs=1, model=focal)
+    with pytest.raises(DataError, match=r"has no auc .give rows of both classes\)"):
+        importance(focused, str(tmp_path / "ones.parquet"))
     pq.write_table(rows_of(2).slice(0, 0), tmp_path / "none.parquet")
     with pytest.raises(DataError, match="has no rows"):
         importance(run, str(tmp_path / "none.parquet"))
     with pytest.raises(ValueError, match="--repeats and --rows are at least 2, not 1 and"):
         importance(run, str(tmp_path / "none.parquet"), repeats=1)
+
+
+def test_rows_that_training_does_not_read_are_not_read_here(tmp_path: Path) -> None:
+    """What a filter leaves out, and, where some rows may be bad, bad ones."""
+    run = trained(tmp_path, {"label": {"column": "click"}, "filter": "noise != 8", "max_bad_rows": 0.5}, epochs=1)
+    rows = rows_of(2)
+    passing = rows["noise"].to_numpy() != 8
+    price = np.where(np.arange(NUM_ROWS) % 50, rows["price"].to_numpy(), np.inf)
+    # Rows that do not pass would be the opposite of what was learnt.
+    click = np.where(passing, rows["click"].to_numpy(), 1 - rows["click"].to_numpy())
+    dirty = pa.table({**{name: rows[name] for name in rows.column_names}, "price": price, "click": click})
+    pq.write_table(dirty, tmp_path / "all.parquet")
+    pq.write_table(rows.filter(pa.array(passing & np.isfinite(price))), tmp_path / "read.parquet")
+    found, expected = (importance(run, str(tmp_path / f"{name}.parquet"), repeats=2) for name in ("all", "read"))
+    assert found == expected
+    assert found["rows"] == (passing & np.isfinite(price)).sum()
+
+
+def test_rows_of_positives_alone_have_nothing_to_lose(tmp_path: Path) -> None:
+    document = {"name": "rows", "uri": "r", "features": {"user": {}, "item": {}}, "label": {"positive": "every_row"}}
+    predictor = SimpleNamespace(run=SimpleNamespace(dataset=parse_dataset(document)))
+    with pytest.raises(DataError, match=r"every row is a positive .give a job whose rows have labels of both classes"):
+        _read(predictor, "rows.parquet", 0, 10)
 
 
 def test_the_command(run: Path, later: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,7 +272,7 @@ def test_the_best_by_an_error_is_the_lowest(run, monkeypatch, metric, step):
 def test_no_epoch_is_best_by_a_table(run):
     evaluation = run.job.evaluation.model_copy(update={"metrics": ("calibration",)})
     asked = dataclasses.replace(run, job=run.job.model_copy(update={"evaluation": evaluation}))
-    with pytest.raises(CheckpointError, match=r"do not compare by tables.*name one in evaluation\.metrics"):
+    with pytest.raises(CheckpointError, match=r"measures no number by which epochs compare.*name one in evaluation\.metrics"):
         pick(asked, "best")
 
 
@@ -451,6 +451,21 @@ def test_events_are_gathered_by_user(sequence_run, tmp_path):
     predict(sequence_run.directory, tmp_path / "lists.parquet", tmp_path / "lists", k=3)
     assert pq.read_table(tmp_path / "lists").select(["items", "scores"]).equals(found.select(["items", "scores"]))
     assert pq.read_table(tmp_path / "lists")["who"].to_pylist() == users
+
+
+def test_events_that_do_not_pass_the_filter_are_in_no_list(sequence_run, tmp_path):
+    """As with what training reads: the same items are found on a file of those that pass."""
+    run = tmp_path / "run"
+    shutil.copytree(sequence_run.directory, run)
+    document = json.loads((run / "run.json").read_text())
+    document["dataset"]["filter"] = "pos < 200"
+    (run / "run.json").write_text(json.dumps(document))
+    rows = pq.read_table(sequence_run.dataset.uri)
+    pq.write_table(rows.filter(pc.less(rows["pos"], 200)), tmp_path / "passing.parquet")
+    pq.write_table(rows, tmp_path / "all.parquet")
+    for name in ("all", "passing"):
+        predict(run, tmp_path / f"{name}.parquet", tmp_path / name, k=3)
+    assert pq.read_table(tmp_path / "all").equals(pq.read_table(tmp_path / "passing"))
 
 
 def test_events_that_a_dataset_may_have_bad_are_in_no_list(sequence_run, tmp_path):

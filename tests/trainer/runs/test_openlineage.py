@@ -192,6 +192,24 @@ def test_columns_of_each_file():
     }  # fmt: skip
 
 
+def test_columns_are_those_of_the_file_whatever_features_are_called():
+    past = {"previous": "item", "by": "user", "order": "ts", "length": 5}
+    document = {
+        "name": "clicks", "uri": "/data/rows.parquet",
+        "features": {
+            "user": {"column": "uid"}, "item": {"column": "mid", "timestamp": "listed"},
+            "past": {"type": "id_list", "shares": "item", "derive": past},
+            "brand": {"join": {"uri": "items.parquet", "on": "item", "column": "maker", "timestamp": "since"}},
+        },
+        "label": {"column": "click"}, "timestamp": "ts", "filter": "kind == 'organic' and bot != 1",
+    }  # fmt: skip
+    rows, items = columns_read(parse_dataset(document)).values()
+    assert rows == {
+        "uid": "id", "mid": "id", "listed": "time", "ts": "order", "click": "label", "kind": "filter", "bot": "filter",
+    }  # fmt: skip
+    assert items == {"item": "key", "maker": "id", "since": "time"}
+
+
 def test_columns_of_an_item_table():
     features = {"brand": {"type": "id", "column": "maker"}, "price": {"type": "dense"}}
     dataset = parse_dataset(

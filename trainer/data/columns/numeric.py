@@ -223,10 +223,11 @@ def read_number(feature: Numeric, chunk: Chunk) -> Float64s:
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         value = column[row].as_py()
+        is_missing = value is None or value != value
         raise DataError(
-            f"feature '{feature.name}' is {value!r}: "
-            + ("missing" if value is None or value != value else "no finite number"),
+            f"feature '{feature.name}' is {value!r}: {'missing' if is_missing else 'no finite number'}",
             where=chunk.where(feature.column, row),
-            remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing of the feature",
+            remedy="correct it, remove the row, or set max_bad_rows of the dataset"
+            + (", or missing of the feature" if is_missing else ""),
         )
     return values

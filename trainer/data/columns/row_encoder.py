@@ -138,7 +138,7 @@ class RowEncoder:
         columns = [feature.column for feature in self._numeric]
         columns += [one.column for one in self._vectors if not one.of_item]
         if self._items is not None:
-            columns.append(self._of("item"))
+            columns.append(self._dataset.column_of("item"))
         columns += [feature.weights for feature in self._features.values() if feature.weights is not None]
         for name, feature in self._features.items():
             if feature.derive is not None and name in there:
@@ -198,7 +198,7 @@ class RowEncoder:
         """Return the place of each row's item in the item table, where it has numbers or vectors."""
         if self._items is None:
             return None
-        column = self._of("item")
+        column = self._dataset.column_of("item")
         return self._items.lookup.positions(chunk.column(column), chunk.where(column))
 
     def _with_vectors(
@@ -241,14 +241,8 @@ class RowEncoder:
 
     def _column(self, name: str, feature: Feature) -> str:
         if feature.join is not None:
-            return self._of(feature.join.on)
+            return self._dataset.column_of(feature.join.on)
         return feature.column or name
-
-    def _of(self, column: str) -> str:
-        """Return the column of a name in a spec, which may be that of the feature that reads it."""
-        feature = self._dataset.features.get(column)
-        reads = feature is not None and feature.join is None and feature.derive is None
-        return (feature.column or column) if feature is not None and reads else column
 
     def _ids(
         self, name: str, feature: Feature, chunk: Chunk
@@ -287,7 +281,7 @@ class RowEncoder:
 
     def _history_columns(self, name: str, feature: Feature, there: Sequence[str], where: str) -> list[str]:
         assert feature.derive is not None
-        by, order = self._of(feature.derive.by), feature.derive.order
+        by, order = self._dataset.column_of(feature.derive.by), feature.derive.order
         if self._open_history_source is None:
             derive = feature.derive
             raise DataError(
@@ -300,7 +294,7 @@ class RowEncoder:
     def _history(self, name: str, feature: Feature, chunk: Chunk) -> Jagged:
         derive = feature.derive
         assert derive is not None
-        by, previous = self._of(derive.by), self._of(derive.previous)
+        by, previous = self._dataset.column_of(derive.by), self._dataset.column_of(derive.previous)
         if name not in self._histories:
             assert self._open_history_source is not None
             source = self._open_history_source()

@@ -123,6 +123,8 @@ def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray
 
 def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return (elements, null ones too; the row of each) of a column of lists, read as by :func:`as_lists`."""
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.large_list(pa.null()))
     if split and _is_string(array.type):
         array = pc.if_else(pc.equal(array, ""), None, array)
         array = pc.split_pattern(array, LIST_SEPARATOR)

@@ -232,10 +232,13 @@ def bad_events(chunk: Chunk, ids: Mapping[str, Kind], order: str, label: Label |
 
 
 class GoodRows(Source):
-    """The rows of a dataset that are not bad: what training read of it, where some rows may be bad."""
+    """The rows of a dataset that are not bad: what training read of it, where some rows may be bad.
 
-    def __init__(self, dataset: DatasetSpec, job: JobSpec):
-        super().__init__(dataset.uri, window_of(dataset, job), dataset.filter)
+    ``uri``: of other rows than the dataset's own, all of which are read.
+    """
+
+    def __init__(self, dataset: DatasetSpec, job: JobSpec, uri: str | None = None):
+        super().__init__(uri or dataset.uri, window_of(dataset, job) if uri is None else None, dataset.filter)
         self._plan = make_plan(dataset, job, self)
 
     def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Iterator[Chunk]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.spec.evaluation import CALIBRATED, DEFAULT_METRICS, METRIC_PATTERN, WATCHED_METRICS, is_table
+from trainer.spec.evaluation import CALIBRATED, DEFAULT_METRICS, METRIC_PATTERN, POINTWISE, WATCHED_METRICS, is_table
 from trainer.spec.label_tasks import LabelTask, label_tasks, measured_numbers, of_label
 from trainer.spec.losses import LABEL_LOSSES, LOSSES, LossSettings, loss_of
 from trainer.spec.models.registry import kinds_that
@@ -72,7 +72,7 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
         yield FieldProblem(
             "model.kind", f"{kind} trained by {loss_of(job)} does not weigh rows", "leave weight of the dataset out"
         )
-    yield from _stopping_problems(job, [task.name for task in tasks], measured_numbers(job, dataset))
+    yield from _stopping_problems(job, dataset, [task.name for task in tasks])
     if not tasks:
         return
     for metric in job.evaluation.metrics if job.evaluation.metrics != DEFAULT_METRICS else ():
@@ -87,17 +87,20 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
             )
 
 
-def _stopping_problems(job: JobSpec, labels: list[str], numbers: tuple[str, ...]) -> Iterator[FieldProblem]:
+def _stopping_problems(job: JobSpec, dataset: DatasetSpec, labels: list[str]) -> Iterator[FieldProblem]:
     """Yield why early stopping cannot watch the figure that it names, which an epoch would else have to end to tell.
 
     ``alpha: auto`` watches the same figure.
     """
     stopping, field = job.regularizers.early_stopping, "regularizers.early_stopping.metric"
-    use = f"use one of {', '.join(numbers)}" if numbers else "name one in evaluation.metrics"
+    numbers, of_rankings = measured_numbers(job, dataset), dataset.has_positives_alone and not job.model.reads_sequences
+    named = "one of rankings, such as recall_20_full," if of_rankings else "one"
+    use = f"use one of {', '.join(numbers)}" if numbers else f"name {named} in evaluation.metrics"
     if stopping is None or stopping.metric is None:
         watched = [of_label(name, labels[0] if labels else "") for name in WATCHED_METRICS]
         if (stopping is not None or job.optimizer.alpha == "auto") and not set(watched) & set(numbers):
-            yield FieldProblem(field, f"it is left out, and none of {', '.join(watched)} is measured", use)
+            what = "says anything where every row is a positive" if of_rankings else "is measured"
+            yield FieldProblem(field, f"it is left out, and none of {', '.join(watched)} {what}", use)
         return
     name, _, label = stopping.metric.partition("/")
     if re.match(METRIC_PATTERN, name.removesuffix(CALIBRATED)) is None:
@@ -109,6 +112,8 @@ def _stopping_problems(job: JobSpec, labels: list[str], numbers: tuple[str, ...]
         yield FieldProblem(field, f"the dataset has one label, without a name such as {label}", f"write {name}")
     elif is_table(name):
         yield FieldProblem(field, f"{stopping.metric} is a table, by which no epoch is better than another", use)
+    elif of_rankings and name in POINTWISE:
+        yield FieldProblem(field, f"{name} says nothing where every row is a positive", use)
     elif stopping.metric not in numbers:
         more = "set output_calibration" if name.endswith(CALIBRATED) else f"name {name} in evaluation.metrics"
         yield FieldProblem(field, f"{stopping.metric} is not measured", f"{use}, or {more}")

@@ -103,3 +103,16 @@ def test_din_weighs_lists_itself(tmp_path):
     join = {"uri": "x.parquet", "on": "user", "column": "t", "take": "all"}
     with pytest.raises(SpecError, match="weights go with an id_list"):
         specs(tmp_path / "rows.parquet", "mean", features={"t": {"type": "id_list", "join": join, "weights": "w"}})
+
+
+def test_a_day_on_which_nobody_has_a_list_is_a_day_of_empty_lists(tmp_path):
+    """pandas and pyarrow write such a column without a type."""
+    days = tmp_path / "days"
+    days.mkdir()
+    write(days / "a.parquet")
+    write(days / "b.parquet", [None] * 8, [None] * 8)
+    assert pq.read_schema(days / "b.parquet").field("w").type == pa.null()
+    found = prepare(*specs(days, "sum"), tmp_path / "both")
+    data = prepare(*specs(write(tmp_path / "lists.parquet"), "sum"), tmp_path / "one")
+    assert found.num_examples["train"] == 2 * data.num_examples["train"]
+    np.testing.assert_array_equal(found.weights("train", found.keys[1]), data.weights("train", data.keys[1]))

@@ -234,6 +234,27 @@ def test_early_stopping_that_names_nothing_has_something_to_watch(changes):
         job_of(evaluation={"metrics": ["gauc", "ece"]}, **changes).against(dataset_of())
 
 
+@pytest.mark.parametrize(
+    ("metric", "metrics", "message"),
+    [
+        (None, None, "it is left out, and none of auc, rmse, logloss says anything where every row is a positive: name "
+         "one of rankings, such as recall_20_full, in evaluation.metrics"),
+        (None, ["auc", "recall_20_full"], "is a positive: use one of recall_20_full"),
+        ("logloss", ["logloss", "recall_20_full"], "logloss says nothing where every row is a positive: use one of"),
+        ("recall_20_full", ["auc", "recall_20_full"], None),
+    ],
+)  # fmt: skip
+def test_where_every_row_is_a_positive_rankings_are_watched(metric, metrics, message):
+    dataset = dataset_of(labels=None, label={"positive": "every_row"}, order="time")
+    evaluation = {} if metrics is None else {"metrics": metrics}
+    job = job_of(model={"kind": "bpr"}, evaluation=evaluation, regularizers={"early_stopping": {"metric": metric}})
+    if message is not None:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            job.against(dataset)
+        return
+    assert watched_metric(job.against(dataset), dataset) == "recall_20_full"
+
+
 def test_early_stopping_watches_calibrated_probabilities_of_a_job_that_has_them():
     stopping = {"early_stopping": {"metric": "logloss_calibrated/click"}}
     job_of(regularizers=stopping, output_calibration="platt").against(dataset_of())
