@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 LEASE_SECONDS = 20.0
 REDIS_PREFIX = "evenkeel:"
 """Of all keys in Redis, unless the URL names another."""
+# HOST:PORT/DB?OPTIONS of a Redis, without a login.
+_PLACE = re.compile(r"(\[[^]]*\]|[^@:/?#]+)(:\d+)?(/\d*)?(\?[^#]*)?")
 
 
 class StoreUrl(NamedTuple):
@@ -27,6 +30,21 @@ class StoreUrl(NamedTuple):
     lease_seconds: float
 
 
+def with_quoted_password(text: str) -> str:
+    """Return the URL of a Redis with a password as it is, such as one of base64, percent-encoded; others as they are.
+
+    A ``/``, ``?`` or ``#`` in a password would end the host, and what is behind it be shown in errors.
+    """
+    scheme, _, rest = text.partition("://")
+    if scheme not in ("redis", "rediss") or _PLACE.fullmatch(rest):
+        return text
+    for end in (place.start() for place in re.finditer("@", rest)):
+        if _PLACE.fullmatch(rest, end + 1):
+            user, colon, password = rest[:end].partition(":")
+            return f"{scheme}://{quote(user, safe='%')}{colon}{quote(password, safe='%')}@{rest[end + 1 :]}"
+    return text
+
+
 def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) -> StoreUrl:
     """Split the URL of a remote store into its parts.
 
@@ -37,7 +55,7 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
     Raises:
         ValueError: an option that does not exist, or a value that cannot be.
     """
-    parts = urlsplit(text)
+    parts = urlsplit(with_quoted_password(text))
     host = parts.netloc.rpartition("@")[2]
     shown = urlunsplit(parts._replace(netloc=host, query=""))
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -72,7 +90,7 @@ def namespaced(text: str, name: str) -> str:
     """
     if "://" not in text:
         return str(Path(text) / "namespaces" / name)
-    parts = urlsplit(text)
+    parts = urlsplit(with_quoted_password(text))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "cache" in options:
         options["cache"] = str(Path(options["cache"]) / "namespaces" / name)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
 
+from embeddings.store.url import with_quoted_password
 from service.core.ssrf_guard import Network, parse_networks
 from service.core.tenants import DEFAULT_TENANT, url_of
 from trainer.spec.uri_schemes import is_object, is_topic
@@ -136,6 +137,7 @@ class Settings:
             object.__setattr__(self, "database_url", f"sqlite+aiosqlite:///{home / 'evenkeel.db'}")
         if not self.store_url:
             object.__setattr__(self, "store_url", str(home / "store"))
+        object.__setattr__(self, "store_url", with_quoted_password(self.store_url))
         if self.role not in ROLES:
             raise ValueError(f"role '{self.role}' is not one of {', '.join(ROLES)}")
         self._check_cluster_urls()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from embeddings.store import open_store
+from embeddings.store.backends.redis import connect
+from embeddings.store.url import namespaced, parse_store_url, with_quoted_password
+from service.core.settings import Settings
 from tests.support.outside_package import install
 
 
@@ -23,6 +27,27 @@ def test_a_scheme_without_a_backend_is_refused_with_those_that_there_are(url: st
 def test_a_file_url_of_another_machine_is_refused() -> None:
     with pytest.raises(ValueError, match="names a path of this machine"):
         open_store("file://elsewhere/s")
+
+
+@pytest.mark.parametrize("password", ["v8N/nt/lH0=", "a?b=c", "x#y", "p@ss/w@rd", "12/3", "plain", "per%2Fcent"])
+def test_a_password_of_redis_may_be_as_it_is_and_is_never_shown(password: str) -> None:
+    url = parse_store_url(f"redis://:{password}@db.example:6379/2?prefix=a@b:", 0.0, ("prefix",))
+    assert (url.url, url.options) == ("redis://db.example:6379/2", {"prefix": "a@b:"})
+    client = connect(url.address)
+    options = client.connection_pool.connection_kwargs
+    expected = (unquote(password), "db.example", 6379, 2)
+    assert (options["password"], options["host"], options["port"], options["db"]) == expected
+    with pytest.raises(ValueError, match="no option prefx") as caught:
+        open_store(f"redis://:{password}@db.example:6379/2?prefx=a")
+    assert password not in str(caught.value)
+    within = parse_store_url(namespaced(f"redis://:{password}@db.example:6379/2", "ads"), 0.0, ("prefix",))
+    assert (within.url, within.options) == ("redis://db.example:6379/2", {"prefix": "evenkeel:@ads:"})
+    assert Settings(home=Path("h"), store_url=f"redis://:{password}@db:6379/0").store_url.endswith("@db:6379/0")
+
+
+@pytest.mark.parametrize("url", ["redis://h:6379/0?prefix=a@b", "s3://bucket/a@b/c", "/a@b", "redis://u:p%2F@h/0"])
+def test_other_urls_are_as_they_are(url: str) -> None:
+    assert with_quoted_password(url) == url
 
 
 def test_another_package_enters_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
