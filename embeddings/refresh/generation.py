@@ -34,13 +34,24 @@ class Generation:
     checks: tuple[Check, ...]
 
     @classmethod
-    def of(cls, target: Collection, parent: VersionReader | None, candidate: ItemVectors, model: str) -> Generation:
+    def of(
+        cls,
+        target: Collection,
+        parent: VersionReader | None,
+        candidate: ItemVectors,
+        model: str,
+        aligns: bool = True,
+    ) -> Generation:
+        """Return that of a candidate of a model; ``aligns``: whether it has to be rotated onto its parent."""
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
         remedy = (
             "this begins a new anchor generation, in which no consumer of today's views can read: if that is meant, "
             "promote it with a reason and override_gate, and retrain the consumers"
         )
+        few = "no item that both have"
+        if aligns:
+            few = "too few items that both have, to align on (publish.align: false, of a warm start, needs none)"
         manifest = parent.manifest
         num_shared = len(shared_found(parent, candidate)[0])
         old_model = manifest.extra.get("model", model)
@@ -49,7 +60,7 @@ class Generation:
             for metric, value, limit, change in (
                 ("same_dim", candidate.dim == parent.dim, 1, f"dim was {parent.dim}, is {candidate.dim}"),
                 ("same_model", model == old_model, 1, f"model was '{old_model}', is '{model}'"),
-                ("shared", num_shared, min_shared(parent.dim), "too few items that both have, to align on"),
+                ("shared", num_shared, min_shared(parent.dim) if aligns else 1, few),
             )
         )
         if all(check.verdict == "pass" for check in checks):

@@ -105,8 +105,9 @@ def publish_candidate(
         job_id: the job that the candidate is of.
         parent_version: the version that was current when the job *started*, None if there was none.
         start_version: the held version whose rows the run went on from, None where it started from what is served.
-        model: what besides dim decides the geometry (a model family's name); a change of it, of dim, or fewer than 12 d
-            shared items begins a new anchor generation, which under ``enforce`` is held for somebody to promote.
+        model: what besides dim decides the geometry (a model family's name); a change of it, of dim, or, where it is to
+            be aligned, fewer than 12 d shared items begins a new anchor generation, which under ``enforce`` is held for
+            somebody to promote.
         thresholds: limits of the gate; left out: the collection's calibration, else the starting values.
         norm_floor: the largest norm of a row that counts as having no direction.
         keep_last: versions that retention keeps after a publication, None for all.
@@ -183,7 +184,7 @@ class _Refresh:
         allowed = ~erased.matches(self.candidate.keys)
         live = live_rows(self.candidate) & allowed
         candidate = replace(self.candidate, evidence=eligible_rows(self.candidate, self.norm_floor) & allowed)
-        generation = Generation.of(target, parent, candidate, self.model)
+        generation = Generation.of(target, parent, candidate, self.model, self.publish.align)
         previous = parent.items() if parent is not None and generation.continues else None
         leaving = Leaving.of(parent, previous, candidate, self.retired, erased, publish.expire, self.today)
         alignment = Alignment.of(target, parent, candidate, publish, generation)

@@ -84,7 +84,8 @@ def build(
     rows = {table.name: table.num_rows for table in tables}
     numbers = data.num_dense - data.num_item_numbers, data.num_item_numbers
     item_ids = [key.name for key in data.keys if key.of_item]
-    shape = RowShape.made(len(data.tasks), numbers, data.vectors, item_ids)
+    published = None if job.publish is None else next(k.table for k in data.keys if k.name == job.publish.feature)
+    shape = RowShape.made(len(data.tasks), numbers, data.vectors, item_ids, published)
     graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
     plan = PlanRequest(
         {**_default_plan(tables), **job.sharding},

@@ -5,7 +5,7 @@ with t = n p Q: p the served unit vector, n its norm as that run's model read it
 starts from initial values takes the served basis (Q = 1), which is as good as any other; a job with a parent has the
 parent's already, and Q is the orthogonal Procrustes rotation of the served vectors onto the parent's rows. With a
 frozen context that is so too where items begin fresh: the context is the parent's. Columns beside the vector (biases,
-output vectors) are free, and so are items that the version has not.
+output vectors) are free, and so are items that the version has not, and what is looked up in pooled lists.
 
 The targets are found once, by the driver, and lie with the run's prepared data: a run that goes on from a checkpoint is
 drawn to the same ones, whatever has become of the version.
@@ -13,6 +13,7 @@ drawn to the same ones, whatever has become of the version.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,6 @@ from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.warm_start import check_fits, inherited_alpha
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
-from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.distributed.materialize import stored_rows
 
 if TYPE_CHECKING:
@@ -119,20 +119,20 @@ def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, paren
 
 
 class AnchorPenalty:
-    """The penalty strength |e - t|^2 over the rows of items that a sample looks up, where there are targets."""
+    """The penalty strength |e - t|^2 over the rows of items that a sample looks up, where there are targets.
 
-    def __init__(self, settings: Anchor, targets: Floats, feature: str, dim: int):
-        self._strength, self._targets, self._feature, self._dim = settings.strength, targets, feature, dim
+    ``names``: the keys of batches whose rows are items'.
+    """
+
+    def __init__(self, settings: Anchor, targets: Floats, names: Sequence[str], dim: int):
+        self._strength, self._targets, self._names, self._dim = settings.strength, targets, names, dim
 
     def __call__(self, batch: Batch, rows: RowsOnce) -> Tensor:
         """Return the penalty of each sample [b]."""
         looked_up = rows.looked_up(batch.features)
         pooled = isinstance(looked_up, KeyedTensor)
-        names, total = batch.features.keys(), None
-        for name in (self._feature, self._feature + NEGATIVE_SUFFIX):
-            # Drawn negatives of a model of sequences are looked up for what is beside the vector, or are far too many.
-            if name not in names or (not pooled and name != self._feature):
-                continue
+        total = None
+        for name in self._names:
             ids = batch.features[name].values()
             block = looked_up[name] if pooled else looked_up[name].values()
             target = torch.from_numpy(self._targets[ids.cpu().numpy()]).to(block)
@@ -153,4 +153,16 @@ def anchor_penalty(job: JobSpec, data: PreparedData) -> AnchorPenalty | None:
     path = data.directory / ANCHOR_FILE
     if not path.exists():
         return None
-    return AnchorPenalty(job.publish.anchor, np.load(path, mmap_mode="r"), job.publish.feature, job.model.embedding_dim)
+    targets = np.load(path, mmap_mode="r")
+    return AnchorPenalty(job.publish.anchor, targets, _anchored(job, data), job.model.embedding_dim)
+
+
+def _anchored(job: JobSpec, data: PreparedData) -> list[str]:
+    """Return the keys of batches whose rows are anchored."""
+    assert job.publish is not None
+    if job.model.reads_sequences:
+        # Targets and negatives are looked up for what is beside the vector, or are far too many.
+        return [job.publish.feature]
+    table = next(key.table for key in data.keys if key.name == job.publish.feature)
+    # Of a list that is pooled no row is seen by itself.
+    return [key.name for key in data.keys if key.table == table and not (key.is_list and job.model.pools)]

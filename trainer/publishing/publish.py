@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from embeddings.refresh.procrustes import min_shared
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import Collection, Store, StoreError, VersionReader, open_store
 from embeddings.vectors.item_vectors import ItemVectors, arrow_of, keys_of, row_norms, shared_rows
@@ -71,6 +72,13 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     vectors = candidate_of(run, checkpoint)
     if run.start_version is not None:
         vectors = _with_held_rows(run, store.collection(spec.collection), vectors)
+    num_evident, needed = int(vectors.evidence.sum()), min_shared(run.job.model.embedding_dim)
+    if spec.align and num_evident < needed:
+        print(
+            f"{num_evident} ids have evidence, and {needed} are needed to align a version onto another one: the next "
+            "version will begin a new generation; with publish.align: false, of warm starts, it goes on",
+            flush=True,
+        )
     fence(run)
     publication = publish_candidate(
         store,

@@ -142,19 +142,19 @@ def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
     return {name: rows if (growth := growths.get(name)) is None else growth.num_rows for name, rows in counted.items()}
 
 
-def dynamic_table_bytes(job: JobSpec, counted: Mapping[str, int]) -> int:
+def dynamic_table_bytes(job: JobSpec, counted: Mapping[str, int], published: str | None) -> int:
     """Return the bytes of the maps from ids to rows of the dynamic tables, on every rank.
 
     They are places in a hash map, ids with their last steps, counters where they are asked for; and of each id of the
-    data its hash, where rows are prepared. Of the table that a job of one pass publishes also what it is published by.
+    data its hash, where rows are prepared. Of the table that a job of one pass publishes, ``published``, also what it
+    is published by.
     """
     size, known = 0, 0 if job.dataset.one_pass else ID_BYTES
     for name, table in job.tables.items():
         if (growth := table.id_map) is not None and name in counted:
             counters = COUNTERS_PER_ROW_BYTES if growth.admission_threshold > 1 else 0
-            is_published = job.dataset.one_pass and job.publish is not None and job.publish.feature == name
-            published = PUBLISHED_ID_BYTES if is_published else 0
-            size += growth.capacity * (MAP_ROW_BYTES + counters + published) + counted[name] * known
+            of_published = PUBLISHED_ID_BYTES if job.dataset.one_pass and published == name else 0
+            size += growth.capacity * (MAP_ROW_BYTES + counters + of_published) + counted[name] * known
     return size
 
 
@@ -216,10 +216,10 @@ def rank_memory(
         shape: what a row has beside ids; None: one label, and nothing else.
     """
     kind, sam = job.optimizer.kind, job.regularizers.sam
-    ids = dynamic_table_bytes(job, rows) + window_bytes(job, ids_per_example)
+    shape = shape or RowShape()
+    ids = dynamic_table_bytes(job, rows, shape.published_table) + window_bytes(job, ids_per_example)
     rows = table_rows(job, rows)
     by_table, tables, shapes = _fullest_rank(job, rows)
-    shape = shape or RowShape()
     size = size_of(job, ids_per_example, shape)
     batches = _lookups(job, rows, ids_per_example, shape) + _activations(size, _samples_kept(job))
     batches += _sam(job, rows, sum(ids_per_example.values()), by_table) + _in_batch_scores(job) + _rankings(job, rows)

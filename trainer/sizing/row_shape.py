@@ -19,6 +19,7 @@ class RowShape:
         vectors: projected ones.
         item_fields: how many features of ids and projected vectors are of the item table.
         item_numbers: how many of the numbers are.
+        published_table: the table whose rows are published, if any.
     """
 
     num_labels: int = 1
@@ -26,6 +27,7 @@ class RowShape:
     vectors: tuple[Vector, ...] = ()
     item_fields: int = 0
     item_numbers: int = 0
+    published_table: str | None = None
 
     @property
     def columns(self) -> int:
@@ -41,11 +43,16 @@ class RowShape:
             (numbers, dataset.num_item_numbers),
             vectors_of(dataset) if job.model.reads_vectors else (),
             dataset.joined_features.keys() - dataset.features.keys(),
+            None if job.publish is None else dataset.features[job.publish.feature].shares or job.publish.feature,
         )
 
     @staticmethod
     def made(
-        num_labels: int, numbers: tuple[int, int], vectors: Sequence[Vector], item_ids: Collection[str]
+        num_labels: int,
+        numbers: tuple[int, int],
+        vectors: Sequence[Vector],
+        item_ids: Collection[str],
+        published_table: str | None = None,
     ) -> RowShape:
         """Return that of so many numbers of the rows and of the item table; ``item_ids``: the latter's ids."""
         projected = tuple(one for one in vectors if one.projected)
@@ -55,4 +62,5 @@ class RowShape:
             projected,
             len(item_ids) + sum(one.of_item for one in projected),
             numbers[1] + given_columns(vectors, of_item=True),
+            published_table,
         )

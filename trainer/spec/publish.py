@@ -132,7 +132,8 @@ class Anchor(Spec):
 
     ``strength`` |e - n p|^2 is added to a sample's loss for each row e that it looks up of an item that the version
     has, p being the served vector and n its norm, in the job's own basis (trainer.publishing.anchor). New items have no
-    anchor. A stronger anchor makes vectors change less, and follow an item that has moved more slowly (docs/adr/0039).
+    anchor, nor has what is looked up in pooled lists. A stronger anchor makes vectors change less, and follow an item
+    that has moved more slowly (docs/adr/0039).
     """
 
     strength: Positive = 0.01

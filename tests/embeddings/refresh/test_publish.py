@@ -248,3 +248,18 @@ def test_string_ids_of_growing_width(store: Store, collection: Collection) -> No
     assert cosines(vectors[2:], before[7:8])[0] > 0.95
     with pytest.raises(ValueError, match="ids of type string, the candidate has others"):
         publish(store, retrained(2))
+
+
+def test_few_items_go_on_where_nothing_has_to_be_aligned(store: Store) -> None:
+    """Such as brands: warm starts are in the basis already, and a rotation of so few would say nothing."""
+    few = geometry(num_items=13).astype(np.float32)
+    apart = Settings(align=False, ema=None, gate=Gate("enforce"))
+    first, second = (publish(store, rows, apart) for rows in (few, few + 0.01))
+    assert (first.status, second.status) == ("published", "published"), second.reasons
+    assert second.anchor_generation == first.anchor_generation
+    held = publish(store, few + 0.02, Settings(ema=None))
+    assert held.status == "held"
+    assert "publish.align: false" in held.reasons[0]
+    other = publish(store, few, apart, ids=np.arange(100, 113))
+    assert other.status == "held"
+    assert "no item that both have" in other.reasons[0]

@@ -20,16 +20,17 @@ from embeddings.refresh.settings import Gate, Settings
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 from trainer.checkpoint.format import latest_valid
+from trainer.data.batches.keys import keys_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
-from trainer.publishing.anchor import ANCHOR_FILE, AnchorPenalty, write_targets
+from trainer.publishing.anchor import ANCHOR_FILE, AnchorPenalty, _anchored, write_targets
 from trainer.publishing.publish import item_vectors
 from trainer.runs.directory import read_run
-from trainer.spec import SpecError
+from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.spec.publish import Anchor
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer
@@ -84,7 +85,7 @@ def test_a_sequence_pays_for_each_of_its_items_that_the_version_has(samples, str
     keys = ["item", "item__target", "item__negative"]
     features = KeyedJaggedTensor(keys, values.repeat(3), lengths=lengths.repeat(3))
     rows = SimpleNamespace(looked_up=lambda asked: {key: JaggedTensor(table[values], lengths=lengths) for key in keys})
-    penalty = AnchorPenalty(Anchor(strength=strength), TARGETS, "item", DIM)
+    penalty = AnchorPenalty(Anchor(strength=strength), TARGETS, ["item"], DIM)
     compare(penalty(SimpleNamespace(features=features), rows), penalty_by_loops(table, samples, strength), table)
 
 
@@ -99,9 +100,30 @@ def test_a_pair_pays_for_its_item_and_for_its_negative(pairs, strength):
     )
     blocks = torch.cat([torch.zeros(len(both), DIM), table[both[:, 0]], table[both[:, 1]]], dim=1)
     found = KeyedTensor(["user", "item", "item__negative"], [DIM, DIM + 1, DIM + 1], blocks)
-    penalty = AnchorPenalty(Anchor(strength=strength), TARGETS, "item", DIM)
+    penalty = AnchorPenalty(Anchor(strength=strength), TARGETS, ["item", "item__negative"], DIM)
     rows = SimpleNamespace(looked_up=lambda asked: found)
     compare(penalty(SimpleNamespace(features=features), rows), penalty_by_loops(table, pairs, strength), table)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("dcnv2", ["item", "previous"]),
+        ("din", ["item", "previous", "past"]),
+        ("bpr", ["item", "previous", "past", "item__negative"]),
+        ("sasrec", ["item"]),
+    ],
+)
+def test_all_that_reads_the_table_is_anchored_but_pooled_lists(kind, names):
+    """din and sasrec look up each row of a list by itself."""
+    item = {"type": "id"}
+    features = {"user": item, "item": item, "previous": item | {"shares": "item"}}
+    features["past"] = {"type": "id_list", "shares": "item"} if kind != "bpr" else item | {"shares": "item"}
+    document = {"name": "d", "uri": "rows.parquet", "features": features, "label": {"column": "y"}, "order": "time"}
+    model = {"kind": kind, "embedding_dim": DIM, "init": {"kind": "hash", "std": 0.3}}
+    job = parse_job({"name": "j", "dataset": {"name": "d"}, "model": model, "publish": ANCHORED})
+    data = SimpleNamespace(keys=keys_of(parse_dataset(document), job))
+    assert _anchored(job, data) == names
 
 
 # --- what rows are drawn to ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.click_log import ClickLog, generate
 from trainer.sizing import estimate as module
 from trainer.sizing.estimate import estimate
+from trainer.sizing.memory import PUBLISHED_ID_BYTES
 from trainer.spec import Optimizer, parse_dataset, parse_job
 
 JOB = {
@@ -133,3 +134,16 @@ def test_bad_data_are_found_without_a_run(tmp_path):
     dataset = parse_dataset({"name": "log", "uri": str(path), "features": features, "label": {"column": "click"}})
     with pytest.raises(DataError, match="no column 'item'"):
         estimate(parse_job(JOB), dataset)
+
+
+def test_what_is_kept_of_published_ids_is_of_their_table_whichever_feature_names_it(dataset):
+    document = dataset.model_dump(mode="json")
+    document["features"]["history"] = {"type": "id", "column": "item", "shares": "item"}
+    found, sizes = [], {name: {"capacity": 100_000} for name in ("user", "item", "query")}
+    for feature in ("item", "history"):
+        job = JOB | {"model": {"kind": "dnn", "embedding_dim": 8, "init": {"kind": "hash", "std": 0.1}}}
+        job |= {"dataset": {"name": "log", "one_pass": True}, "tables": sizes, "epochs": 1}
+        job |= {"evaluation": {"split": {"validation": 0, "test": 0}}}
+        job |= {"publish": {"collection": "c", "feature": feature}}
+        found.append(estimate(parse_job(job), parse_dataset(document)).memory.ids)
+    assert found[0] == found[1] > 100_000 * PUBLISHED_ID_BYTES
