@@ -186,7 +186,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _metrics(state: State) -> list[Metric]:
-    return state.metrics.families(await collectors.of_service(state.settings, state.database, state.store))  # type: ignore[no-any-return]
+    gauges = await collectors.of_service(state.settings, state.database, state.store, state.store_health)
+    return state.metrics.families(gauges)  # type: ignore[no-any-return]
 
 
 async def _finish_erasures(database: Database, store: Store) -> None:

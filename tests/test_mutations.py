@@ -34,9 +34,9 @@ def test_each_can_be_made_and_its_tests_are_there() -> None:
 
 
 def defined(test: str) -> bool:
-    """Whether a module of the test's folder has a function of that name; or it names none."""
+    """Whether a module of the test's folder, or of those in it, has a function of that name; or it names none."""
     path, *names = test.partition("[")[0].split("::")
-    files = (ROOT / path).parent.glob("*.py")
+    files = (ROOT / path).parent.rglob("*.py")
     return not names or any(f"def {names[-1]}(" in file.read_text("utf-8") for file in files)
 
 

@@ -28,7 +28,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.util import await_only
 
@@ -45,6 +46,8 @@ DRIVERS = {
 }
 """Each kind of database has one driver here: a URL may leave it out."""
 _WRITE = "evenkeel_write"
+_AWAY_STATES = ("08", "53", "57P")
+"""What a server's states (SQLSTATE) begin with that has lost a connection, has no room, or is starting or stopping."""
 
 
 class SchemaError(RuntimeError):
@@ -83,6 +86,7 @@ class Database:
         else:
             event.listen(self.engine.sync_engine, "checkin", _note_idle)
             event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
+            event.listen(self.engine.sync_engine, "handle_error", _as_operational, retval=True)
 
     async def start(self) -> None:
         """Create the SQLite file's directory and migrate the schema to the newest version, one process at a time."""
@@ -240,6 +244,22 @@ def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             driver.terminate()
     raise InvalidatePoolError
+
+
+def _as_operational(context: ExceptionContext) -> OperationalError | None:
+    """Return the OperationalError for a server that takes no connections, or has ended one; None for other errors.
+
+    SQLAlchemy gives such errors of asyncpg no kind of their own: they would look like statements that are wrong.
+    """
+    if type(context.sqlalchemy_exception) is not DBAPIError:
+        return None
+    cause = context.original_exception
+    state = getattr(cause, "sqlstate", None) or ""
+    if context.connection is not None and not context.is_disconnect and not state.startswith(_AWAY_STATES):
+        return None
+    return OperationalError(
+        context.statement, None, cause, hide_parameters=True, connection_invalidated=context.is_disconnect
+    )
 
 
 def _begin(connection: sa.Connection) -> None:

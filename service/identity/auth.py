@@ -169,7 +169,7 @@ class Authenticator:
         while True:
             try:
                 await self.inform()
-            except AWAY as error:
+            except Exception as error:  # nobody waits for this task: it must not end, whatever the database says
                 # Until the next round has its answer, a database that hangs included.
                 self._away_until = time.monotonic() + self._retry_seconds + ANSWER_SECONDS + 1
                 if not trouble:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,12 +26,16 @@ from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
 from service.core.tenants import DEFAULT_TENANT, qualified, store_of
+from service.features.store_health import StoreHealth
 from service.identity import keys
+from service.identity.auth import AWAY
 from service.jobs.states import ACTIVE, STATES, TERMINAL
 
 VERSION_STATES = ("candidate", "published", "held", "superseded", "expired")
 RECENT = datetime.timedelta(days=7)
 HOUR = datetime.timedelta(hours=1)
+PATIENCE_SECONDS = 3.0
+"""How long a scrape, which may take ten seconds, waits for the database, and for word of the store's server."""
 MAX_JOB_NAMES = 200
 """Names are the users' own: a service that is given a new one for each job must not grow without end."""
 _PROGRESS = {
@@ -46,6 +51,8 @@ _PROGRESS = {
     "bad_rows": ("evenkeel_run_bad_rows", "Rows of a topic that were left out because they are bad."),
 }
 
+log = logging.getLogger("evenkeel")
+
 
 def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=labels)
@@ -55,20 +62,32 @@ def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
 
 
-async def of_service(settings: Settings, database: Database, store: Store) -> list[Metric]:
-    """Return the gauges that the role of the settings has: of the disks, the database and the store."""
+async def of_service(settings: Settings, database: Database, store: Store, store_health: StoreHealth) -> list[Metric]:
+    """Return the gauges that the role of the settings has: of the disks, the database and the store.
+
+    Those of a database or a store's server that does not answer are left out: the others tell of the outage.
+    """
     families = of_disks(settings.home, settings.store_url)
+    # Those served by this process, in case the database is not asked.
+    known_tenants = [DEFAULT_TENANT, *store.namespaces()]
     if settings.role != "vectors":
-        families += await of_database(database)
-    if settings.role != "scheduler":
-        families += await asyncio.to_thread(of_store, store, await _tenants(settings, database, store))
-    return families
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                families += await of_database(database)
+                known_tenants = await _tenants(database)
+        except AWAY as error:
+            log.error("metrics: the database cannot be read: %s: %s", type(error).__name__, error)
+    if settings.role == "scheduler":
+        return families
+    answer = await asyncio.to_thread(store_health.answer, PATIENCE_SECONDS)
+    if answer is None or answer.reached:
+        return families + await asyncio.to_thread(of_store, store, known_tenants)
+    # Each collection would wait for the server.
+    return [*families, _damaged(store.damaged())]
 
 
-async def _tenants(settings: Settings, database: Database, store: Store) -> list[str]:
-    """Return the tenants to report: all that have had a key, or without the database those served by this process."""
-    if settings.role == "vectors":
-        return [DEFAULT_TENANT, *store.namespaces()]
+async def _tenants(database: Database) -> list[str]:
+    """Return all tenants that have had a key."""
     async with database.read() as connection:
         return [row.name for row in await connection.execute(keys.tenants())]
 

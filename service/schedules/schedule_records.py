@@ -112,7 +112,7 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
 
     Raises:
         Problem: 404 if the tenant has no such schedule, 422 if the job does not fit its dataset, or catchup the
-            overlap.
+            overlap, or if this machine does not know the time zone and the schedule is to fire.
     """
     row = await get(connection, tenant, name, lock=True)
     values = patch.model_dump(mode="json", exclude_unset=True)
@@ -125,11 +125,18 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
     if [row[name] for name in times] != [changed[name] for name in times]:  # type: ignore[literal-required]
         now = tables.now()
         await _miss_due(connection, row, now)
-        following = cron.next_firing(changed["cron"], changed["timezone"], now)
-        values["next_fire_at"] = changed["next_fire_at"] = None if changed["paused"] else following
+        values["next_fire_at"] = changed["next_fire_at"] = None if changed["paused"] else _following(changed, now)
     if values:
         await connection.execute(tables.schedule.update().where(tables.schedule.c.id == row["id"]).values(values))
     return changed
+
+
+def _following(row: ScheduleRow, now: datetime.datetime) -> datetime.datetime | None:
+    """Return the first firing after ``now``; raise 422 if this machine does not know the time zone."""
+    try:
+        return cron.next_firing(row["cron"], row["timezone"], now)
+    except ValueError as error:
+        raise invalid(FieldProblem("timezone", str(error), "change the schedule's timezone")) from None
 
 
 async def _miss_due(connection: AsyncConnection, row: ScheduleRow, now: datetime.datetime) -> None:

@@ -12,6 +12,7 @@ from deploy.site.reference.text import bullets, page, paragraph, plain
 from embeddings.store import open_store
 from service.core.database import Database
 from service.core.settings import Settings
+from service.features.store_health import StoreHealth
 from service.ops import collectors
 from service.ops.metrics import Metrics
 
@@ -46,6 +47,7 @@ async def _gauges() -> list[Metric]:
         database = Database(settings.database_url)
         await database.start()
         try:
-            return await collectors.of_service(settings, database, open_store(settings.store_url))
+            store = open_store(settings.store_url)
+            return await collectors.of_service(settings, database, store, StoreHealth(store))
         finally:
             await database.stop()

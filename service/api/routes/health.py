@@ -53,7 +53,7 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
         detail = "Metrics are of all tenants: a key of the default tenant with the scope jobs:read reads them."
         raise errors.Problem(403, "missing-scope", detail)
     state = request.app.state
-    gauges = await collectors.of_service(state.settings, state.database, state.store)
+    gauges = await collectors.of_service(state.settings, state.database, state.store, state.store_health)
     return Response(state.metrics.render(gauges), media_type="text/plain; version=0.0.4")
 
 

@@ -43,7 +43,10 @@ async def gather(visit: Visit) -> dict[str, Any]:
             # Not "in TERMINAL": by an index of states nearly all jobs would be read, and sorted for the newest.
             content["ended"] = await _jobs(connection, visit, ~unfinished, NUM_ENDED)
             content["schedules"] = await _next_firings(connection, visit.principal.tenant)
-    if visit.allows("features:read"):
+    store = visit.state.store_health.answer(0)  # waited for above
+    if visit.allows("features:read") and store is not None and not store.reached:
+        content["store_away"] = store.message  # each collection would wait for the server
+    elif visit.allows("features:read"):
         try:
             content["collections"] = await in_store(collections.listed, visit)
         except Problem as problem:

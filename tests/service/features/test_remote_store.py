@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from redis.connection import Connection
 
 from embeddings.store import default_view, open_store
 from service.api.routes.vectors import ARROW
@@ -148,6 +150,38 @@ async def test_a_server_that_is_away_is_told_of_and_its_return_too(
             assert str(server.port) not in told
     finally:
         server.kill()
+
+
+@pytest.mark.process
+async def test_a_server_that_is_away_is_not_asked_for_each_collection(
+    settings: Settings, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be refused takes seconds, for each of them: Prometheus gives up, and nobody waits for the home page."""
+    monkeypatch.setattr(store_health, "CHECK_SECONDS", 0.2)
+    for name in ("items", "films", "songs"):
+        open_store(redis.url).collection(name).write(published.ItemVectors([1], published.directions(1, 0)))
+    asked_by = set()
+    connect = Connection.connect
+
+    def noted(self: Any) -> Any:
+        asked_by.add(threading.current_thread().name)
+        return connect(self)
+
+    async with running(dataclasses.replace(settings, store_url=redis.url, role="api")) as app:
+        async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
+            await ready(client, 200, "ok")
+            for path in ("/metrics", "/dashboard/content"):
+                assert "films" in (await client.get(path)).text
+            redis.kill()
+            await ready(client, 200, "degraded")
+            monkeypatch.setattr(Connection, "connect", noted)
+            metrics = await client.get("/metrics")
+            assert metrics.status_code == 200
+            assert "evenkeel_disk_free_bytes" in metrics.text
+            assert "films" not in metrics.text
+            page = await client.get("/dashboard/content")
+            assert "The feature store cannot be read now" in page.text
+            assert asked_by <= {"store-health"}
 
 
 @pytest.mark.process

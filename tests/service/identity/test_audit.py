@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from service.identity import audit
 from service.identity.keys import Principal
 from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running
+from tests.service.starting_postgres import starting_postgres
 
 pytestmark = pytest.mark.anyio
 
@@ -83,8 +85,18 @@ async def test_sessions_are_entered_and_fetches_are_not(
     ]
 
 
+@pytest.fixture(params=["refused", "starting"])
+def away_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a database that cannot be used."""
+    if request.param == "starting":
+        with starting_postgres() as url:
+            yield url
+    else:
+        yield "postgresql+asyncpg://none@127.0.0.1:1/none"
+
+
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-async def test_entries_wait_while_the_database_is_away(settings: Settings) -> None:
+async def test_entries_wait_while_the_database_is_away(settings: Settings, away_url: str) -> None:
     """A promotion needs the store alone, and is entered all the same."""
     published.publish(settings)
     async with running(settings) as app:
@@ -92,7 +104,7 @@ async def test_entries_wait_while_the_database_is_away(settings: Settings) -> No
         async with client_of(app, key) as client:
             await client.get("/v1/audit")
             whole = app.state.audit._database
-            app.state.audit._database = type(whole)("postgresql+asyncpg://none@127.0.0.1:1/none")
+            app.state.audit._database = type(whole)(away_url)
             body = {"reason": "rolled back in the night"}
             for _ in range(2):
                 answer = await client.post("/v1/collections/items/versions/v000001/promote", json=body)

@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 from service.client import Client, ProblemError
 from service.identity import key_cache
 from tests.service import published, serving
+from tests.service.starting_postgres import refuse
 from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.process
@@ -30,14 +31,14 @@ NUM_THREADS = 4
 
 
 class Proxy:
-    """A TCP proxy before the database. ``cut``: connections end and new ones are refused. ``hang``: new ones are taken
-    and never answered, which is what a lost host looks like."""
+    """A TCP proxy before the database. ``cut``: connections end and new ones are refused. ``hanging``: new ones are
+    taken and never answered, which is what a lost host looks like. ``starting``: they are told that it starts up."""
 
     def __init__(self, host: str, port: int):
         self._target = (host, port)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self.hanging = False
+        self.hanging = self.starting = False
         self.port = free_port()  # it comes back to it
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._accept()
@@ -54,6 +55,10 @@ class Proxy:
             with self._lock:
                 self._open.add(near)
             if self.hanging:
+                continue
+            if self.starting:
+                refuse(near)
+                self._close(near)
                 continue
             far = socket.create_connection(self._target)
             with self._lock:
@@ -88,7 +93,7 @@ class Proxy:
 
     def restore(self) -> None:
         self.cut()
-        self.hanging = False
+        self.hanging = self.starting = False
         self._listener = socket.create_server(("127.0.0.1", self.port))
         self._accept()
 
@@ -149,7 +154,7 @@ def eventually(url: str, key: str, status: int) -> httpx.Response:
 @pytest.mark.long
 @pytest.mark.timeout(OUTAGE_SECONDS + 300)
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("kind", ["refused", "silent"])
+@pytest.mark.parametrize("kind", ["refused", "silent", "starting"])
 def test_vectors_are_served_while_postgresql_is_away(
     tmp_path: Path, database_url: str, proxied_url: str, proxy: Proxy, kind: str
 ) -> None:
@@ -171,6 +176,9 @@ def test_vectors_are_served_while_postgresql_is_away(
                     time.sleep(0.02)
                 if kind == "silent":
                     proxy.hanging = True
+                    proxy.end_connections()
+                elif kind == "starting":
+                    proxy.starting = True
                     proxy.end_connections()
                 else:
                     proxy.cut()

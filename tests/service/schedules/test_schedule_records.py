@@ -331,7 +331,12 @@ async def test_a_zone_that_this_machine_does_not_know_holds_up_no_other(
     assert [(one["name"], len(one["next_firings"])) for one in listed] == [("daily", 0), ("other", 5)]
     triggered = await client.post("/v1/schedules/daily/trigger")
     assert (triggered.status_code, triggered.json()["errors"][0]["field"]) == (422, "timezone")
-    mended = await client.patch("/v1/schedules/daily", json={"timezone": "Europe/Berlin"})
+    moved = await client.patch("/v1/schedules/daily", json={"cron": "0 4 * * *"})
+    assert (moved.status_code, moved.json()["errors"][0]["field"]) == (422, "timezone")
+    assert (await client.patch("/v1/schedules/daily", json={"paused": True})).json()["paused"]
+    resumed = await client.patch("/v1/schedules/daily", json={"paused": False})
+    assert (resumed.status_code, resumed.json()["errors"][0]["field"]) == (422, "timezone")
+    mended = await client.patch("/v1/schedules/daily", json={"timezone": "Europe/Berlin", "paused": False})
     assert len(mended.json()["next_firings"]) == 5
 
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime
 import shutil
+import socket
 import time
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.core import tables
 from service.core.tenants import url_of
 from service.jobs import job_records
+from service.ops import collectors
 from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body
+from tests.service.starting_postgres import starting_postgres
 
 pytestmark = pytest.mark.anyio
 
@@ -233,6 +236,28 @@ async def test_requests_are_counted_by_route_and_not_by_path(client: httpx.Async
     assert counted["/v1/jobs/{job_id}"] == 5
     assert counted["unmatched"] == 5
     assert not any("job_1" in route or "wild" in route for route in counted)
+
+
+@pytest.mark.parametrize("kind", ["refused", "starting", "silent"])
+async def test_metrics_tell_of_a_database_that_is_away(
+    app: FastAPI, client: httpx.AsyncClient, settings: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The alerts of an outage look at counters and disks; what the store has is not the database's."""
+    published.publish(settings)
+    app.state.metrics.background_errors.labels("runner").inc()
+    whole = app.state.database
+    monkeypatch.setattr(collectors, "PATIENCE_SECONDS", 0.2)
+    with starting_postgres() as starting, socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1] if kind == "silent" else 1
+        url = starting if kind == "starting" else f"postgresql://none@127.0.0.1:{port}/none"
+        app.state.database = type(whole)(url)
+        found = {name for name, _ in await read(client)}
+    app.state.database = whole
+    monkeypatch.undo()
+    told = {"evenkeel_background_errors_total", "evenkeel_disk_free_bytes", "evenkeel_collection_rows"}
+    assert told <= found
+    assert "evenkeel_queue_wait_seconds" not in found
+    assert "evenkeel_queue_wait_seconds" in {name for name, _ in await read(client)}
 
 
 @pytest.mark.parametrize("peer", [("127.0.0.1", 1), ("::1", 1)])
