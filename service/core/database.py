@@ -100,8 +100,12 @@ class Database:
         """Refuse a database whose schema is not the newest one, and leave it as it is.
 
         Raises:
+            FileNotFoundError: There is no such SQLite file; SQLite would make one.
             SchemaError: It is older, or was written by a newer version.
         """
+        file = self.url.database
+        if self.is_sqlite and file and file != ":memory:" and not Path(file).exists():
+            raise FileNotFoundError(f"there is no database at {Path(file).absolute()}")
         async with self.read() as connection:
             await connection.run_sync(_require_newest)
 
