@@ -125,12 +125,15 @@ class Session:
     ) -> None:
         self.close()
 
-    def items(self, path: str, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
+    def items(
+        self, path: str, limit: int | None = None, headers: Mapping[str, str] | None = None, /, **filters: str | None
+    ) -> Iterator[Json]:
         """Yield the items of a list, page after page, ``limit`` in all (None: all of them)."""
         params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         left = limit
         while left is None or left > 0:
-            page = self.json("GET", path, params=params | ({} if left is None else {"limit": min(left, 100)}))
+            size = {} if left is None else {"limit": min(left, 100)}
+            page = self.json("GET", path, params=params | size, headers=headers)
             items = page["items"] if left is None else page["items"][:left]
             yield from items
             left = None if left is None else left - len(items)

@@ -268,10 +268,13 @@ def check_service() -> Iterator[Check]:
             client.jobs(limit=1)
         except ServiceError as error:
             yield Check("key", "fail", error.message, error.remedy or "set EVENKEEL_API_KEY")
-        else:
-            yield Check("key", "ok", "the API key is accepted")
-            for name, message, remedy in out_of_step(client, home() / "runs"):
-                yield Check(name, "warn", message, remedy)
+            return
+        yield Check("key", "ok", "the API key is accepted")
+        try:
+            yield from [Check(name, "warn", *told) for name, *told in out_of_step(client, home() / "runs")]
+        except ServiceError as error:
+            message = f"whether database and store are of one moment is not known: {error.message}"
+            yield Check("database", "warn", message, error.remedy or "see the service's log")
 
 
 def _port(url: str, error: Unreachable) -> Iterator[Check]:
