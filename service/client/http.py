@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -105,8 +105,9 @@ class Session:
             raise ServiceError("the API key holds characters that no key has", "set EVENKEEL_API_KEY to the key alone")
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
+            _ = urlsplit(self.url).port  # httpx takes a port that cannot be
             self._http = self._connection(base_url=self.url, headers=headers, timeout=timeout_seconds)
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"'{self.url}' is not a usable address: {error}", "set EVENKEEL_URL") from None
 
     @property

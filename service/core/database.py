@@ -47,6 +47,10 @@ DRIVERS = {
 _WRITE = "evenkeel_write"
 
 
+class UrlError(sa.exc.ArgumentError):
+    """What names the database is no URL, or that of another kind of database."""
+
+
 class SchemaError(RuntimeError):
     """The database's schema is not one that this version of Evenkeel reads."""
 
@@ -55,11 +59,13 @@ class Database:
     """Connections to ``url``: ``sqlite+aiosqlite:///FILE`` or ``postgresql+asyncpg://...`` (``?search_path=`` allowed).
 
     Every write is one transaction: committed when the block ends, rolled back when it raises.
+
+    Raises:
+        UrlError: ``url`` is none of these.
     """
 
     def __init__(self, url: str):
-        parsed = sa.make_url(url)
-        parsed = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+        parsed = parsed_url(url)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = {}
         if self.is_sqlite:
@@ -141,6 +147,22 @@ class Database:
         if not self.is_sqlite:
             number = int.from_bytes(hashlib.sha256(f"evenkeel {name}".encode()).digest()[:8], "big", signed=True)
             await connection.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+
+
+def parsed_url(url: str) -> sa.URL:
+    """Return the URL of a database, with its driver.
+
+    Raises:
+        UrlError: It is no URL, or that of another kind of database.
+    """
+    write = "write postgresql+asyncpg://USER:PASSWORD@HOST:PORT/DATABASE, or sqlite+aiosqlite:///FILE"
+    try:
+        parsed = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):  # the text is not shown: a password may be in it
+        raise UrlError(f"EVENKEEL_DATABASE_URL is no database URL: {write}") from None
+    if parsed.drivername not in (*DRIVERS, *DRIVERS.values()):
+        raise UrlError(f"EVENKEEL_DATABASE_URL names a database of {parsed.drivername}: {write}")
+    return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
 
 
 async def insert_together(connection: AsyncConnection, rows: Sequence[tuple[sa.Table, Mapping[str, Any]]]) -> None:

@@ -236,7 +236,12 @@ def _placement() -> Placement:
 
 def check_service() -> Iterator[Check]:
     """Check whether the service is running, or at least whether its port is free for one."""
-    with Client(timeout_seconds=5) as client:
+    try:
+        client = Client(timeout_seconds=5)
+    except ServiceError as error:
+        yield Check("service", "fail", error.message, error.remedy)
+        return
+    with client:
         try:
             ready = client.ready()
         except Unreachable as error:
