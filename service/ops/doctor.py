@@ -276,7 +276,8 @@ def check_service() -> Iterator[Check]:
             return
         yield Check("key", "ok", "the API key is accepted")
         try:
-            yield from [Check(name, "warn", *told) for name, *told in out_of_step(client, home() / "runs")]
+            for name, message, remedy in out_of_step(client, home() / "runs"):
+                yield Check(name, "warn", message, remedy)
         except ServiceError as error:
             message = f"whether database and store are of one moment is not known: {error.message}"
             yield Check("database", "warn", message, error.remedy or "see the service's log")
