@@ -31,7 +31,7 @@ from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
 from service.api import middleware, openapi_examples, openapi_links, routes
 from service.core import errors, logs, tenants
-from service.core.database import Database
+from service.core.database import Database, UrlError
 from service.core.errors import ProblemBody
 from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
@@ -201,13 +201,6 @@ async def _finish_erasures(database: Database, store: Store) -> None:
         log.error("an erasure that was interrupted could not be finished: %s", error)
 
 
-def _shown(database_url: str) -> str:
-    try:
-        return make_url(database_url).render_as_string(hide_password=True)
-    except SQLAlchemyError:
-        return "EVENKEEL_DATABASE_URL is no database URL"
-
-
 def _make_home(settings: Settings) -> None:
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings.runs.mkdir(mode=0o700, exist_ok=True)
@@ -232,6 +225,8 @@ def _show(settings: Settings, first_key: str | None) -> None:
 def _why_not(settings: Settings, error: Exception) -> str:
     """Return, in one line, why the service cannot start, and the remedy."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, UrlError):
+        return reason
     if type(error) is DatabaseError:  # SQLite's word for a file that is damaged, or none of its own
         reason += ": restore a backup, or move the file away to begin anew (published vectors stay)"
     with contextlib.suppress(OSError):
@@ -241,7 +236,8 @@ def _why_not(settings: Settings, error: Exception) -> str:
     ours = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
     if ours:
         return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
-    return f"the database ({_shown(settings.database_url)}) cannot be used: {reason}"
+    shown = make_url(settings.database_url).render_as_string(hide_password=True)
+    return f"the database ({shown}) cannot be used: {reason}"
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
@@ -357,7 +353,7 @@ async def _reason_not_to_start(settings: Settings) -> str | None:
         async with asyncio.timeout(PATIENCE_SECONDS if settings.role == "vectors" else None):
             await _try_start(settings)
     except (*AWAY, SQLAlchemyError, ImportError, RuntimeError) as error:
-        if settings.role != "vectors" or isinstance(error, ImportError) or not settings.home.is_dir():
+        if settings.role != "vectors" or isinstance(error, ImportError | UrlError) or not settings.home.is_dir():
             return _why_not(settings, error)
         log.warning("%s; vectors are served to the keys known last", _why_not(settings, error))
     return None

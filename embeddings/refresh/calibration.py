@@ -185,6 +185,7 @@ def calibrate(
         manifest = nulls.manifest(version)
         where = f"version {version} of '{nulls.name}'"
         if "cosine_mean" not in manifest.get("metrics", {}):
+            _refuse_few_shared(manifest, where)
             raise ValueError(f"{where} was not measured against one before it: leave out the first, and gate mode off")
         if (manifest.get("model"), manifest["dim"]) != (served.get("model"), served["dim"]):
             raise ValueError(
@@ -202,6 +203,16 @@ def calibrate(
         _refuse_served(nulls, versions)
     collection.save_settings(SETTINGS, settings_name(calibration.model), calibration.as_document())
     return calibration
+
+
+def _refuse_few_shared(manifest: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError if a version was not measured because it has too few items in common with the one before it."""
+    for check in manifest["gate"]:
+        if check["metric"] == "shared" and check["verdict"] == "fail":
+            raise ValueError(
+                f"{where} shares {check['value']:g} items with the one before it, where {check['threshold']:g} are "
+                f"needed for vectors of dim {manifest['dim']}: refresh more items, or lower model.embedding_dim"
+            )
 
 
 def _refuse_served(nulls: Collection, versions: Sequence[str]) -> None:

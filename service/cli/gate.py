@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,8 +44,10 @@ def calibrate(
     The job that refreshes the collection runs RUNS + 1 times with different seeds, each starting from the previous one,
     and publishes to a scratch collection; what is served does not change.
     """
+    from embeddings.refresh.scratch import scratch_name
+
     limits = _limits(limit or [])
-    scratch = f"{collection[:50]}-nulls-{secrets.token_hex(4)}"
+    scratch = scratch_name(collection)
     with Client() as client:
         job = _refresh_of(client, collection, spec)
         if job.init_from is None:

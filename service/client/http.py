@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -105,8 +105,9 @@ class Session:
             raise ServiceError("the API key holds characters that no key has", "set EVENKEEL_API_KEY to the key alone")
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
+            _ = urlsplit(self.url).port  # httpx takes a port that cannot be
             self._http = self._connection(base_url=self.url, headers=headers, timeout=timeout_seconds)
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"'{self.url}' is not a usable address: {error}", "set EVENKEEL_URL") from None
 
     @property
@@ -125,12 +126,15 @@ class Session:
     ) -> None:
         self.close()
 
-    def items(self, path: str, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
+    def items(
+        self, path: str, limit: int | None = None, headers: Mapping[str, str] | None = None, /, **filters: str | None
+    ) -> Iterator[Json]:
         """Yield the items of a list, page after page, ``limit`` in all (None: all of them)."""
         params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         left = limit
         while left is None or left > 0:
-            page = self.json("GET", path, params=params | ({} if left is None else {"limit": min(left, 100)}))
+            size = {} if left is None else {"limit": min(left, 100)}
+            page = self.json("GET", path, params=params | size, headers=headers)
             items = page["items"] if left is None else page["items"][:left]
             yield from items
             left = None if left is None else left - len(items)

@@ -50,6 +50,10 @@ _AWAY_STATES = ("08", "53", "57P")
 """What a server's states (SQLSTATE) begin with that has lost a connection, has no room, or is starting or stopping."""
 
 
+class UrlError(sa.exc.ArgumentError):
+    """What names the database is no URL, or that of another kind of database."""
+
+
 class SchemaError(RuntimeError):
     """The database's schema is not one that this version of Evenkeel reads."""
 
@@ -58,11 +62,13 @@ class Database:
     """Connections to ``url``: ``sqlite+aiosqlite:///FILE`` or ``postgresql+asyncpg://...`` (``?search_path=`` allowed).
 
     Every write is one transaction: committed when the block ends, rolled back when it raises.
+
+    Raises:
+        UrlError: ``url`` is none of these.
     """
 
     def __init__(self, url: str):
-        parsed = sa.make_url(url)
-        parsed = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+        parsed = parsed_url(url)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = {}
         if self.is_sqlite:
@@ -104,8 +110,12 @@ class Database:
         """Refuse a database whose schema is not the newest one, and leave it as it is.
 
         Raises:
+            FileNotFoundError: There is no such SQLite file; SQLite would make one.
             SchemaError: It is older, or was written by a newer version.
         """
+        file = self.url.database
+        if self.is_sqlite and file and file != ":memory:" and not Path(file).exists():
+            raise FileNotFoundError(f"there is no database at {Path(file).absolute()}")
         async with self.read() as connection:
             await connection.run_sync(_require_newest)
 
@@ -141,6 +151,22 @@ class Database:
         if not self.is_sqlite:
             number = int.from_bytes(hashlib.sha256(f"evenkeel {name}".encode()).digest()[:8], "big", signed=True)
             await connection.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+
+
+def parsed_url(url: str) -> sa.URL:
+    """Return the URL of a database, with its driver.
+
+    Raises:
+        UrlError: It is no URL, or that of another kind of database.
+    """
+    write = "write postgresql+asyncpg://USER:PASSWORD@HOST:PORT/DATABASE, or sqlite+aiosqlite:///FILE"
+    try:
+        parsed = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):  # the text is not shown: a password may be in it
+        raise UrlError(f"EVENKEEL_DATABASE_URL is no database URL: {write}") from None
+    if parsed.drivername not in (*DRIVERS, *DRIVERS.values()):
+        raise UrlError(f"EVENKEEL_DATABASE_URL names a database of {parsed.drivername}: {write}")
+    return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
 
 
 async def insert_together(connection: AsyncConnection, rows: Sequence[tuple[sa.Table, Mapping[str, Any]]]) -> None:

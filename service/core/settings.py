@@ -22,6 +22,8 @@ ROLES: tuple[str, ...] = get_args(Role)
 MIN_FREE_BYTES = 64 * 2**20
 """With less, EVENKEEL_HOME counts as full."""
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+MOST_DAYS = 36_500
+"""A time so long ago can still be written."""
 EXECUTOR_SETTINGS = {
     "ray_address": "EVENKEEL_RAY_ADDRESS",
     "internal_url": "EVENKEEL_INTERNAL_URL",
@@ -225,7 +227,7 @@ class Settings:
             name: _number(name, text, least) for name, least in LEAST.items() if (text := value(name.upper()))
         }
         days = {
-            field.name: _number(name, text, 0)
+            field.name: _number(name, text, 0, MOST_DAYS)
             for field in dataclasses.fields(RetentionDays)
             if (text := value((name := f"keep_{field.name}_days").upper()))
         }
@@ -299,14 +301,14 @@ LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {
 WHOLE = {field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("int")}
 
 
-def _number(name: str, given: str, least: float) -> float:
+def _number(name: str, given: str, least: float, most: float = math.inf) -> float:
     try:
         number = float(given)
     except ValueError:
         number = math.nan
-    if not least <= number < math.inf:
-        variable = f"EVENKEEL_{name.upper()}"
-        raise ValueError(f"{variable} is '{given}': set it to a number of at least {least:g}, or leave it out")
+    if not least <= number <= most or number == math.inf:
+        variable, bound = f"EVENKEEL_{name.upper()}", "" if most == math.inf else f" and at most {most:g}"
+        raise ValueError(f"{variable} is '{given}': set it to a number of at least {least:g}{bound}, or leave it out")
     return int(number) if name in WHOLE else number
 
 

@@ -234,10 +234,14 @@ async def reset_admin(settings: Settings) -> str:
     """Revoke the keys named ``admin`` and write a new one to ``admin.key``.
 
     This is for users who can access the database but lost the key. It works with the service stopped or running.
+
+    Raises:
+        FileNotFoundError: There is no such SQLite file.
+        SchemaError: The database is not one that this version of Evenkeel reads.
     """
     database = Database(settings.database_url)
     try:
-        await database.start()
+        await database.require_newest()  # one that is made here would be no service's
         async with database.write() as connection:
             old = await connection.scalars(
                 sa.select(tables.api_key.c.id).where(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from prometheus_client.core import GaugeMetricFamily
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import held_in_a_row
+from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, Store, StoreError
 from service.core import tables
@@ -209,7 +211,7 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
 def _collections(store: Store, known_tenants: Iterable[str]) -> Iterator[tuple[str, Collection]]:
     for tenant in known_tenants:
         tenant_store = store_of(store, tenant)
-        for name in tenant_store.collections():
+        for name in itertools.filterfalse(is_scratch, tenant_store.collections()):
             yield qualified(tenant, name), tenant_store.collection(name)
 
 

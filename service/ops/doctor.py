@@ -236,7 +236,12 @@ def _placement() -> Placement:
 
 def check_service() -> Iterator[Check]:
     """Check whether the service is running, or at least whether its port is free for one."""
-    with Client(timeout_seconds=5) as client:
+    try:
+        client = Client(timeout_seconds=5)
+    except ServiceError as error:
+        yield Check("service", "fail", error.message, error.remedy)
+        return
+    with client:
         try:
             ready = client.ready()
         except Unreachable as error:
@@ -268,10 +273,14 @@ def check_service() -> Iterator[Check]:
             client.jobs(limit=1)
         except ServiceError as error:
             yield Check("key", "fail", error.message, error.remedy or "set EVENKEEL_API_KEY")
-        else:
-            yield Check("key", "ok", "the API key is accepted")
+            return
+        yield Check("key", "ok", "the API key is accepted")
+        try:
             for name, message, remedy in out_of_step(client, home() / "runs"):
                 yield Check(name, "warn", message, remedy)
+        except ServiceError as error:
+            message = f"whether database and store are of one moment is not known: {error.message}"
+            yield Check("database", "warn", message, error.remedy or "see the service's log")
 
 
 def _port(url: str, error: Unreachable) -> Iterator[Check]:

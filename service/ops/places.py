@@ -9,12 +9,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-
 from embeddings.store.files import StoreError
 from embeddings.store.opening import open_store
 from service.core.check import Check
-from service.core.database import Database
+from service.core.database import Database, UrlError, parsed_url
 from service.core.settings import Settings
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import anything_at
@@ -63,7 +61,11 @@ def check_data_roots(settings: Settings) -> Iterator[Check]:
 
 def check_database(settings: Settings) -> Iterator[Check]:
     """Check that PostgreSQL answers, where EVENKEEL_DATABASE_URL names one."""
-    url = make_url(settings.database_url)
+    try:
+        url = parsed_url(settings.database_url)
+    except UrlError as error:
+        yield Check("database", "fail", str(error), "correct EVENKEEL_DATABASE_URL")
+        return
     if url.get_backend_name() == "sqlite":
         return
     shown = url.render_as_string(hide_password=True)

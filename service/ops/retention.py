@@ -14,7 +14,7 @@ import datetime
 import json
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ log = logging.getLogger("evenkeel.retention")
 
 LOOK_SECONDS = 60.0
 EVERY = datetime.timedelta(days=1)
+AGAIN = datetime.timedelta(minutes=10)
+"""After a sweep that failed."""
 ROWS = "rows"
 
 
@@ -64,13 +66,18 @@ async def run(database: Database, settings: Settings, store: Store, health: Task
 
 
 async def sweep_if_due(database: Database, settings: Settings, store: Store, now: datetime.datetime) -> Swept | None:
-    """Do the day's sweep unless another process does; return None if others have taken all of it."""
+    """Do the day's sweep unless another process does; return None if others have taken all of it.
+
+    What fails is due again ten minutes later.
+    """
     swept = None
     if await _take(database, ROWS, now):
-        swept = await sweep_rows(database, settings, now)
+        async with _due_again(database, ROWS, now):
+            swept = await sweep_rows(database, settings, now)
     home = read_home_id(settings.home)
     if home is not None and await _take(database, f"home {home}", now):
-        swept = _sum(swept or Swept(), await sweep_home(database, settings, store, home, now))
+        async with _due_again(database, f"home {home}", now):
+            swept = _sum(swept or Swept(), await sweep_home(database, settings, store, home, now))
     if swept is not None and any(swept):
         log.info("retention: removed %s", swept)
     return swept
@@ -100,6 +107,18 @@ async def _take(database: Database, name: str, now: datetime.datetime) -> bool:
         statement = table.insert().values(name=name) if began is None else table.update().where(this_sweep)
         await connection.execute(statement.values(began_at=now))
     return True
+
+
+@contextlib.asynccontextmanager
+async def _due_again(database: Database, name: str, now: datetime.datetime) -> AsyncIterator[None]:
+    """Give the day back if its sweep fails: whatever made it fail may be mended within minutes."""
+    try:
+        yield
+    except Exception:
+        async with database.write() as connection:
+            began = tables.sweep.update().where(tables.sweep.c.name == name, tables.sweep.c.began_at == now)
+            await connection.execute(began.values(began_at=now - EVERY + AGAIN))
+        raise
 
 
 def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:

@@ -133,14 +133,16 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path)
 
 
-def refresh(store: Store, name: str, seed: int, noise: float, mode: str = "report", model: str = "bpr") -> Publication:
-    base = np.random.default_rng(0).standard_normal((N, D))
+def refresh(
+    store: Store, name: str, seed: int, noise: float, mode: str = "report", model: str = "bpr", num_items: int = N
+) -> Publication:
+    base = np.random.default_rng(0).standard_normal((num_items, D))
     rng = np.random.default_rng(seed)
-    vectors = (base + noise * rng.standard_normal((N, D))).astype(np.float32)
+    vectors = (base + noise * rng.standard_normal((num_items, D))).astype(np.float32)
     settings = Settings(ema=None, gate=Gate(mode))  # type: ignore[arg-type]
     parent = store.collection(name).current()
     return publish_candidate(
-        store, name, ItemVectors(np.arange(N), vectors), settings, parent_version=parent, model=model
+        store, name, ItemVectors(np.arange(num_items), vectors), settings, parent_version=parent, model=model
     )
 
 
@@ -185,6 +187,14 @@ def test_a_calibration_is_of_one_family_and_dim(store: Store) -> None:
     refresh(store, "others", 1, 0.05, model="two_tower")
     with pytest.raises(ValueError, match=r"is of model 'bpr' with dim 8; 'others' serves 'two_tower'"):
         calibrate(store.collection("others"), store.collection("scratch"), ["v000002", "v000003", "v000004"])
+
+
+def test_nulls_of_too_few_items_say_so(store: Store) -> None:
+    refresh(store, "items", 50, 0.05, num_items=40)
+    nulls = [str(refresh(store, "scratch", seed, 0.05, num_items=40).version) for seed in range(4)]
+    says = "v000002 of 'scratch' shares 40 items with the one before it, where 96 are needed for vectors of dim 8"
+    with pytest.raises(ValueError, match=says):
+        calibrate(store.collection("items"), store.collection("scratch"), nulls[1:])
 
 
 def test_versions_that_are_no_nulls(store: Store) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -96,6 +97,11 @@ def test_calibrate_runs_nulls_and_sets_the_limits(run: Run, served: Served, work
     # Four jobs, the first of which is what the others are measured against; what is served did not change.
     assert [source.split("/")[1] for source in found["source"]] == ["v000002", "v000003", "v000004"]
     assert run("versions", "films").out == before
+    # Nobody is called for the age of the nulls.
+    (scratch,) = {source.split("/")[0] for source in found["source"]}
+    shown = httpx.get(f"{served.url}/metrics").raise_for_status().text
+    assert 'evenkeel_collection_age_seconds{collection="films"}' in shown
+    assert scratch not in shown
 
 
 def test_a_null_that_fails_ends_the_calibration(run: Run, served: Served, worker: None) -> None:

@@ -70,6 +70,21 @@ def test_reset_admin_replaces_a_lost_key(run: Run, served: Served):
 
 
 @pytest.mark.parametrize("command", [("keys", "reset-admin"), ("retention",)])
+def test_commands_beside_the_service_make_no_home(
+    run: Run, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVENKEEL_HOME")
+    monkeypatch.delenv("EVENKEEL_DATABASE_URL", raising=False)
+    done = run(*command)
+    assert done.code == 1
+    assert f"there is no database at {tmp_path}/.evenkeel/evenkeel.db" in done.err
+    assert "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve" in done.err
+    assert "Traceback" not in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("keys", "reset-admin"), ("retention",)])
 @pytest.mark.parametrize(
     ("variables", "code", "says"),
     [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from service.core.settings import LEAST, RetentionDays, Settings
+
+KEPT = dataclasses.fields(RetentionDays)
 
 
 def test_numbers_come_from_the_environment_whole_where_they_count_things() -> None:
@@ -34,10 +38,11 @@ def test_days_that_are_not_named_stay() -> None:
         ("EVENKEEL_SILENCE_SECONDS", "nan", 1),
         ("EVENKEEL_RETRY_BACKOFF_SECONDS", "-1", 0),
         ("EVENKEEL_DISK_WARN_BYTES", "inf", 0),
-        ("EVENKEEL_KEEP_JOBS_DAYS", "a year", 0),
+        ("EVENKEEL_KEEP_JOBS_DAYS", "a year", "0 and at most 36500"),
+        *((f"EVENKEEL_KEEP_{field.name.upper()}_DAYS", "36501", "0 and at most 36500") for field in KEPT),
     ],
 )
-def test_what_is_no_such_number_is_refused_with_the_remedy(name: str, given: str, least: int) -> None:
+def test_what_is_no_such_number_is_refused_with_the_remedy(name: str, given: str, least: int | str) -> None:
     says = f"{name} is '{given}': set it to a number of at least {least}, or leave it out"
     with pytest.raises(ValueError, match=says):
         Settings.from_environment({name: given})

@@ -171,6 +171,38 @@ async def test_a_database_and_a_store_of_different_moments(
     assert told(settings, tmp_path, monkeypatch)[0] == {}
 
 
+async def test_what_another_tenant_has_is_not_out_of_step(
+    settings: Settings, runs: SmallRuns, dataset_body: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = (("ads", settings.data_roots[0]),)
+    settings = dataclasses.replace(settings, role="all", max_runs=2, tenant_data_roots=roots)
+    async with running(settings, executor=runs) as app:
+        operator = settings.admin_key_file.read_text().strip()
+        async with client_of(app, operator) as client:
+
+            async def key(scope: str) -> str:
+                body = {"name": "theirs", "scopes": [scope]}
+                made = await client.post("/v1/keys", json=body, headers={"Evenkeel-Tenant": "ads"})
+                return str(made.raise_for_status().json()["key"])
+
+            theirs = {scope: await key(scope) for scope in ("admin", "jobs:read")}
+            (await client.post("/v1/datasets", json=dataset_body)).raise_for_status()
+            await publish(app, client, settings)
+        async with client_of(app, theirs["admin"]) as client:
+            (await client.post("/v1/datasets", json=dataset_body)).raise_for_status()
+            for _ in range(2):  # a version more than the other tenant's collection of this name has
+                await publish(app, client, settings.for_tenant("ads"))
+    with serving.serving(tmp_path, "api", EVENKEEL_DATABASE_URL=settings.database_url) as served:
+        for one in (operator, theirs["admin"]):
+            with Client(served.url, one) as asking:
+                assert [version["version"] for version in asking.versions("items")][-1] == "v000001"
+                assert list(out_of_step(asking, served.home / "runs")) == []
+        monkeypatch.setenv("EVENKEEL_URL", served.url)
+        monkeypatch.setenv("EVENKEEL_API_KEY", theirs["jobs:read"])
+        (warned,) = (check for check in doctor.check_service() if check.level == "warn")
+    assert "is not known" in warned.message, "a key that may not look ends no other check"
+
+
 async def test_a_job_that_was_queued_when_the_backup_was_made_and_has_run_since_does_not_run_again(
     settings: Settings, runs: SmallRuns, dataset_body: dict[str, Any], backups: Backups
 ) -> None:

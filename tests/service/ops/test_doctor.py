@@ -87,6 +87,29 @@ def test_every_finding_that_is_not_ok_has_a_remedy(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "name", "says"),
+    [
+        ("DATABASE_URL", "postgres:evenkeel@db/evenkeel", "database", "write postgresql+asyncpg://USER:PASSWORD@HOST"),
+        ("DATABASE_URL", "postgresql://evenkeel@db:port/evenkeel", "database", "is no database URL"),
+        ("DATABASE_URL", "mysql://root@127.0.0.1/test", "database", "names a database of mysql: write postgresql"),
+        ("URL", "http://127.0.0.1:99999", "service", "'http://127.0.0.1:99999' is not a usable address"),
+        ("API_KEY", "clé", "service", "characters that no key has"),
+    ],
+)
+def test_a_variable_that_cannot_be_is_one_finding(
+    variable: str, value: str, name: str, says: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor, "check_load", tuple)
+    monkeypatch.setattr(doctor, "available_memory_bytes", lambda: 10**11)
+    monkeypatch.setenv("EVENKEEL_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv(f"EVENKEEL_{variable}", value)
+    (found,) = (check for check in doctor.examine() if check.level == "fail")
+    assert found.name == name
+    assert says in found.message
+    assert f"EVENKEEL_{variable}" in found.remedy
+
+
+@pytest.mark.parametrize(
     ("installed", "level", "says"),
     [
         ({"fbgemm-gpu-cpu": "1.8.0"}, "ok", "fbgemm-gpu-cpu 1.8.0 with torch 2.13.0"),

@@ -35,6 +35,7 @@ from trainer.storage.shared_directory import SharedDirectory
 pytestmark = [pytest.mark.anyio, BOTH]
 
 DAY = datetime.timedelta(days=1)
+LOOK = datetime.timedelta(seconds=retention.LOOK_SECONDS)
 HOME = "home_of_this_test"
 
 
@@ -282,6 +283,27 @@ async def test_one_of_several_takes_the_day(app: FastAPI, client: httpx.AsyncCli
     assert await retention.sweep_if_due(replicas[1], *arguments, now + 2 * DAY) is not None
     for one in replicas:
         await one.stop()
+
+
+async def test_a_sweep_that_fails_is_due_again_on_the_same_day(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str
+) -> None:
+    job = await ended(app, client, 200)
+    version, _ = published.publish(app.state.settings)
+    (manifest,) = Path(app.state.settings.store_url).rglob(f"{version}/manifest.json")
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[: len(whole) // 2])
+    arguments = (app.state.database, app.state.settings, app.state.store)
+    now = tables.now()
+    with pytest.raises(StoreError):
+        await retention.sweep_if_due(*arguments, now)
+    manifest.write_bytes(whole)
+    assert await retention.sweep_if_due(*arguments, now + LOOK) is None, "not every minute"
+    assert "checkpoints" in left(app, job)
+    swept = await retention.sweep_if_due(*arguments, now + retention.AGAIN)
+    assert swept is not None
+    assert swept.jobs == 1
+    assert await retention.sweep_if_due(*arguments, now + 3 * retention.AGAIN) is None
 
 
 async def test_a_running_service_sweeps(settings: Settings, dataset_body: dict[str, Any]) -> None:
