@@ -28,7 +28,8 @@ NAMES_OF_MODULES = frozenset("""
     register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule
     share_memory state_dict to to_empty train training type update values xpu zero_grad
 """.split())  # noqa: SIM905  # fmt: skip
-DRAWN_ITEM = "item__negative"
+# What follows the name of a feature in that of its drawn negatives, as NEGATIVE_SUFFIX of trainer.data.prepare.plan.
+NEGATIVE = "__negative"
 
 
 def name_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
@@ -42,8 +43,17 @@ def name_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProbl
     for name, feature in features.items():
         if name in tables & NAMES_OF_MODULES:
             yield _problem(name, feature, f"no table can be named '{name}', as a member of torch's modules is")
-        if name == DRAWN_ITEM and feature.has_ids and job.model.draws_partner:
-            yield _problem(name, feature, f"{job.model.kind} names the items that it draws '{name}'")
+        of, suffix, rest = name.rpartition(NEGATIVE)
+        if name in readers and suffix and not rest and of in _with_negatives(job):
+            yield _problem(name, feature, f"the job takes it for negatives drawn for '{of}'")
+
+
+def _with_negatives(job: JobSpec) -> set[str]:
+    """Return the features whose drawn negatives the job names, or looks for."""
+    drawn = {"item"} if job.model.draws_partner else set()
+    if job.publish is not None and job.publish.anchor is not None:
+        drawn.add(job.publish.feature)
+    return drawn | set(job.sse)
 
 
 def _problem(name: str, feature: Feature, what: str) -> FieldProblem:
