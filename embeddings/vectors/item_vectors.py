@@ -19,8 +19,8 @@ from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Picked, Rows, Vector
 __all__ = [
     "CARRIED", "CHUNK_ROWS", "FOUND", "MAX_ID_BYTES", "MISSING", "STATUS_NAMES", "UNCERTAIN", "Array", "ItemIdError",
     "ItemVectors",
-    "arrow_of", "as_list", "chunks", "find_rows", "keys_of", "norms_of", "row_norms", "shared_rows", "show_key",
-    "squares_of", "unit_float32", "unit_rows",
+    "arrow_of", "as_list", "chunks", "find_rows", "impossible_ids", "keys_of", "norms_of", "row_norms", "shared_rows",
+    "show_key", "squares_of", "unit_float32", "unit_rows",
 ]  # fmt: skip
 
 MISSING, FOUND, CARRIED, UNCERTAIN = 0, 1, 2, 3
@@ -281,6 +281,12 @@ def _keys_of_arrow(ids: pa.Array | pa.ChunkedArray, query: bool) -> Array:
     return _fixed_width(ids.cast(pa.large_string()), query)
 
 
+def impossible_ids(ids: pa.Array) -> pa.BooleanArray:
+    """Return which strings can be no item ids: longer than MAX_ID_BYTES, or with a NUL character; no null is."""
+    long, nul = pc.greater(pc.binary_length(ids), MAX_ID_BYTES), pc.match_substring(ids, "\0")
+    return pc.fill_null(pc.or_(long, nul), False)
+
+
 def _fixed_width(ids: pa.Array, query: bool) -> Array:
     """Return strings as fixed-width bytes, padded with NUL, without a Python loop."""
     num_ids = len(ids)
@@ -294,10 +300,9 @@ def _fixed_width(ids: pa.Array, query: bool) -> Array:
         if not query:
             raise ItemIdError(f"a string id is longer than {MAX_ID_BYTES} bytes or holds a NUL character")
         # 0xff never occurs in UTF-8, so this key matches nothing.
-        impossible = pc.or_(pc.greater(pc.binary_length(ids), MAX_ID_BYTES), pc.match_substring(ids, "\0"))
         keys = [
             b"\xff" if bad else value.encode()
-            for value, bad in zip(ids.to_pylist(), impossible.to_pylist(), strict=True)
+            for value, bad in zip(ids.to_pylist(), impossible_ids(ids).to_pylist(), strict=True)
         ]
         return np.array(keys, dtype=np.bytes_)
     width = max(int(lengths.max()), 1)

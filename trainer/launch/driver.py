@@ -245,6 +245,10 @@ class _Attempt:
             report=functools.partial(self.events.write, "preparation"), fence=run.fence,
         )  # fmt: skip
         check_memory(run)
+        if run.job.publish is not None:
+            from trainer.publishing.published_ids import check_published_ids
+
+            check_published_ids(run, PreparedData.open(run.data))
         if run.job.publish is not None and run.job.publish.anchor is not None:
             from trainer.publishing.anchor import write_targets
 

@@ -107,6 +107,8 @@ def unsupported(run: Run, training_seconds: float, seconds: float) -> str | None
         return "its rows are no examples that could be halved"
     if resources.num_workers > 1 or resources.gpus_per_worker or run.ray_address is not None:
         return "halves are trained on one rank of this host, without a GPU"
+    if run.job.regularizers.meda:
+        return "regularizers.meda takes no warm starts, which halves would be"
     if 2 * training_seconds > seconds:
         return f"halves would take some {2 * training_seconds:.3g} seconds, more than calibrate_seconds"
     return None

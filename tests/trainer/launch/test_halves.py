@@ -180,6 +180,9 @@ def test_what_cannot_be_halved_is_left_to_calibrate_by_hand(make_run):
     run = make_run("two", **job_of(calibrate="auto") | {"resources": {"num_workers": 2}})
     assert "one rank of this host" in halves.unsupported(run, 1.0, 600.0)
     one = make_run("one", **job_of())
+    cold = {key: value for key, value in job_of().items() if key != "init_from"}
+    anew = make_run("anew", **cold | {"regularizers": {"meda": True}, "epochs": 2})
+    assert halves.unsupported(anew, 1.0, 600.0) == "regularizers.meda takes no warm starts, which halves would be"
     assert halves.unsupported(one, 299.0, 600.0) is None
     assert halves.unsupported(one, 301.0, 600.0) == "halves would take some 602 seconds, more than calibrate_seconds"
 

@@ -65,11 +65,11 @@ def test_the_best_trial_is_that_of_its_run_s_validation_rows(found, files):
 
 
 def test_trials_share_prepared_rows(found, files):
-    places = {path.stat().st_ino for path in (files / "found" / "trials").glob("*/data/**/labels.bin")}
+    places = {path.stat().st_ino for path in (files / "found" / "trials").glob("*/data/**/rows.labels.bin")}
     runs = [path for path in (files / "found" / "trials").glob("*/data") if path.is_dir()]
     assert len(runs) == 3
     assert places
-    per_run = len(list(runs[0].glob("**/labels.bin")))
+    per_run = len(list(runs[0].glob("**/rows.labels.bin")))
     assert len(places) == per_run
 
 

@@ -281,6 +281,7 @@ def test_what_is_wrong_is_named(path: str, value: Any, says: str) -> None:
         ("features.history.shares", None, "needs shares: item"),
         ("features.history.derive.min_length", 6, "min_length 6 leaves every row out, .* at most 5 values"),
         ("label.negatives.of", "thing", "no feature 'thing'"),
+        ("label", {"negatives": {"per_positive": 1, "of": "history"}}, "negatives.of: 'history' is a list, and single"),
         ("label", {"column": "click", "rule": "rating >= 4"}, "exactly one"),
         ("label", {"rule": "rating >= __import__('os')"}, "COLUMN COMPARISON NUMBER"),
         ("timestamp", "ts", "not both"),

@@ -378,3 +378,18 @@ def test_what_published_no_strings_is_no_start_for_what_does(log, tmp_path, smal
     assert execute(run, start_ranks) == 0
     ids, _, counts = published_by(run)
     assert (ids, counts.tolist()) == (before[0], before[2].tolist())
+
+
+@pytest.mark.parametrize("column", ["item", "recent"])
+def test_an_id_that_cannot_be_published_is_said_where_it_is_read(tmp_path, small, column):
+    rows = {
+        "user": list(range(40)), "item": [f"i{n % 9}" for n in range(40)], "click": [n % 2 for n in range(40)],
+        "recent": [[], ["i1", "i2"]] * 20,
+    }  # fmt: skip
+    rows[column][33] = "i" * 513 if column == "item" else ["i1", "i\0"]
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    for name, job in (("plain", TWO_TOWER | {"publish": None}), ("publishes", TWO_TOWER)):
+        run = run_of(tmp_path, name, job_of(**job), dataset_of(tmp_path / "rows.parquet"))
+        assert (execute(run, start_ranks) == 0) == (name == "plain")
+    (error,) = small.events(run.directory, "error")
+    assert f"column '{column}', row 33: has an id that cannot be published" in error["message"]

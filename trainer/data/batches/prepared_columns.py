@@ -46,7 +46,7 @@ from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.sequences import Sequences, Windows
 from trainer.spec.label_tasks import LabelTask
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "prepared.json"
 GRAPHS = "graphs"
 

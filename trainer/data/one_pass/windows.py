@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from trainer.data.columns.hashing import UInt64s, combine, random_words
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
 from trainer.data.columns.numeric import Numeric, read_number
+from trainer.data.columns.publishable import require_publishable
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.one_pass.place import Place
@@ -85,6 +87,8 @@ class RowReader(ABC):
             keys, strings = hashed_with_strings(ids)
             columns[feature.name] = keys if offsets is None else Jagged(keys, offsets)
             if feature.table == plan.raw_table and strings is not None:
+                owners = np.repeat(np.arange(len(chunk)), 1 if lengths is None else lengths)
+                require_publishable(ids, functools.partial(_where_of, chunk, use.column, owners))
                 raw_ids.append(RawIds.of(strings))
             weights.append(None)
             if use.weights is not None:
@@ -110,6 +114,10 @@ class RowReader(ABC):
         if plan.direct("user") is None or plan.direct("item") is None:
             return random_split(split, combine(random_words(0, first_row + np.arange(len(chunk)))))
         return random_split(split, combine(_pair_keys(columns["user"]), _pair_keys(columns["item"])))
+
+
+def _where_of(chunk: Chunk, column: str, owners: Int64s, place: int) -> str:
+    return chunk.where(column, int(owners[place]))
 
 
 class WindowReader(RowReader):

@@ -15,8 +15,11 @@ CODE = np.dtype(np.int32)
 OFFSET = np.dtype(np.int64)
 LABEL = np.dtype(np.uint8)
 VALUE = np.dtype(np.float32)
-LABELS = "labels.bin"
-"""File of a split: labels, of several those of one row side by side, NaN where one is absent."""
+LABELS = "rows.labels.bin"
+"""File of a split: labels, of several those of one row side by side, NaN where one is absent.
+
+No feature is named so.
+"""
 ROW_WEIGHTS = "rows.weights.float32"
 """File of a split: weights of its rows, where the dataset has them. No feature is named so."""
 USER_CODES = "user.codes.bin"

@@ -185,6 +185,11 @@ def _negatives_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     negatives = spec.negatives
     if negatives is None:
         return
+    drawn = spec.features.get(negatives.of)
+    if drawn is not None and drawn.is_list:
+        yield FieldProblem(
+            "label.negatives.of", f"'{negatives.of}' is a list, and single ids are drawn", "name a feature of type id"
+        )
     if negatives.distribution == "in_batch":
         yield FieldProblem(
             "label.negatives.distribution",

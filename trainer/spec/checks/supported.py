@@ -14,6 +14,7 @@ from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.checks.by_frequency import by_frequency_problems
 from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
+from trainer.spec.checks.feature_names import name_fit_problems
 from trainer.spec.checks.models import model_problems
 from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problems
 from trainer.spec.checks.output_calibration import output_calibration_fit_problems, output_calibration_problems
@@ -208,6 +209,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
                     f"graph '{sse.graph}' is of table '{of}', the feature reads table '{table}'",
                     f"name a graph whose of is '{table}'",
                 )
+    yield from name_fit_problems(job, dataset)
     yield from dynamic_table_fit_problems(job, dataset)
     yield from one_pass_fit_problems(job, dataset)
     yield from regularizer_fit_problems(job, dataset)

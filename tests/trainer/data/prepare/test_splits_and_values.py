@@ -199,3 +199,22 @@ def test_new_fields_leave_documents_as_they_were(tmp_path):
         {"name": "rows", "uri": "x", "features": {"user": {}}, "label": {"column": "click"}}
     ).model_dump(mode="json")["label"]
     assert label == {"column": "click", "rule": None, "negatives": None}
+
+
+@pytest.mark.parametrize(("label", "loss"), [({"column": "click"}, "bce"), ({"value": "rating"}, "mse")])
+def test_a_feature_named_labels_leaves_the_labels_alone(tmp_path, table, label, loss):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(table), path)
+    found = {}
+    for name in ("labels", "x"):
+        features = {"user": {"type": "id"}, name: {"type": "id", "column": "item"}}
+        dataset = parse_dataset({"name": "rows", "uri": str(path), "features": features, "label": label})
+        job = parse_job({"name": "job", "dataset": {"name": "rows"}, "model": {"kind": "dnn", "loss": loss}})
+        data = prepare(dataset, job, tmp_path / name)
+        key = next(key for key in data.keys if key.name == name)
+        found[name] = [
+            np.asarray(array).tolist()
+            for split in ("train", "validation", "test")
+            for array in (data.labels(split), data.column(split, key))
+        ]
+    assert found["labels"] == found["x"]

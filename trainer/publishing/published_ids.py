@@ -1,0 +1,57 @@
+"""Ids of prepared data that are to be published, checked before the training: after it the stage refuses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from embeddings.store import StoreError, open_store
+from trainer.data.columns.publishable import require_publishable
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+    from trainer.runs.directory import Run
+
+
+def check_published_ids(run: Run, data: PreparedData) -> None:
+    """Check that a run can publish its ids, and beside those of the version that is served.
+
+    Raises:
+        DataError: an id is too long, or holds a NUL character.
+        ValueError: the collection's are integers and the run's text, or the other way round.
+    """
+    publish = run.job.publish
+    assert publish is not None
+    if data.catalogue is not None:
+        assert run.dataset.items is not None
+        ids, where = data.catalogue.ids, f"{run.dataset.items.uri}, column '{run.dataset.items.on}'"
+    else:
+        table = next(key.table for key in data.keys if key.name == publish.feature)
+        ids, where = data.vocabulary(table), _column_of(run, publish.feature)
+    _check_type(run, publish.collection, "string" if pa.types.is_large_string(ids.type) else "int64", where)
+    require_publishable(ids, lambda place: where)
+
+
+def _column_of(run: Run, name: str) -> str:
+    feature = run.dataset.features[name]
+    if feature.join is not None:
+        return f"{feature.join.uri}, column '{feature.join.column}'"
+    column = feature.column or name if feature.derive is None else feature.derive.previous
+    return f"{run.dataset.uri}, column '{column}'"
+
+
+def _check_type(run: Run, collection: str, id_type: str, where: str) -> None:
+    if run.parent_version is None:
+        return
+    try:
+        served = open_store(run.store_url).collection(collection).manifest(run.parent_version)["id_type"]
+    except StoreError:
+        # What the stage says of a version that is gone or damaged is more.
+        return
+    if served != id_type:
+        words = {"int64": "integers", "string": "text"}
+        raise ValueError(
+            f"publish.collection: the ids of '{collection}' are {words[served]}, those of {where} {words[id_type]}: "
+            f"publish to another collection, or write the ids as {words[served]}"
+        )
