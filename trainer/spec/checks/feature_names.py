@@ -50,10 +50,7 @@ def name_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProbl
 
 def _with_negatives(job: JobSpec) -> set[str]:
     """Return the features whose drawn negatives the job names, or looks for."""
-    drawn = {"item"} if job.model.draws_partner else set()
-    if job.publish is not None and job.publish.anchor is not None:
-        drawn.add(job.publish.feature)
-    return drawn | set(job.sse)
+    return set(job.sse) | ({"item"} if job.model.draws_partner else set())
 
 
 def _problem(name: str, feature: Feature, what: str) -> FieldProblem:

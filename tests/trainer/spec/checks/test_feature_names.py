@@ -56,20 +56,10 @@ def test_names_that_only_others_would_take_are_not(features, kind):
     checked(features, kind)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sse": {"user": {"probability": 0.1}}},
-        {
-            "publish": {"collection": "users", "feature": "user", "anchor": {"strength": 0.1}},
-            "model": {"kind": "dnn", "init": {"kind": "hash"}},
-        },
-    ],
-)
-def test_a_feature_named_as_negatives_is_not_swapped_or_anchored_as_what_they_are_drawn_for(changes):
+def test_a_feature_named_as_negatives_is_not_swapped_as_what_they_are_drawn_for():
     checked({"user__negative": {}}, model={"kind": "dnn"})
     with pytest.raises(ValueError, match=r"'user__negative': the job takes it for negatives drawn for 'user'"):
-        checked({"user__negative": {}}, **changes)
+        checked({"user__negative": {}}, sse={"user": {"probability": 0.1}})
 
 
 def test_the_suffix_is_that_of_batches():
