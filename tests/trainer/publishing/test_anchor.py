@@ -314,6 +314,17 @@ def test_sse_of_the_items_is_refused(small, sse):
     small.job(**JOB | {"sse": {"user": {"probability": 0.1}}}, publish=ANCHORED)
 
 
+def test_sse_of_what_else_reads_the_table_is_refused():
+    """Swapped rows would be drawn to the targets of the ids that they stand for."""
+    features = {"user": {}, "item": {}, "previous": {"shares": "item"}}
+    dataset = parse_dataset({"name": "d", "uri": "rows.parquet", "features": features, "label": {"column": "y"}})
+    document = {"name": "j", "dataset": {"name": "d"}, "model": {"kind": "dcnv2", "init": {"kind": "hash"}}}
+    document |= {"publish": ANCHORED}
+    parse_job(document | {"sse": {"user": {"probability": 0.1}, "previous": {"probability": 0.0}}}).against(dataset)
+    with pytest.raises(ValueError, match=r"publish.anchor: sse of 'previous', which reads the table of 'item', would"):
+        parse_job(document | {"sse": {"previous": {"probability": 0.1}}}).against(dataset)
+
+
 def test_a_version_of_another_dim_is_refused(make_run, first):
     published(first)
     wider = JOB | {"model": BPR | {"embedding_dim": 2 * DIM}}

@@ -105,6 +105,15 @@ def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldPr
         yield FieldProblem(
             "publish.anchor", f"'{items}' is no single id, so no row of it has a place of its own", "use type id"
         )
+    if job.publish.anchor is not None:
+        table = dataset.features[items].shares or items
+        for name, feature in dataset.features.items():
+            if name != items and (feature.shares or name) == table and name in job.sse and job.sse[name].probability:
+                yield FieldProblem(
+                    "publish.anchor",
+                    f"sse of '{name}', which reads the table of '{items}', would draw rows to where other items belong",
+                    f"leave sse of '{name}' out, or the anchor",
+                )
 
 
 def _frozen_context_problems(items: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
