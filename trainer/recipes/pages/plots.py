@@ -49,7 +49,9 @@ def draw(section: Section, path: Path) -> bool:
 
 def _panel(axes: Any, panel: Panel) -> None:
     for number, (label, curve) in enumerate(panel.curves.items()):
-        if curve:
+        if curve and not panel.joined:
+            axes.plot(*zip(*curve, strict=True), ".", color=COLOURS[number % len(COLOURS)], markersize=3, alpha=0.5)
+        elif curve:
             _band(axes, curve, number, label)
     axes.set(xlabel=panel.x, ylabel=panel.y, title=panel.title)
     axes.set(**{f"{axis}scale": "log" for axis in panel.log})

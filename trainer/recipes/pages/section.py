@@ -13,13 +13,17 @@ Verdict = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: curves by label. ``log``: which axes are logarithmic, "", "x", "y" or "xy"."""
+    """One chart: curves by label.
+
+    ``log``: which axes are logarithmic, "", "x", "y" or "xy". ``joined``: whether a curve's places are joined, or dots.
+    """
 
     title: str
     x: str
     y: str
     curves: Mapping[str, Curve]
     log: str = ""
+    joined: bool = True
 
 
 @dataclass(frozen=True)

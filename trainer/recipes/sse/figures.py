@@ -1,14 +1,16 @@
-"""What SSE does to rows and to the Rademacher complexity: figures 3 and 5 of Wu et al. 2019, as numbers.
+"""What SSE does to rows and to the Rademacher complexity: figures 3 and 5 of Wu et al. 2019.
 
-Figure 3 projects rows by PCA: SSE draws them into "black holes". Here: the share of variance of the first components,
-and how near rows lie to the nearer of two centres. Figure 5 draws (1 / n) sum_i sigma_i sum_k p(j_i, k) l(E[k], y_i) of
-a trained model for signs sigma: the Rademacher complexity of equation 9 without its supremum, l in the place of L.
+Figure 3 projects rows by PCA: SSE draws them into "black holes". Here: that picture, how rows spread along the first
+component, the share of variance of the first three, and how near rows lie to the nearer of two centres. Figure 5 draws
+(1 / n) sum_i sigma_i sum_k p(j_i, k) l(E[k], y_i) of a trained model for signs sigma: the Rademacher complexity of
+equation 9 without its supremum, l in the place of L.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,10 @@ QUANTILES = (0.05, 0.5, 0.95)
 NUM_DRAWS = 500
 NEAR = tuple(n / 20 for n in range(41))
 """Distances to the nearer centre, in root mean squares of the distances to the mean of all."""
+EDGES = tuple(n / 4 for n in range(-8, 9))
+"""Of the bins along the first component, in root mean squares of the distances to the mean of all."""
+MOST_PLACES = 1000
+"""Rows that a picture shows."""
 ROUNDS = 50
 
 
@@ -44,11 +50,32 @@ def measures(run: Run) -> dict[str, Any]:
         pairs.append((user, item, batch.labels.double().numpy()))
     user, item, label = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     seen = items[np.unique(item)]
+    places = projected(seen)
     return {
+        "places": places[:: -(-len(places) // MOST_PLACES)].round(3).tolist(),
+        "along": spread(places[:, 0]),
         "explained": explained(seen, 3),
         "near": nearness(seen),
         "rademacher": simulated_complexity(users, items, user, item, label, seed=run.job.seed),
     }
+
+
+def projected(rows: Floats) -> Floats:
+    """Return the places [n, 2] of rows [n, d] along their first two principal components.
+
+    The unit is the root mean square of the distances to the mean of all. The longer tail of each component is on the
+    right, so that runs can be averaged.
+    """
+    centred = rows - rows.mean(axis=0)
+    places: Floats = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    places *= np.where(np.sum(places**3, axis=0) < 0, -1.0, 1.0) / np.sqrt(np.mean(np.sum(centred**2, axis=1)))
+    return places
+
+
+def spread(places: Floats) -> list[float]:
+    """Return the share of places [n] in each bin between EDGES; those beyond are in the outer bins."""
+    counts = np.histogram(np.clip(places, EDGES[0], EDGES[-1]), EDGES)[0]
+    return [float(one) for one in counts / len(places)]
 
 
 def explained(rows: Floats, count: int) -> list[float]:
@@ -142,6 +169,29 @@ def sections(records: Mapping[str, Sequence[dict[str, Any]]]) -> list[Section]:
         return []
     said = facts([record for of_seeds in records.values() for record in of_seeds])
     half = NEAR.index(0.5)
+    pictures = tuple(
+        Panel(row, "1st component / radius", "2nd component / radius", {row: of_seeds[0]["places"]}, joined=False)
+        for row, of_seeds in measured.items()
+    )
+    middles = [(low + high) / 2 for low, high in pairwise(EDGES)]
+    along = {row: np.mean([one["along"] for one in of_seeds], axis=0) for row, of_seeds in measured.items()}
+    spreads = Section(
+        "spread", "Figure 3: rows of items along their first two principal components",
+        ("", *(f"{middle:g}" for middle in middles)),
+        tuple((row, *(f"{share:.3f}" for share in shares)) for row, shares in along.items()),
+        (
+            "The pictures: rows of items that were trained on, of one run each. The table: the share of them by place "
+            "along the first component, in root mean squares of the distances to the mean of all, outer bins with what "
+            "lies beyond; the longer tail is on the right.",
+            said,
+        ),
+        (
+            *pictures,
+            Panel("all rows, mean of runs", "1st component / radius", "share of rows",
+                  {row: list(zip(middles, shares.tolist(), strict=True)) for row, shares in along.items()}),
+        ),
+        across=2,
+    )  # fmt: skip
     lines, curves = [], {}
     for row, of_seeds in measured.items():
         shares = zip(*(one["explained"] for one in of_seeds), strict=True)
@@ -175,4 +225,4 @@ def sections(records: Mapping[str, Sequence[dict[str, Any]]]) -> list[Section]:
         ),
         (Panel(first, "probability of a swap", "|mean of sign times loss|", curves),),
     )  # fmt: skip
-    return [rows, complexity]
+    return [spreads, rows, complexity]

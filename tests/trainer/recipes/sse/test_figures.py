@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from trainer.recipes.sse import figures
-from trainer.recipes.sse.figures import NEAR, PROBABILITIES, QUANTILES, explained, nearness, simulated_complexity
+from trainer.recipes.sse.figures import (
+    EDGES,
+    NEAR,
+    PROBABILITIES,
+    QUANTILES,
+    explained,
+    nearness,
+    projected,
+    simulated_complexity,
+    spread,
+)
 
 
 @pytest.fixture
@@ -50,6 +60,21 @@ def test_components_of_rows_in_a_plane():
     axes = np.linalg.qr(draw.normal(size=(8, 8)))[0][:2]
     rows = (draw.normal(size=(5000, 2)) * (3.0, 1.0)) @ axes + 7.0
     assert explained(rows, 3) == pytest.approx([0.9, 0.1, 0.0], abs=0.01)
+
+
+def test_rows_are_projected_on_what_spreads_them_with_the_longer_tail_on_the_right():
+    draw = np.random.default_rng(0)
+    axes = np.linalg.qr(draw.normal(size=(8, 8)))[0][:2]
+    drawn = draw.exponential(size=(5000, 2)) * (-3.0, 1.0)
+    places = projected(drawn @ axes + 7.0)
+    centred = (drawn - drawn.mean(axis=0)) * (-1.0, 1.0)
+    assert np.mean(np.sum(places**2, axis=1)) == pytest.approx(1.0)
+    assert places == pytest.approx(centred / np.sqrt(10.0), abs=0.15)
+
+
+def test_the_spread_counts_every_place_once():
+    assert spread(np.array([-9.0, -1.9, 0.1, 9.0])) == [0.5, *[0.0] * 7, 0.25, *[0.0] * 6, 0.25]
+    assert len(spread(np.zeros(3))) == len(EDGES) - 1
 
 
 def test_rows_in_two_holes_are_near_their_centres():
