@@ -67,7 +67,7 @@ def write_neighbors(run: Run, data: PreparedData, settings: HardNegatives) -> st
     version = version_of(run)
     table = next(key.table for key in data.keys if key.name == "item")
     status, vectors = version.lookup(keys_of(data.vocabulary(table)))
-    counts = data.row_counts(table)
+    counts = data.example_counts("item")
     there = np.flatnonzero((status != MISSING) & (counts[NUM_SPECIAL_ROWS:] > 0))
     if len(there) < 2:
         raise ValueError(

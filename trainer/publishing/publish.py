@@ -174,15 +174,16 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
         last[part] = rows.state(table)["last_update_step"][picked].numpy()
     if run.job.dataset.one_pass:
-        counts = stored_counts(checkpoint, table)[order]
+        counts = occurrences = stored_counts(checkpoint, table)[order]
     else:
-        codes = codes_of(data, table, id_keys(ids)) if taken is not None else rows_of_ids
-        counts = data.row_counts(table)[codes][order]
+        codes = (codes_of(data, table, id_keys(ids)) if taken is not None else rows_of_ids)[order]
+        counts, occurrences = data.example_counts(run.job.publish.feature)[codes], data.row_counts(table)[codes]
     return ItemVectors(
         keys[order],
         vectors,
         norms=norms,
-        evidence=(last > first_step) & (counts > 0) & (norms > NORM_FLOOR),
+        # What histories or drawn negatives alone have trained is newer than before, too.
+        evidence=(last > first_step) & (occurrences > 0) & (norms > NORM_FLOOR),
         counts=counts,
     )
 
@@ -207,8 +208,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         outputs = tower_outputs(model, data, places, torch.device("cpu"))
         vectors[start : start + len(places)] = _as_float32(outputs)
     norms = row_norms(vectors)
-    table = next(key.table for key in data.keys if key.name == "item")
-    row_counts = data.row_counts(table).copy()
+    row_counts = data.example_counts("item")
     row_counts[:NUM_SPECIAL_ROWS] = 0
     counts = row_counts[catalogue.rows]
     return ItemVectors(

@@ -34,6 +34,18 @@ def sse_complexity(table: Table) -> Any:
     return figure
 
 
+def sse_rows(table: Table) -> Any:
+    figure, (axes,) = panels(1, 2.9)
+    lines = {
+        row: (colour, [table.measured(row, column) for column in table.columns])
+        for row, colour in zip(table.rows, (RED, BLUE, ORANGE), strict=True)
+    }
+    axes.set(ylim=(0, 0.22))
+    curves(axes, [float(column) for column in table.columns], lines)
+    axes.set(xlabel="1st principal component / radius", ylabel="share of the items")
+    return figure
+
+
 def ctr_libraries(table: Table) -> Any:
     names = ("Evenkeel, AdamAR", "TorchRec, fused rowwise Adagrad", "DeepCTR-Torch, Adam, L2 on embeddings")
     series = {

@@ -146,6 +146,11 @@ PLOTS = {
         quality.sse_complexity,
         (Source("sse", "| judged by | p 0"),),
     ),
+    "sse_rows": Plot(
+        "Items along the first principal component of their rows, with and without SSE",
+        quality.sse_rows,
+        (Source("sse", "| along the first component"),),
+    ),
     "ctr_libraries": Plot(
         "Test AUC of three models by three libraries with their own optimizers",
         quality.ctr_libraries,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -14,7 +17,9 @@ from trainer.distributed.build import build
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors, with_held_rows
+from trainer.runs.directory import read_run, write_run
 from trainer.runs.protocol import EXIT_RETRYABLE
+from trainer.spec import parse_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +104,30 @@ def test_what_sse_alone_touched_is_no_evidence(make_run, trained_run, small, tmp
     assert touched[order][gone].any()
     assert not found.evidence[gone].any()
     assert found.evidence[~gone].all()
+
+
+def test_counts_are_of_rows_and_not_of_drawn_negatives(small, tmp_path):
+    """Else an item of one row would count as well known: it is drawn about as often as any other."""
+    uri = small.write_rows(tmp_path / "rows.parquet", num_rows=600)
+    document = {
+        "name": "clicks",
+        "uri": str(uri),
+        "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+        "label": {"negatives": {"per_positive": 4, "of": "item"}},
+    }
+    job = small.job(publish=PUBLISH, epochs=1, sse={}, evaluation={"split": {"kind": "random", "test": 0.2}})
+    directory = write_run(
+        tmp_path / "run", run_id="run", job=job, dataset=parse_dataset(document), store_url=str(tmp_path / "store")
+    )
+    run = read_run(directory)
+    assert execute(run, start_ranks) == 0
+    found = item_vectors(run, latest_valid(run.checkpoints))
+    assert found.counts.sum() == PreparedData.open(run.data).num_positives["train"] < 600
+    of_all = collections.Counter(pq.read_table(uri)["item"].to_pylist())
+    assert all(count <= of_all[item] for item, count in zip(found.arrow_ids().to_pylist(), found.counts, strict=True))
+    drawn_alone = found.counts == 0
+    assert drawn_alone.any()
+    assert found.evidence[drawn_alone].any()
 
 
 def test_an_older_checkpoint_is_not_published_for_the_end(make_run, small):

@@ -30,7 +30,7 @@ class FreshNegatives:
         self._seen, self._items = data.seen_items
         self._unseen: SeenItems | PopularUnseen = self._seen
         if data.sampling == "popularity":
-            weights = popularity_weights(data.row_counts(self._table(data))[self._items], data.sampling_power)
+            weights = popularity_weights(data.example_counts("item")[self._items], data.sampling_power)
             self._unseen = PopularUnseen(self._seen, weights)
         self._key = derive_key(data.seed, epoch, _NEGATIVES)
         self._others: _InBatch | RecentNegatives | None = None
@@ -39,10 +39,6 @@ class FreshNegatives:
         elif data.sampling == "recent":
             self._others = RecentNegatives(data, epoch)
         self._hard = None if data.hard_negatives is None else _HardPartners(data, epoch)
-
-    @staticmethod
-    def _table(data: PreparedColumns) -> str:
-        return next(key.table for key in data.keys if key.name == "item")
 
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
         """Return item rows for consecutive examples of the epoch's global order, the first being ``first_sample``."""

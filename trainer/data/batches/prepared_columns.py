@@ -41,6 +41,7 @@ from trainer.data.prepare.arrays import (
 )
 from trainer.data.prepare.catalogue import CATALOGUE, Catalogue, open_catalogue
 from trainer.data.prepare.drift import PROFILE_FILE
+from trainer.data.prepare.example_counts import example_counts
 from trainer.data.prepare.graphs import open_graph
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.sequences import Sequences, Windows
@@ -84,6 +85,8 @@ class PreparedColumns:
     """What a job says of hard negatives (trainer.spec.models.hard_negatives); None where it has none."""
     unread: list[str]
     """Features of the dataset that a sequence model has no use for."""
+    draws_negatives: bool
+    """Whether examples of label 0 are negatives that the preparation drew."""
     num_examples: dict[str, int]
     """By split: train, validation, test."""
     num_positives: dict[str, int]
@@ -130,6 +133,7 @@ class PreparedColumns:
         self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
         self.sampling_window = sampling.get("window")
         self.hard_negatives = manifest.get("hard_negatives")
+        self.draws_negatives = bool(manifest.get("draws_negatives"))
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]
         self.num_positives = manifest["num_positives"]
@@ -195,6 +199,17 @@ class PreparedColumns:
     def row_counts(self, table: str) -> npt.NDArray[np.int64]:
         """Return the occurrences of each row in the training split, over all features of the table."""
         return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
+
+    def example_counts(self, feature: str) -> npt.NDArray[np.int64]:
+        """Return how many rows of training have each row of its table in a feature; drawn negatives do not count."""
+        key = next(key for key in self.keys if key.name == feature)
+        if self.sequence is not None:
+            # Its splits are sequences, and its table has items alone.
+            return self.row_counts(key.table)
+        num_rows = self.tables[key.table].num_rows
+        return example_counts(
+            self.directory / "train", key.name, num_rows, is_list=key.is_list, drawn_negatives=self.draws_negatives
+        )
 
     def graph(self, name: str) -> Graph:
         """Return a graph over the rows of its table, memory-mapped."""

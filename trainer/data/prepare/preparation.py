@@ -366,6 +366,7 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         "label_dtype": label_dtype(plan.dataset).name,
         "labels": [task._asdict() for task in plan.tasks],
         "weighted": plan.dataset.weight is not None,
+        "draws_negatives": plan.dataset.negatives is not None,
         "sampling": sampling_of(plan.job),
         "hard_negatives": None if hard is None else hard.model_dump(mode="json"),
         "sequence": sequence_settings(plan.job) if plan.is_sequence else None,

@@ -16,6 +16,7 @@ from trainer.data.prepare.arrays import (
 )
 from trainer.data.prepare.catalogue import Catalogue
 from trainer.data.prepare.encode import Encoded
+from trainer.data.prepare.example_counts import example_counts
 from trainer.data.prepare.examples import Examples
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.plan import DataPlan
@@ -32,6 +33,7 @@ class SeenPairs:
             return
         assert self._user is not None
         assert self._item is not None
+        self._draws_negatives = plan.dataset.negatives is not None
         self._num_items = len(encoded.codes[self._item.domain].ids)
         self._parts: list[npt.NDArray[np.int64]] = []
 
@@ -52,9 +54,15 @@ class SeenPairs:
     ) -> None:
         """Write the items to draw negatives from, and what each user had.
 
-        ``seen.items.bin``: the rows that negatives are drawn from (items that occur in this training split: a row that
-        only a warm start brought is left alone), or all places of a catalogue; ``seen.{shifted,starts}.bin``: SeenItems
-        by user row.
+        ``seen.items.bin``: the rows that negatives are drawn from (items that rows of this training split have: one
+        that only a warm start or a history brought is left alone), or all places of a catalogue;
+        ``seen.{shifted,starts}.bin``: SeenItems by user row.
+
+        Args:
+            directory: whose training split has columns of rows already.
+            rows_of: by table, the row of each code.
+            row_counts: by table, of as many entries as it has rows.
+            catalogue: all items, where there is an item table.
         """
         if not self._enabled:
             return
@@ -65,7 +73,9 @@ class SeenPairs:
             rows_of[self._user.domain][pairs // self._num_items],
             rows_of[self._item.domain][pairs % self._num_items],
         )
-        counts = row_counts[self._item.domain]
+        counts = example_counts(
+            directory / "train", "item", len(row_counts[self._item.domain]), drawn_negatives=self._draws_negatives
+        )
         drawable = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
         position = np.full(len(counts), -1, dtype=np.int64)
         position[drawable] = np.arange(len(drawable))

@@ -1,0 +1,48 @@
+"""How many rows of the training split have each row of a table in one feature. Torch-free.
+
+The occurrences that a table keeps are others: of all its features, whether a model reads them, and of drawn negatives.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.columns.jagged import Jagged
+from trainer.data.prepare.arrays import CODE, LABEL, LABELS, map_array, map_jagged
+
+_PIECE_EXAMPLES = 1 << 22
+
+
+def example_counts(
+    split: Path, feature: str, num_rows: int, *, is_list: bool = False, drawn_negatives: bool = False
+) -> npt.NDArray[np.int64]:
+    """Count the examples of a split that have each row in a feature; of a list each of its values.
+
+    Args:
+        split: folder of the split, with columns of rows.
+        feature: whose column is counted.
+        num_rows: rows of its table.
+        is_list: whether an example has several values.
+        drawn_negatives: whether examples of label 0 were drawn, and do not count.
+
+    Returns:
+        Counts, int64 [num_rows].
+    """
+    column = map_jagged(split / feature, CODE) if is_list else map_array(split / f"{feature}.bin", CODE)
+    num_examples = len(column.offsets) - 1 if isinstance(column, Jagged) else len(column)
+    counts = np.zeros(num_rows, dtype=np.int64)
+    for start in range(0, num_examples, _PIECE_EXAMPLES):
+        stop = min(start + _PIECE_EXAMPLES, num_examples)
+        own = np.ones(stop - start, dtype=bool)
+        if drawn_negatives:
+            own = np.asarray(map_array(split / LABELS, LABEL)[start:stop]) > 0
+        if isinstance(column, Jagged):
+            ends = column.offsets[start : stop + 1]
+            values, own = column.values[int(ends[0]) : int(ends[-1])], np.repeat(own, np.diff(ends))
+        else:
+            values = column[start:stop]
+        counts += np.bincount(np.asarray(values)[own], minlength=num_rows)
+    return counts
