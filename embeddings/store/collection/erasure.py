@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,24 +148,38 @@ class Erasure:
 
     def _carry_out(self, document: dict[str, Any], own: str | None) -> None:
         """Rewrite what has to be for all that is pending in ``document``, and say so in the log."""
-        known = ErasedIds.of(document)
+        taken, known = document["pending"], ErasedIds.of(document)
         self._settings.remove_items(known)
-        rewritten: dict[str, int] = {}
+        lost: dict[str, int] = {}
         # A version that was being written when the ids were recorded is refused when it comes to be committed.
-        for record in self._reader.records():
-            if record.state != "expired":
-                num_rows = self._rewrite(record.manifest.version, known)
-                if num_rows:
-                    rewritten[record.manifest.version] = num_rows
+        versions = self._kept_versions()
+        while versions:
+            lost |= {version: self._rewrite(version, known) for version in versions}
+            versions, known = self._committed_since(taken, lost)
         with self._files.writing():
             # Also where this process rewrote nothing: the one that was killed may have.
             self._files.pointer.count_erasure()
-            self._conclude(document["pending"], own, rewritten)
+            self._conclude(taken, own, {version: num_rows for version, num_rows in lost.items() if num_rows})
         if self._files.unswept is not None:
             raise StoreUnavailable(
                 f"collection '{self._files.name}': the ids are served no more, but objects with rows of theirs are in "
                 f"the store until it can be reached ({self._files.unswept}): erase them again"
             )
+
+    def _kept_versions(self) -> list[str]:
+        return [record.manifest.version for record in self._reader.records() if record.state != "expired"]
+
+    def _committed_since(self, taken: list[dict[str, Any]], seen: Container[str]) -> tuple[list[str], ErasedIds]:
+        """Return the versions that must be rewritten too, although none of the ids is in them, and what is erased now.
+
+        Rows in a remote store may rest on those that an earlier version had before it was rewritten, which then stay.
+        """
+        with self._files.writing():
+            document = self._read()
+            assert document is not None
+            is_ours = any(note in taken for note in document["pending"])
+            versions = self._kept_versions() if self._files.rows_are_remote and is_ours else []
+            return [version for version in versions if version not in seen], ErasedIds.of(document)
 
     def _conclude(self, taken: list[dict[str, Any]], own: str | None, rewritten: dict[str, int]) -> None:
         """Move the notes ``taken`` to the log, unless another machine has; under the writer lock.
