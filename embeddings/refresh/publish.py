@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.refresh import probe
+from embeddings.refresh import probe, scratch
 from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.eligibility import eligible_rows
 from embeddings.refresh.gate import Check, Thresholds, Verdict
@@ -129,6 +129,7 @@ def publish_candidate(
     target = store.collection(collection)
     earlier = earlier_end(target, job_id, parent_version, publish.gate.mode, training_step)
     if earlier is not None:
+        scratch.erase_as_origin(store, collection, earlier)
         return conclude(target, earlier, keep_last, fence)
     try:
         parent = None if parent_version is None else target.open(parent_version)
@@ -141,7 +142,7 @@ def publish_candidate(
             f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
         )
     refresh = _Refresh(
-        target, parent, candidate, publish, job_id, start_version, model, thresholds, norm_floor, seed, retired,
+        store, target, parent, candidate, publish, job_id, start_version, model, thresholds, norm_floor, seed, retired,
         int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage, training_step,
     )  # fmt: skip
     for attempt in range(1, ATTEMPTS + 1):
@@ -152,13 +153,17 @@ def publish_candidate(
             # By somebody, while the version was being written.
             if attempt == ATTEMPTS:
                 raise
-    return written if isinstance(written, Publication) else conclude(target, written, keep_last, fence)
+    if isinstance(written, Publication):
+        return written
+    scratch.erase_as_origin(store, collection, written)
+    return conclude(target, written, keep_last, fence)
 
 
 @dataclass(frozen=True)
 class _Refresh:
     """One candidate on its way to a written version: the arguments of ``publish_candidate``, and the parent."""
 
+    store: Store
     target: Collection
     parent: VersionReader | None
     candidate: ItemVectors
@@ -181,7 +186,8 @@ class _Refresh:
         """
         target, parent, publish = self.target, self.parent, self.publish
         erased = target.erased()
-        allowed = ~erased.matches(self.candidate.keys)
+        keys = self.candidate.keys
+        allowed = ~(erased.matches(keys) | scratch.erased_in_origin(self.store, target.name, keys))
         live = live_rows(self.candidate) & allowed
         candidate = replace(self.candidate, evidence=eligible_rows(self.candidate, self.norm_floor) & allowed)
         generation = Generation.of(target, parent, candidate, self.model, self.publish.align)

@@ -1,14 +1,15 @@
 """Erasure: ids leave the current and all kept versions of a collection, and do not come back by themselves.
 
     COLLECTION/erased.json    hashes of the erased ids, what is under way, and when what was erased and why
-               ERASING        the lock of the process that erases
+               ERASING        the lock of the process that erases, one on each machine
 
 First the hashes are recorded, and from then on no version with such an id can be written. Then each version that has
 one gets a new file of item rows without them, made beside the old one, and a manifest that names it: replacing the
 manifest is the switch of that version. The old file is removed; readers that have it mapped finish with it. Last
 CURRENT says that there was an erasure, whereupon every process drops what it has mapped and remembered. A process that
 is killed on the way has recorded what it was about: the next writer, ``Collection.clean`` and the start of the service
-finish it, from the hashes alone.
+finish it, from the hashes alone. Where the store is remote, several machines may be at it at once: each takes from what
+is under way only what it knew of when it began, and goes on until nothing is.
 
 Probes lose the ids and their labels. Rows of materialized views are removed with the items; such a view is computed
 when it is fetched from then on. Checkpoints of runs, training data and what consumers have fetched are not the store's:
@@ -19,7 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,8 @@ class Erasure:
     def log(self) -> list[dict[str, Any]]:
         """Return what was erased and readmitted, oldest first (see Collection.erasures)."""
         document = self._read() or {"log": [], "pending": []}
-        return [*document["log"], *document["pending"]]
+        notes = [*document["log"], *document["pending"]]
+        return [{name: value for name, value in note.items() if name != "token"} for note in notes]
 
     def refuse(self, keys: Array) -> None:
         """Raise IdsErased if one of ``keys`` was erased."""
@@ -101,12 +104,15 @@ class Erasure:
         """Erase the rows of ``ids`` from every kept version (see Collection.erase)."""
         keys = self._checked(ids, reason)
         with disk_errors(self._files.path), self._erasing():
-            note = {"at": utc_now(), "kind": "erase", "reason": reason, "key": key, "ids": len(keys)}
+            # No two notes are equal: each is known again by whoever finishes it.
+            token = secrets.token_hex(8)
+            note = {"at": utc_now(), "kind": "erase", "reason": reason, "key": key, "ids": len(keys), "token": token}
             with self._files.writing():
                 document = self._read()
                 known = ErasedIds() if document is None else ErasedIds.of(document)
                 self._write(document, known.adding(keys), pending=note)
-            return self._finish()
+            self._finish(token)
+            return self._outcome(token)
 
     def readmit(self, ids: Any, reason: str, key: str | None) -> int:
         """Let erased ids be published again (see Collection.readmit)."""
@@ -132,35 +138,73 @@ class Erasure:
         with disk_errors(self._files.path), contextlib.suppress(StoreBusy), self._erasing(timeout_seconds=0.0):
             self._finish()
 
-    def _finish(self) -> dict[str, Any]:
-        """Rewrite what has to be, and say so in the log; under the lock of the process that erases."""
-        document = self._read()
-        if document is None or not document["pending"]:
-            return {"versions": [], "rows": 0}
-        known = ErasedIds.of(document)
+    def _finish(self, own: str | None = None) -> None:
+        """Rewrite what has to be until no erasure is under way; under this machine's lock of the process that erases.
+
+        ``own`` is the token of the caller's note.
+        """
+        while (document := self._read()) is not None and document["pending"]:
+            self._carry_out(document, own)
+
+    def _carry_out(self, document: dict[str, Any], own: str | None) -> None:
+        """Rewrite what has to be for all that is pending in ``document``, and say so in the log."""
+        taken, known = document["pending"], ErasedIds.of(document)
         self._settings.remove_items(known)
-        rewritten: dict[str, int] = {}
+        lost: dict[str, int] = {}
         # A version that was being written when the ids were recorded is refused when it comes to be committed.
-        for record in self._reader.records():
-            if record.state != "expired":
-                num_rows = self._rewrite(record.manifest.version, known)
-                if num_rows:
-                    rewritten[record.manifest.version] = num_rows
-        done = {"versions": list(rewritten), "rows": sum(rewritten.values())}
+        versions = self._kept_versions()
+        while versions:
+            lost |= {version: self._rewrite(version, known) for version in versions}
+            versions, known = self._committed_since(taken, lost)
         with self._files.writing():
             # Also where this process rewrote nothing: the one that was killed may have.
             self._files.pointer.count_erasure()
-            document = self._read()
-            assert document is not None
-            pending = document["pending"]
-            notes = [{**note, "versions": [], "rows": 0} for note in pending[:-1]] + [{**pending[-1], **done}]
-            self._write({**document, "log": [*document["log"], *notes], "pending": []}, ErasedIds.of(document))
+            self._conclude(taken, own, {version: num_rows for version, num_rows in lost.items() if num_rows})
         if self._files.unswept is not None:
             raise StoreUnavailable(
                 f"collection '{self._files.name}': the ids are served no more, but objects with rows of theirs are in "
                 f"the store until it can be reached ({self._files.unswept}): erase them again"
             )
-        return done
+
+    def _kept_versions(self) -> list[str]:
+        return [record.manifest.version for record in self._reader.records() if record.state != "expired"]
+
+    def _committed_since(self, taken: list[dict[str, Any]], seen: Container[str]) -> tuple[list[str], ErasedIds]:
+        """Return the versions that must be rewritten too, although none of the ids is in them, and what is erased now.
+
+        Rows in a remote store may rest on those that an earlier version had before it was rewritten, which then stay.
+        """
+        with self._files.writing():
+            document = self._read()
+            assert document is not None
+            is_ours = any(note in taken for note in document["pending"])
+            versions = self._kept_versions() if self._files.rows_are_remote and is_ours else []
+            return [version for version in versions if version not in seen], ErasedIds.of(document)
+
+    def _conclude(self, taken: list[dict[str, Any]], own: str | None, rewritten: dict[str, int]) -> None:
+        """Move the notes ``taken`` to the log, unless another machine has; under the writer lock.
+
+        What was rewritten is said of the caller's own note, where that is among them, else of the latest.
+        """
+        document = self._read()
+        assert document is not None
+        ended = [{**note, "versions": [], "rows": 0} for note in document["pending"] if note in taken]
+        pending = [note for note in document["pending"] if note not in taken]
+        log = [*document["log"], *ended]
+        told = next((note for note in taken if own is not None and note.get("token") == own), taken[-1])
+        for number in range(len(log)):
+            if log[number].items() >= told.items():
+                versions = list(dict.fromkeys([*log[number]["versions"], *rewritten]))
+                num_rows = log[number]["rows"] + sum(rewritten.values())
+                log[number] = {**log[number], "versions": versions, "rows": num_rows}
+        self._write({**document, "log": log, "pending": pending}, ErasedIds.of(document))
+
+    def _outcome(self, token: str) -> dict[str, Any]:
+        """Return what the log says of an erasure, whichever machine finished it."""
+        document = self._read()
+        notes = [] if document is None else document["log"]
+        note = next((note for note in reversed(notes) if note.get("token") == token), {"versions": [], "rows": 0})
+        return {"versions": note["versions"], "rows": note["rows"]}
 
     def _rewrite(self, version: str, known: ErasedIds) -> int:
         """Give a version new item rows without the erased ids, and return how many rows that takes away.

@@ -11,9 +11,10 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
+from embeddings.refresh import scratch
 from service.api.routes.collections import existing
 from service.core import errors
-from service.features.store_access import ids_as, in_store, problem_of
+from service.features.store_access import ids_as, in_store, problem_of, store_of
 from service.identity.auth import Principal, require
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
@@ -58,12 +59,16 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
 
 @router.post("/{collection}/erase", responses=errors.responses(404, 507))
 async def erase(request: Request, collection: str, body: Ids, principal: Writer) -> Erased:
-    """Remove the rows of the ids from every kept version; they stay out until they are readmitted."""
+    """Remove the rows of the ids from every kept version; they stay out until they are readmitted.
+
+    They are removed from scratch collections of `evenkeel calibrate` too, which the answer does not count.
+    """
 
     def remove() -> dict[str, Any]:
-        target = existing(request, collection)
-        done = target.erase(ids_as(target.id_type(), body.ids), body.reason, key=principal.key_id)
-        request.app.state.neighbors.forget(collection, principal.tenant)
+        ids, store = ids_as(existing(request, collection).id_type(), body.ids), store_of(request)
+        done = scratch.erase(store, collection, ids, body.reason, key=principal.key_id)
+        for name in (collection, *scratch.scratch_names(store, collection)):
+            request.app.state.neighbors.forget(name, principal.tenant)
         return done
 
     return Erased(**await _in_turn(remove))

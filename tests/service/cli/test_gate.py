@@ -104,6 +104,13 @@ def test_calibrate_runs_nulls_and_sets_the_limits(run: Run, served: Served, work
     assert scratch not in shown
 
 
+def test_a_collection_of_the_longest_name_is_calibrated(run: Run, served: Served, worker: None) -> None:
+    name = "f" * 63
+    refreshed(served, name, name="films-job")
+    done = run("calibrate", name, "--runs", "3")
+    assert done.code == 0, done.err
+
+
 def test_a_null_that_fails_ends_the_calibration(run: Run, served: Served, worker: None) -> None:
     refreshed(served, "books", labels={"behave": "fail"})
     done = run("calibrate", "books", "--runs", "3")

@@ -13,6 +13,7 @@ import pytest
 
 from embeddings.store import Store, StoreUnavailable, UnknownVersion, open_store
 from embeddings.store.backends import redis, redis_packed, redis_rows
+from embeddings.store.collection import erasure
 from embeddings.vectors.item_vectors import FOUND, MISSING, ItemVectors
 from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, num_rows, publish, vectors_of
 
@@ -53,6 +54,13 @@ def commands(server: Any, call: Callable[[], Any]) -> dict[str, int]:
         call()
         asked = client.info("commandstats")
     return {name[8:]: one["calls"] for name, one in asked.items() if name[8:] not in ("config|resetstat", "info")}
+
+
+def held_in(server: Any, vector: bytes) -> list[bytes]:
+    """Keys of the values in Redis in which the bytes of a vector are."""
+    with server.client() as client:
+        keys = [key for key in client.scan_iter(count=10_000) if client.type(key) == b"string"]
+        return [key for key in keys if vector in (client.get(key) or b"")]
 
 
 def test_a_lookup_is_one_round_trip(opened: Callable[..., Store], redis_server: Any) -> None:
@@ -260,6 +268,39 @@ def test_erased_rows_leave_what_a_version_without_them_rests_on(
     status, vectors = opened().collection("items").lookup([3, 4])[1:]
     assert status.tolist() == [MISSING, FOUND]
     assert (vectors[1] == 1).all()
+
+
+@pytest.mark.parametrize("layout", ["keys", "packed"])
+def test_erased_rows_leave_what_a_version_rests_on_that_was_published_meanwhile(
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """The third version is committed when the first has been rewritten and the second, its parent, has not."""
+    eraser, publisher = (opened("grace_seconds=0", f"rows={layout}").collection("items") for _ in range(2))
+    first = np.random.default_rng(0).standard_normal((NUM_ITEMS, 8)).astype(np.float16).astype(np.float32)
+    second, third = first.copy(), first.copy()
+    second[5], third[6] = 9.0, 9.0
+    publish(eraser, 1, first)
+    publish(eraser, 2, second)
+    erased, ids = first[3].astype(np.float16).tobytes(), np.delete(np.arange(NUM_ITEMS), 3)
+    assert held_in(redis_server, erased)
+    write_items, written = erasure.write_items, []
+
+    def publish_first(*arguments: Any) -> Any:
+        written.append(arguments[0])
+        if len(written) == 2:
+            # It had begun before the erasure was recorded, else it would finish that first.
+            with monkeypatch.context() as patch:
+                patch.setattr(erasure.Erasure, "finish", lambda self: None)
+                publish(publisher, 3, third[ids], ids)
+        return write_items(*arguments)
+
+    monkeypatch.setattr(erasure, "write_items", publish_first)
+    assert eraser.erase([3], "asked for") == {"versions": ["v000001", "v000002"], "rows": 2}
+    assert not held_in(redis_server, erased)
+    for version, vectors in (("v000001", first), ("v000002", second), ("v000003", third)):
+        reader = opened().collection("items").open(version)
+        np.testing.assert_array_equal(reader.keys, ids)
+        np.testing.assert_array_equal(reader.lookup(ids)[1], vectors[ids])
 
 
 @pytest.mark.parametrize("layout", ["keys", "packed"])

@@ -20,7 +20,7 @@ from embeddings.refresh import publish as stage
 from embeddings.refresh.publish import Gate, MovingAverage, Settings, publish_candidate
 from embeddings.store import Collection, CorruptStore, IdsErased, Store, StoreError, UnknownCollection, open_store
 from embeddings.store.collection import erasure, writer
-from embeddings.store.files import StoreBusy, writer_lock
+from embeddings.store.files import StoreBusy, replace_document, writer_lock
 from embeddings.store.tombstones import ErasedIds
 from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors, keys_of
 from tests.embeddings.store.collection import erasure_scenarios as scenarios
@@ -261,6 +261,17 @@ def test_what_is_refused(collection: Collection, ids: Any, reason: str, error: A
 def test_a_collection_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnknownCollection):
         open_store(tmp_path).collection("items").erase([1], "they asked")
+
+
+def test_what_an_earlier_release_left_under_way_is_finished(root: Path, collection: Collection) -> None:
+    before = rows_of(collection, np.arange(N))
+    known = ErasedIds().adding(keys_of(ERASED))
+    note = {"at": "2026-01-01T00:00:00Z", "kind": "erase", "reason": "they asked", "key": None, "ids": len(ERASED)}
+    document = {**known.as_dict(), "log": [], "pending": [note]}
+    replace_document(root / "collections/items" / erasure.ERASED_FILE, document)
+    collection.clean()
+    assert_gone(root, before)
+    assert collection.erasures()[0]["rows"] == 5 * len(ERASED)
 
 
 def test_two_erasers_take_turns(root: Path, collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from anyio import to_thread
 from fastapi import FastAPI
 
+from embeddings.refresh.scratch import scratch_name
 from embeddings.store.collection import erasure
 from embeddings.store.files import writer_lock
 from service.app import create_app
@@ -71,6 +72,21 @@ async def test_ids_are_erased_from_every_version(app: FastAPI, client: Any, sett
         assert {"200", "401", "403", "404", "422", "507"} <= set(
             paths[f"/v1/collections/{{collection}}/{path}"]["post"]["responses"]
         )
+
+
+@pytest.mark.anyio
+async def test_ids_are_erased_from_scratch_collections(client: Any, settings: Settings) -> None:
+    nulls = scratch_name("items")
+    for name in ("items", nulls, "films"):
+        published.publish(settings, name)
+    indexes = settings.home / "neighbors" / "default" / nulls
+    indexes.mkdir(parents=True)
+    answer = await client.post("/v1/collections/items/erase", json={"ids": [10], "reason": "they asked"})
+    assert answer.json() == {"versions": ["v000001"], "rows": 1}
+    assert not indexes.exists()
+    for name, status in (("items", "missing"), (nulls, "missing"), ("films", "found")):
+        answer = await client.post(f"/v1/collections/{name}/vectors", json={"ids": [10]})
+        assert answer.json()["items"][0]["status"] == status
 
 
 @pytest.mark.process
@@ -143,7 +159,7 @@ async def test_a_start_of_the_service_finishes_what_was_interrupted(
     published.publish(settings)
     collection = published.store_at(settings).collection("items")
     with monkeypatch.context() as patched:
-        patched.setattr(erasure.Erasure, "_finish", lambda self: {"versions": [], "rows": 0})
+        patched.setattr(erasure.Erasure, "_finish", lambda self, own: None)
         collection.erase([10], "they asked")
     assert collection.open().lookup([10])[0].tolist() == [1]
     app = create_app(settings)
