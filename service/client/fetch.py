@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from embeddings.durable_files import temporary_beside
 from service.client.http import Json, Session, Unreachable, part
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class VectorCalls(Session):
             Unreachable: The download broke off.
         """
         path = Path(path)
-        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished = temporary_beside(path)
         path_of = f"/collections/{part(collection)}/versions/{part(version)}/snapshot"
         answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
         try:
