@@ -14,7 +14,7 @@ from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDir
 from embeddings.store.collection.siblings import Siblings
 from embeddings.store.files import CorruptStore, UnknownCollection, UnknownVersion
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
-from embeddings.store.version import VersionReader, verify_file
+from embeddings.store.version import VersionReader
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
 from embeddings.vectors.item_vectors import Array
 
@@ -164,7 +164,7 @@ class CollectionReader:
         manifest = self.manifest(self.resolve(version))
         file = manifest.file(ROTATION_FILE)
         if file is not None:
-            return read_matrix(verify_file(self._files.versions / manifest.version, file))
+            return read_matrix(self._files.data_file(manifest.version, file))
         if manifest.alignment.get("kind") == "procrustes":
             raise UnknownVersion(
                 f"version {manifest.version} of '{self._files.name}' was turned by an R that was not kept"
