@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 from embeddings.refresh.gate import Thresholds
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.registry import limit_of
+from embeddings.store.collection.directory import VERSION_PATTERN
 from embeddings.store.views import utc_now
 
 if TYPE_CHECKING:
@@ -174,12 +176,14 @@ def calibrate(
             served from.
 
     Raises:
-        ValueError: a collection that ``only_nulls`` refuses, fewer than 3 versions, a version that was not measured
-            against another, or of another model or dim than what the collection serves.
+        ValueError: a collection that ``only_nulls`` refuses, fewer than 3 versions, one that is named twice or not by
+            its own name, was not measured against another, or is of another model or dim than what the collection
+            serves.
         UnknownVersion: there is no such version.
         UnknownCollection: there is no such collection.
     """
     served = collection.manifest()
+    _refuse_names(versions)
     measured = []
     for version in versions:
         manifest = nulls.manifest(version)
@@ -203,6 +207,18 @@ def calibrate(
         _refuse_served(nulls, versions)
     collection.save_settings(SETTINGS, settings_name(calibration.model), calibration.as_document())
     return calibration
+
+
+def _refuse_names(versions: Sequence[str]) -> None:
+    """Raise ValueError for what is no version's own name, and for versions that are named more than once."""
+    odd = sorted({version for version in versions if not VERSION_PATTERN.fullmatch(version)})
+    if odd:
+        named = ", ".join(map(repr, odd[:5]))
+        raise ValueError(f"versions: {named}: not the names of versions: name each null by its own, such as v000002")
+    twice = sorted(version for version, times in Counter(versions).items() if times > 1)
+    if twice:
+        named = ", ".join(twice[:5])
+        raise ValueError(f"versions: {named}: named more than once: one null says nothing of how far nulls differ")
 
 
 def _refuse_few_shared(manifest: Mapping[str, Any], where: str) -> None:

@@ -140,28 +140,29 @@ def _feast_name(name: str) -> str:
 def _write_source(path: Path, collection: Collection, reader: Any, view: str | None, entity: str, at: Any) -> None:
     moment = pa.scalar(at or datetime.now(UTC), pa.timestamp("us", tz="UTC"))
     names = pa.array(STATUS_NAMES)
-    writer = None
-    try:
+    schema = pa.schema(
+        {
+            entity: pa.int64() if reader.manifest.id_type == "int64" else pa.string(),
+            "event_timestamp": moment.type,
+            "status": names.type,
+            # Feast takes lists, not fixed-size ones.
+            "vector": pa.list_(pa.float32()),
+        }
+    )
+    with pq.ParquetWriter(path, schema) as writer:
         for part in chunks(len(reader), SOURCE_ROWS):
             vectors = as_float32(reader.vectors[part])
             if view is not None:
                 vectors = collection.view_transform(view, vectors, reader.version)
             num_rows, dim = vectors.shape
             offsets = pa.array(range(0, (num_rows + 1) * dim, dim), pa.int32())
-            table = pa.table(
-                {
-                    entity: arrow_of(reader.keys[part]),
-                    "event_timestamp": pa.repeat(moment, num_rows),
-                    "status": names.take(pa.array(reader.statuses[part])),
-                    # Feast takes lists, not fixed-size ones.
-                    "vector": pa.ListArray.from_arrays(offsets, pa.array(vectors.reshape(-1))),
-                }
-            )
-            writer = writer or pq.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
+            columns = [
+                arrow_of(reader.keys[part]),
+                pa.repeat(moment, num_rows),
+                names.take(pa.array(reader.statuses[part])),
+                pa.ListArray.from_arrays(offsets, pa.array(vectors.reshape(-1))),
+            ]
+            writer.write_table(pa.table(columns, schema=schema))
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ def export_vectors(
     Raises:
         ValueError: Another ending, or ids were erased meanwhile: export again.
         ImportError: The library of the format is not installed.
+        OSError: No file can be written there.
         UnknownVersion: There is no such version.
         UnknownView: There is no such view.
 
@@ -103,6 +104,8 @@ def _safetensors(rows: Rows, path: Path) -> None:
     if ids.dtype != np.int64:
         ids = np.frombuffer(json.dumps(arrow_of(ids).to_pylist(), ensure_ascii=False).encode(), np.uint8)
     with appearing(path, durable=False) as partial:
+        # Where no file can be, the library raises an error of its own kind, which is no OSError.
+        partial.touch()
         tensors = {"vectors": rows.vectors, "ids": ids, "statuses": rows.statuses}
         save_file(tensors, str(partial), metadata=rows.about)
 

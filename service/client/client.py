@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from service.client.fetch import VectorCalls
+from service.client.fetch import VectorCalls, ids_of
 from service.client.http import Json, once, part, plain
 from service.client.jobs import JobCalls
 
@@ -111,16 +111,17 @@ class Client(JobCalls, VectorCalls):
         path = f"/collections/{part(collection)}/versions/{part(version)}/promote"
         return self.json("POST", path, json=body, headers=once())
 
-    def erase(self, collection: str, ids: Iterable[int | str], reason: str) -> Json:
+    def erase(self, collection: str, ids: Any, reason: str) -> Json:
         """Remove the rows of ids from every kept version and return {"versions", "rows"}.
 
-        The ids stay out until ``readmit``.
+        The ids, a list or any kind of array, tensor or series, stay out until ``readmit``.
         """
-        return self.json("POST", f"/collections/{part(collection)}/erase", json={"ids": list(ids), "reason": reason})
+        return self.json("POST", f"/collections/{part(collection)}/erase", json={"ids": ids_of(ids), "reason": reason})
 
-    def readmit(self, collection: str, ids: Iterable[int | str], reason: str) -> Json:
+    def readmit(self, collection: str, ids: Any, reason: str) -> Json:
         """Let erased ids be published again and return {"ids": how many of them had been erased}."""
-        return self.json("POST", f"/collections/{part(collection)}/readmit", json={"ids": list(ids), "reason": reason})
+        body = {"ids": ids_of(ids), "reason": reason}
+        return self.json("POST", f"/collections/{part(collection)}/readmit", json=body)
 
     def calibration(self, collection: str) -> list[Json]:
         """Return the gate's limits and the null measurements behind them, by model family."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from embeddings.durable_files import temporary_beside
 from service.client.http import Json, Session, Unreachable, part
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class VectorCalls(Session):
             Unreachable: The download broke off.
         """
         path = Path(path)
-        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished = temporary_beside(path)
         path_of = f"/collections/{part(collection)}/versions/{part(version)}/snapshot"
         answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
         try:
@@ -133,7 +134,7 @@ class VectorCalls(Session):
             as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
                 missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing).
             previous: What the same call returned before, with numpy or torch. If it is still current, it is returned
-                itself and no vectors are sent.
+                itself and no vectors are sent; what another call returned is not taken for it.
 
         Raises:
             ValueError: neither a collection nor a view, or both; another ``as_``.
@@ -141,7 +142,8 @@ class VectorCalls(Session):
         """
         from service.client.vectors import decoded
 
-        known = None if previous is None else previous.etag
+        ids = ids_of(ids)
+        known = previous.etag if previous is not None and _same_but_for_the_first(previous, ids) else None
         table, etag = self._fetched(collection, ids, view, version, dtype, known)
         return previous if table is None else decoded(table, as_, etag)
 
@@ -156,7 +158,7 @@ class VectorCalls(Session):
         if (collection is None) == (view is None):
             raise ValueError("give a collection (its default view is served) or view=NAME, not both")
         path = f"/views/{part(view)}/vectors" if view is not None else f"/collections/{part(str(collection))}/vectors"
-        requested = _ids(ids)
+        requested = ids_of(ids)
         tables: list[pa.Table] = []
         headers = {"Accept": ARROW_STREAM} | ({"If-None-Match": etag} if etag else {})
         for start in range(0, max(len(requested), 1), MAX_IDS):
@@ -171,7 +173,15 @@ class VectorCalls(Session):
         return (tables[0] if len(tables) == 1 else pa.concat_tables(tables)), etag or ""
 
 
-def _ids(values: Any) -> list[Any]:
+def _same_but_for_the_first(previous: Vectors, ids: list[Any]) -> bool:
+    """Return whether ``previous`` has the ids of every request but the first, which its etag answers for."""
+    if len(previous) != len(ids):
+        return False
+    # Integers may be asked for as decimals.
+    return [str(one) for one in previous.ids[MAX_IDS:]] == [str(one) for one in ids[MAX_IDS:]]
+
+
+def ids_of(values: Any) -> list[Any]:
     """Return ids as JSON values, from a list or any kind of array, tensor or series."""
     for method in ("to_pylist", "tolist", "to_list"):
         if hasattr(values, method):

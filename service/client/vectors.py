@@ -19,7 +19,8 @@ class Vectors:
     ``ids`` int64 or string [n]; ``status`` [n] of ``found | carried | uncertain | missing``; ``vectors`` float32 or
     float16 [n, dim], NaN in the rows of missing ids, so that a consumer that does not check fails instead of scoring
     noise.
-    ``etag`` is the service's name for this response: see ``previous`` of :meth:`service.client.Client.vectors`.
+    ``etag`` is the service's name for the response to the first request: see ``previous`` of
+    :meth:`service.client.Client.vectors`.
     """
 
     version: str

@@ -360,6 +360,11 @@ class Mirror(CollectionDirectory):
             self._latest = seen, reader
         return reader.version, *reader.lookup(ids)
 
+    def data_file(self, version: str, file: FileEntry) -> Path:
+        with disk_errors(self.path):
+            self._fetch_data(self.versions / version, file)
+        return self.versions / version / file.name
+
     def make_reader(self, version: str, manifest: VersionManifest) -> VersionReader:
         with disk_errors(self.path):
             for file in manifest.files:

@@ -291,7 +291,12 @@ class RowsReader:
 def no_columns(id_type: str) -> Columns:
     """Return the columns of a version all of whose items were erased: it has no chunk that says what they are."""
     keys = np.empty(0, dtype=np.int64 if id_type == "int64" else "S1")
-    columns = {"key": key_column(keys), "status": pa.array([], pa.uint8()), "norm": pa.array([], pa.float32())}
+    columns = {
+        "key": key_column(keys),
+        "status": pa.array([], pa.uint8()),
+        "norm": pa.array([], pa.float32()),
+        "count": pa.array([], pa.int64()),
+    }
     return Columns(keys, pa.record_batch(columns))
 
 

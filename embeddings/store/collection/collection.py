@@ -142,7 +142,7 @@ class Collection:
         The identity where nothing was turned.
 
         Raises:
-            UnknownVersion: the version's R was not kept.
+            UnknownVersion: there is no such version, it has expired, or its R was not kept.
             CorruptStore: the file of R is damaged.
         """
         return self._reader.rotation(version)
@@ -403,6 +403,7 @@ class Collection:
         Raises:
             ValueError: a view of another kind.
             UnknownView: there is no such view.
+            UnknownVersion: there is no such version, or it has expired.
             CorruptStore: U is damaged.
         """
         return self._views.features(view, version)

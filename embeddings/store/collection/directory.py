@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.durable_files import make_directory
-from embeddings.store.files import UnknownCollection, read_document, replace_document, sweep, writer_lock
+from embeddings.store.files import FileEntry, UnknownCollection, read_document, replace_document, sweep, writer_lock
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.pointer import Pointer
-from embeddings.store.version import VersionReader
+from embeddings.store.version import VersionReader, verify_file
 from embeddings.vectors.item_vectors import Array
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -71,6 +71,10 @@ class CollectionDirectory:
     def look_again(self) -> bool:
         """Return whether what was read may be outdated, and is now read anew within a ``snapshot_read``."""
         return False
+
+    def data_file(self, version: str, file: FileEntry) -> Path:
+        """Return the path of a file of a version, which is here and whole; raise CorruptStore."""
+        return verify_file(self.versions / version, file)
 
     def make_reader(self, version: str, manifest: VersionManifest) -> VersionReader:
         """Return a reader of a version; raise CorruptStore."""

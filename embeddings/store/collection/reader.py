@@ -14,7 +14,7 @@ from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDir
 from embeddings.store.collection.siblings import Siblings
 from embeddings.store.files import CorruptStore, UnknownCollection, UnknownVersion
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
-from embeddings.store.version import VersionReader, verify_file
+from embeddings.store.version import VersionReader
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
 from embeddings.vectors.item_vectors import Array
 
@@ -161,15 +161,29 @@ class CollectionReader:
 
     def rotation(self, version: str) -> Array:
         """Return R [d, d] of a version (see Collection.rotation)."""
-        manifest = self.manifest(self.resolve(version))
+        version = self.resolve(version)
+        self.refuse_expired(version)
+        manifest = self.manifest(version)
         file = manifest.file(ROTATION_FILE)
         if file is not None:
-            return read_matrix(verify_file(self._files.versions / manifest.version, file))
+            return read_matrix(self._files.data_file(manifest.version, file))
         if manifest.alignment.get("kind") == "procrustes":
             raise UnknownVersion(
                 f"version {manifest.version} of '{self._files.name}' was turned by an R that was not kept"
             )
         return np.eye(manifest.dim)
+
+    def refuse_expired(self, name: str) -> None:
+        """Raise UnknownVersion for an expired version, whichever process expired it.
+
+        What this process has open of it is given out no more. The current version never expires: fetches of it need not
+        ask.
+        """
+        if self._files.is_expired(name):
+            self.forget(name)
+            raise UnknownVersion(
+                f"version {name} of '{self._files.name}' has expired: its vectors were removed"
+            ) from None
 
     def damaged(self) -> dict[str, str]:
         """Return the versions that this process found damaged, and what is wrong with each."""
@@ -187,7 +201,7 @@ class CollectionReader:
     def _open(self, version: str) -> VersionReader:
         if version != "current":
             name = self.resolve(version)
-            self._refuse_expired(name)
+            self.refuse_expired(name)
             return self._open_named(name)
         for attempt in range(_ATTEMPTS):
             name = self.resolve("current")
@@ -215,7 +229,7 @@ class CollectionReader:
         except CorruptStore as error:
             if manifest is not None and self._is_replaced(name, manifest):
                 return self._open_named(name)
-            self._refuse_expired(name)
+            self.refuse_expired(name)
             with self._lock:
                 known = self._damaged.get(name)
                 self._damaged[name] = str(error)
@@ -231,18 +245,6 @@ class CollectionReader:
                 self._readers.popitem(last=False)
         return reader
 
-    def _refuse_expired(self, name: str) -> None:
-        """Raise UnknownVersion for an expired version, whichever process expired it.
-
-        What this process has open of it is given out no more. The current version never expires: fetches of it need not
-        ask.
-        """
-        if self._files.is_expired(name):
-            self.forget(name)
-            raise UnknownVersion(
-                f"version {name} of '{self._files.name}' has expired: its vectors were removed"
-            ) from None
-
     def _is_replaced(self, version: str, manifest: VersionManifest) -> bool:
         """Return whether a version has another manifest by now than the one that was read."""
         with contextlib.suppress(CorruptStore):
@@ -254,6 +256,6 @@ class CollectionReader:
         for previous in reversed(self._files.pointer.read().versions):
             if previous != name:
                 with contextlib.suppress(CorruptStore, UnknownVersion):
-                    self._refuse_expired(previous)
+                    self.refuse_expired(previous)
                     return self._open_named(previous)
         raise error

@@ -114,6 +114,8 @@ class CollectionViews:
 
     def features(self, name: str, version: str) -> RandomFourierFeatures:
         """Return the map of an rff view, from its U, which is checked against its sha256."""
+        version = self._reader.resolve(version)
+        self._reader.refuse_expired(version)
         entry = self._entry(name, version)
         features = self._registry.features(entry)
         if not isinstance(features, RandomFourierFeatures):

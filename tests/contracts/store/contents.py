@@ -126,6 +126,17 @@ class Contents(Base):
         assert table.schema.metadata[b"evenkeel.version"] == version.encode()
         assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".tmp")] == []
 
+    @pytest.mark.parametrize("ids", [[3, 1, 2], ["c", "a", "b"]])
+    def test_snapshot_of_nothing(
+        self, collection: Collection, again: Reopen, tmp_path: Path, ids: list[object]
+    ) -> None:
+        publish(collection, items(ids))
+        schema = pq.read_schema(collection.snapshot(tmp_path / "before.parquet"))
+        collection.erase(ids, "they asked")
+        for where in (collection, again().collection("items")):
+            table = pq.read_table(where.snapshot(tmp_path / "after.parquet"))
+            assert (len(table), table.schema) == (0, schema)
+
     # --- half precision --------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("ids", [[30, -7, 20], ["c", "a", "longer"]])

@@ -7,7 +7,7 @@ import pytest
 
 from embeddings.store import Collection, Store, UnknownCollection, UnknownVersion, UnknownView, ViewExists
 from embeddings.vectors.item_vectors import MISSING, ItemIdError
-from tests.contracts.store.base import Base, items, publish
+from tests.contracts.store.base import Base, Reopen, items, publish
 
 
 class Views(Base):
@@ -110,15 +110,16 @@ class Views(Base):
             collection.view_lookup("v", [1])[1], collection.view_transform("v", vectors), atol=1e-6
         )
 
-    def test_a_version_keeps_its_rotation(self, collection: Collection) -> None:
+    def test_a_version_keeps_its_rotation(self, collection: Collection, again: Reopen) -> None:
         rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 6)))[0]
         first = publish(collection, items([1], dim=6))
         second = publish(collection, items([1], dim=6), rotation=rotation, alignment={"kind": "procrustes"})
         third = publish(collection, items([1], dim=6), alignment={"kind": "procrustes"})
-        np.testing.assert_array_equal(collection.rotation(first), np.eye(6))
-        np.testing.assert_array_equal(collection.rotation(second), rotation)
-        with pytest.raises(UnknownVersion, match="not kept"):
-            collection.rotation(third)
+        for where in (collection, again().collection("items")):
+            np.testing.assert_array_equal(where.rotation(first), np.eye(6))
+            np.testing.assert_array_equal(where.rotation(second), rotation)
+            with pytest.raises(UnknownVersion, match="not kept"):
+                where.rotation(third)
 
     def test_the_collection_of_a_view_is_found_again(self, store: Store, collection: Collection) -> None:
         other = store.collection("others")

@@ -207,6 +207,10 @@ def test_versions_that_are_no_nulls(store: Store) -> None:
         calibrate(items, scratch, [*nulls, "v000099"])
     with pytest.raises(ValueError, match="2 null refreshes"):
         calibrate(items, scratch, nulls[:2])
+    with pytest.raises(ValueError, match=f"{nulls[0]}: named more than once"):
+        calibrate(items, scratch, [*nulls, nulls[0]])
+    with pytest.raises(ValueError, match=r"'\.\./x', 'current': not the names of versions"):
+        calibrate(items, scratch, ["current", *nulls, "../x"])
     assert items.settings("calibration") == {}
 
 

@@ -59,6 +59,19 @@ def test_source_of_a_view_holds_its_features(tmp_path):
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), dtype=np.float32), features)
 
 
+@pytest.mark.parametrize("view", [None, "items_rff"])
+@pytest.mark.parametrize("ids", [[1, 2], ["a", "b"]])
+def test_source_of_a_version_whose_rows_were_all_erased_has_none(tmp_path, ids, view):
+    collection = publish(open_store(tmp_path / "store"), "items", ids)
+    collection.create_view("items_rff", dim=8)
+    export_feast(collection, tmp_path / "repo", view=view)
+    before = pq.read_schema(tmp_path / "repo" / "data" / "items.parquet")
+    collection.erase(ids, "they asked")
+    export_feast(collection, tmp_path / "repo", view=view)
+    table = pq.read_table(tmp_path / "repo" / "data" / "items.parquet")
+    assert (len(table), table.schema) == (0, before)
+
+
 def test_what_cannot_be_exported_is_refused(tmp_path):
     collection = publish(open_store(tmp_path), "items", [1, 2])
     for wrong in (*({"entity": name} for name in ("my item", "items", "vector", "class")), {"ttl_seconds": -1}):

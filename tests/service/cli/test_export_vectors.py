@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from service.cli.main import app
+from service.cli.output import CommandError
 
 
 @pytest.fixture
@@ -37,9 +38,11 @@ def test_a_version_is_written(store: str, tmp_path: Path) -> None:
         ("items", "v.npz", "the ending says the format"),
         ("others", "v.parquet", "others"),
         ("items", "no/v.parquet", "no/v"),
+        ("items", "no/v.safetensors", "no/v.safetensors: No such file or directory"),
+        ("items", "no/v.usearch", "no/v"),
     ],
 )
 def test_what_cannot_be_written_is_refused(store: str, tmp_path: Path, name: str, file: str, says: str) -> None:
     done = CliRunner().invoke(app, ["export-vectors", name, str(tmp_path / file), "--store", store])
-    assert done.exit_code != 0
+    assert isinstance(done.exception, CommandError), done.exception
     assert says in str(done.exception)

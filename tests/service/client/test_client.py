@@ -450,6 +450,27 @@ def test_previous_comes_back_until_the_version_changes(served: Served, client: C
     assert client.vectors("polled", ids, as_="torch", previous=tensors) is tensors
 
 
+def test_what_other_ids_gave_does_not_come_back(served: Served, client: Client):
+    """Where the first request is the same, and its etag says so."""
+    published.publish(served.settings, "grown")
+    ids = [10] * 10_000 + [20]
+    before = client.vectors("grown", ids)
+    assert client.vectors("grown", ids, previous=before) is before
+    decimals = client.vectors("grown", [*map(str, ids)])
+    assert client.vectors("grown", [*map(str, ids)], previous=decimals) is decimals
+    for others in ([*ids, 30], ids[:10_000], [*ids[:10_000], 30]):
+        assert client.vectors("grown", others, previous=before).ids.tolist() == others
+
+
+@pytest.mark.parametrize("ids", [np.array([10, 11]), torch.tensor([10, 11]), [np.int64(10), np.int64(11)], (10, 11)])
+def test_ids_of_any_kind_of_array_are_erased_and_readmitted(served: Served, client: Client, ids: Any):
+    name = f"erased-{type(ids).__name__}".lower()
+    published.publish(served.settings, name)
+    assert client.erase(name, ids, "they asked")["rows"] == 1
+    assert client.vectors(name, [10, 20]).status.tolist() == ["missing", "found"]
+    assert client.readmit(name, ids, "they came back") == {"ids": 2}
+
+
 def test_names_cannot_become_other_routes(client: Client):
     with pytest.raises(ProblemError) as caught:
         client.collection("../keys")

@@ -152,6 +152,8 @@ async def test_calibrations_that_cannot_be(client: httpx.AsyncClient, settings: 
         assert says in answer.text
 
     await refused(422, "2 null refreshes: at least 3", versions=nulls[:2])
+    await refused(422, f"{nulls[0]}: named more than once", versions=[nulls[0]] * 3)
+    await refused(422, "'current': not the names of versions", versions=["current"] * 3)
     await refused(422, "no such metric", limits={"cosine_maen": 0.5})
     served = [refresh(settings, "items", seed) for seed in (2, 3, 4)]
     await refused(422, "'items' is no scratch collection", nulls="items", versions=served)

@@ -250,3 +250,15 @@ async def test_layers_that_there_are_not(client, settings: Settings):
     csv = await client.get("/v1/views/items_rff/layer", headers={"Accept": "text/csv"})
     assert csv.status_code == 406
     assert (await client.get("/v1/views/items_rff/layer", params={"takes": "raw"})).status_code == 422
+
+
+@pytest.mark.parametrize("takes", ["published", "model"])
+async def test_a_version_that_has_expired_has_no_layer(client, settings: Settings, takes: str):
+    first, _ = published.publish(settings, rotation=np.eye(published.DIM), alignment={"kind": "procrustes"})
+    published.publish(settings, seed=1)
+    asked = {"takes": takes, "version": first}
+    assert (await client.get("/v1/views/items_rff/layer", params=asked)).status_code == 200
+    published.store_at(settings).collection("items").expire(first)
+    answer = await client.get("/v1/views/items_rff/layer", params=asked)
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:evenkeel:version-not-found")
+    assert "has expired" in answer.json()["detail"]
