@@ -218,7 +218,12 @@ class Erasure:
                 # By retention since it was listed; a reader of it that this process has may be open still.
                 if self._is_expired(version):
                     return 0
-                items = self._reader.open(version).items()
+                reader = self._reader.open(version)
+                if reader.manifest != before:
+                    # Another machine has rewritten it since it was opened: its rows must not come back.
+                    self._reader.forget(version)
+                    continue
+                items = reader.items()
             except UnknownVersion:
                 return 0
             except CorruptStore:

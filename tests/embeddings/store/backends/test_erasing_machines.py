@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,36 @@ def test_an_erasure_that_another_machine_finished(
     assert [(note["versions"], note["rows"]) for note in one.erasures()] == [
         (answer["versions"], answer["rows"]) for answer in answers
     ]
+
+
+def test_rows_that_another_machine_took_away_do_not_come_back(
+    machines: tuple[Collection, Collection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first machine has the first version open, of which the second one takes another id meanwhile."""
+    one, other = machines
+    write_items, written, others = erasure.write_items, [], []
+    is_between, may_go_on = threading.Event(), threading.Event()
+    second = threading.Thread(target=lambda: other.erase([42], "second"))
+
+    def interrupted(*arguments: Any) -> Any:
+        if threading.current_thread() is second:
+            others.append(arguments[0])
+            if len(others) == 2:
+                is_between.set()
+                assert may_go_on.wait(60)
+        else:
+            written.append(arguments[0])
+            if len(written) == 1:
+                second.start()
+                assert is_between.wait(60)
+            elif len(written) == 3:
+                may_go_on.set()
+                second.join()
+        return write_items(*arguments)
+
+    monkeypatch.setattr(erasure, "write_items", interrupted)
+    one.erase([17], "first")
+    assert_erased(one, [17, 42])
 
 
 def test_an_erasure_that_a_publication_finished(
