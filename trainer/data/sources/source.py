@@ -417,5 +417,10 @@ def _hive_type(texts: Sequence[str], declared: pa.DataType | None) -> pa.DataTyp
     if declared is not None and pa.types.is_integer(declared):
         return pa.int64()
     is_text = declared is not None and (pa.types.is_string(declared) or pa.types.is_large_string(declared))
-    are_digits = all(text.isdigit() or text == HIVE_NULL for text in texts)
-    return pa.int64() if are_digits and not is_text else pa.string()
+    are_numbers = all(text == HIVE_NULL or _is_number(text) for text in texts)
+    return pa.int64() if are_numbers and not is_text else pa.string()
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a folder's value is written in digits, and fits int64."""
+    return text.isascii() and text.isdigit() and len(text.lstrip("0")) <= 19 and int(text) < 2**63
