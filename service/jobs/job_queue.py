@@ -19,7 +19,7 @@ from service.jobs.executors.base import ExecutorUnavailable
 from service.jobs.executors.registry import placement_of
 from service.jobs.job_row import JobRow
 from service.jobs.runner_context import BackgroundTasks, RunnerContext
-from service.jobs.states import backoff_seconds
+from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.spec.stored import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
@@ -42,7 +42,8 @@ class JobQueue:
 
         The oldest job says whose turn it is; of that tenant's jobs the one of the highest priority is first, then the
         oldest. Others may only pass one that waits for a backoff to elapse or for its last attempt to be gone: a large
-        job gets its room in the end, however many small ones come after it.
+        job gets its room in the end, however many small ones come after it. A job of a schedule is in the queue once
+        the older ones of that schedule have ended, and until then nobody waits for it.
 
         Returns:
             True if there may be room for one more.
@@ -54,24 +55,18 @@ class JobQueue:
         due = sa.or_(job.not_before.is_(None), job.not_before <= now, job.not_before > now + longest)
         # A job that ran here before has its checkpoints here.
         ours = sa.or_(job.home_id.is_(None), job.home_id == self._context.home_id)
-        waiting = sa.and_(job.state == "queued", due, ours, job.released.is_(True))
-        unreleased = sa.and_(job.home_id == self._context.home_id, job.released.is_(False))
-        active = sa.select(job.id, job.tenant, job.needs, job.attempts).where(unreleased)
+        ready = sa.and_(job.state == "queued", due, ours, job.released.is_(True))
+        waiting = sa.and_(ready, _older_of_its_schedule().is_(None))
         async with self._context.database.read() as connection:
             turn_of = sa.select(job.tenant).where(waiting).order_by(job.id).limit(1).scalar_subquery()
             # Of a job that does not set it the stored spec has none.
             priority = sa.func.coalesce(job.spec["priority"].as_integer(), 0)
             queue = sa.select(tables.job).where(waiting, job.tenant == turn_of).order_by(priority.desc(), job.id)
             head = await first_row(connection, JobRow, queue.limit(1))
-            if head is None:
-                return False
-            held = {
-                row.id if row.tenant == head["tenant"] else f"another tenant's run ({number})": ResourceRequest.read(
-                    row.needs
-                ).taken(job_records.workers_of(row.attempts))
-                for number, row in enumerate(await connection.execute(active), 1)
-                if row.needs
-            }
+            held = {} if head is None else await self._held(connection, head["tenant"])
+        if head is None:
+            await self._explain(ready, _after_older())
+            return False
         taken: ResourceRequest | None = None
         if head["needs"] is None:
             self._count(head)
@@ -79,7 +74,7 @@ class JobQueue:
         else:
             taken, reason = await self._room_for(ResourceRequest.read(head["needs"]), held)
         if taken is None:
-            await self._explain(head, str(reason), waiting)
+            await self._explain(ready, _told(head, str(reason)))
             return False
         async with self._context.database.write() as connection:
             query = sa.select(tables.job).where(waiting, job.id == head["id"]).with_for_update(skip_locked=True)
@@ -87,6 +82,19 @@ class JobQueue:
             if row is not None:
                 await self._take(connection, row, now, taken.workers, reason)
         return row is not None
+
+    async def _held(self, connection: AsyncConnection, tenant: str) -> dict[str, ResourceRequest]:
+        """Return what the runs of this home use, under names that a tenant may read."""
+        job = tables.job.c
+        unreleased = sa.and_(job.home_id == self._context.home_id, job.released.is_(False))
+        active = sa.select(job.id, job.tenant, job.needs, job.attempts).where(unreleased)
+        return {
+            row.id if row.tenant == tenant else f"another tenant's run ({number})": ResourceRequest.read(
+                row.needs
+            ).taken(job_records.workers_of(row.attempts))
+            for number, row in enumerate(await connection.execute(active), 1)
+            if row.needs
+        }
 
     async def _room_for(
         self, needs: ResourceRequest, held: dict[str, ResourceRequest]
@@ -110,15 +118,10 @@ class JobQueue:
             return None, str(error)
         return admission.choose(needs, lambda choice: admission.cluster_obstacle(choice, nodes, held, max_runs))
 
-    async def _explain(self, head: JobRow, reason: str, waiting: sa.ColumnElement[bool]) -> None:
-        """Record why each waiting job waits, if it changed; tenants learn nothing of each other's jobs."""
+    async def _explain(self, ready: sa.ColumnElement[bool], told: sa.ColumnElement[str]) -> None:
+        """Record why each job that could be taken waits, if it changed."""
         job = tables.job.c
-        told = sa.case(
-            (job.id == head["id"], reason),
-            (job.tenant == head["tenant"], admission.behind(head["id"], reason)),
-            else_=admission.BEHIND_ANOTHER_TENANT,
-        )
-        untold = sa.and_(waiting, job.reason.is_distinct_from(told))
+        untold = sa.and_(ready, job.reason.is_distinct_from(told))
         async with self._context.database.read() as connection:
             if await connection.scalar(sa.select(job.id).where(untold).limit(1)) is None:
                 return
@@ -185,3 +188,27 @@ class JobQueue:
             asked = StoredJob(row["spec"]).resources.num_workers
             reason = because and f"{workers} of {asked} workers: {because}"
         await job_records.move(connection, row, "claimed", attempt=attempt, reason=reason, not_before=None, **claimed)
+
+
+def _older_of_its_schedule() -> sa.ScalarSelect[str | None]:
+    """Return, for each job, the oldest one before it of its schedule that has not ended; null for none."""
+    older = sa.alias(tables.job).c
+    before = sa.and_(older.schedule_id == tables.job.c.schedule_id, older.id < tables.job.c.id)
+    query = sa.select(sa.func.min(older.id)).where(before, older.state.in_(("queued", *ACTIVE)))
+    return query.correlate(tables.job).scalar_subquery()
+
+
+def _after_older() -> sa.ColumnElement[str]:
+    """Return why a job waits for an older one of its schedule; null where there is none."""
+    return sa.literal("after ") + _older_of_its_schedule() + ", an older job of its schedule that has not ended"
+
+
+def _told(head: JobRow, reason: str) -> sa.ColumnElement[str]:
+    """Return why each job waits; tenants learn nothing of each other's jobs."""
+    job = tables.job.c
+    return sa.case(
+        (_older_of_its_schedule().is_not(None), _after_older()),
+        (job.id == head["id"], reason),
+        (job.tenant == head["tenant"], admission.behind(head["id"], reason)),
+        else_=admission.BEHIND_ANOTHER_TENANT,
+    )

@@ -162,7 +162,10 @@ def _read(predictor: Predictor, rows: str, number: int, max_rows: int) -> tuple[
             why, where=f"dataset '{dataset.name}'", remedy="give a job whose rows have labels of both classes"
         )
     may_be_bad = dataset.max_bad_rows is not None
-    source = GoodRows(dataset, predictor.job, rows) if may_be_bad else Source(rows, None, dataset.filter)
+    text = predictor.text_columns
+    source = (
+        GoodRows(dataset, predictor.job, rows, text) if may_be_bad else Source(rows, None, dataset.filter, text=text)
+    )
     columns = [*predictor.columns(source.column_names(), source.uri), label.source_column, getattr(label, "mask", None)]
     read = list(dict.fromkeys(column for column in columns if column is not None))
     source.require(read)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,11 @@ class Scorer(Protocol):
     @property
     def outputs(self) -> dict[str, pa.DataType]:
         """The columns that :meth:`score` gives, by name."""
+        ...
+
+    @property
+    def text_columns(self) -> Collection[str]:
+        """The columns of rows that it reads as text, whatever a file without types seems to have in them."""
         ...
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
@@ -85,7 +90,7 @@ def score_files(
         DataError: the model cannot read the rows, or ``output`` is there already.
     """
     began, output = time.monotonic(), Path(output)
-    source = Source(str(rows))
+    source = Source(str(rows), text=scorer.text_columns)
     there = source.column_names()
     columns = _kept(source, there, keep, scorer.outputs)
     read = scorer.columns(there, source.uri)

@@ -251,7 +251,7 @@ def predict(
     dataset = predictor.run.dataset
     with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
         if sequence and are_events(source, dataset):
-            events = Source(str(rows), None, dataset.filter)
+            events = Source(str(rows), None, dataset.filter, text=predictor.text_columns)
             users = users_of(events, dataset, bad_events if dataset.max_bad_rows is not None else None)
             scored: Path | str = Path(folder) / "users.parquet"
             pq.write_table(users, scored)

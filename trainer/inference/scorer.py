@@ -6,7 +6,7 @@ It is a job's checkpoint (trainer.inference.predict) or an export (trainer.infer
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,10 @@ class RowScorer(ABC):
             return {"items": pa.list_(self._top.ids.type), "scores": pa.list_(pa.float32())}
         names = (f"{output}{suffix}" for suffix, loss in self._losses.items() for output in loss.outputs)
         return dict.fromkeys(names, pa.float32())
+
+    @property
+    def text_columns(self) -> Collection[str]:
+        return self.encoder.text_columns
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what is read of rows that have the columns ``there``.

@@ -165,8 +165,14 @@ class _Reader:
         raise self._error(node, "is no column: write its name, or column('a name with blanks')")
 
     def _constant(self, node: ast.expr) -> Constant:
+        value = self._value(node)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise self._error(node, "is no 64-bit integer: write one of -2^63 to 2^63 - 1, or a decimal such as 1e20")
+        return value
+
+    def _value(self, node: ast.expr) -> Constant:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._constant(node.operand)
+            value = self._value(node.operand)
             if not isinstance(value, bool | str):
                 return -value
         elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str):

@@ -1,8 +1,9 @@
-"""The queue with a runner and real processes: one run at a time, in their order, by tenant and by priority."""
+"""The queue with a runner and real processes: one run at a time, in order, by tenant, priority and schedule."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 
 from service.core.settings import Settings
 from service.core.tenants import HEADER
-from tests.service.service_kit import BOTH, client_of, running, submit, until, wait_for
+from tests.service.service_kit import BOTH, client_of, job_body, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -77,3 +78,54 @@ async def test_a_priority_takes_no_turn_of_another_tenant(
         jobs = [theirs, *ours]
         started = [(await wait_for(client, job["id"], "succeeded"))["started_at"] for job in jobs]
         assert sorted(started) == [started[0], started[2], started[1]]
+
+
+@BOTH
+async def test_jobs_of_a_schedule_run_one_after_another(
+    settings: Settings, runs: SmallRuns, dataset_body: dict[str, Any]
+) -> None:
+    settings = dataclasses.replace(
+        settings, role="all", max_runs=8, host_cores=64.0, host_memory_bytes=2**50, retry_backoff_seconds=3600.0
+    )
+    async with (
+        running(settings, executor=runs) as app,
+        client_of(app, settings.admin_key_file.read_text().strip()) as client,
+    ):
+        assert (await client.post("/v1/datasets", json=dataset_body)).status_code == 201
+        for name, behave in (("daily", "hang"), ("weekly", "hang"), ("hourly", "retryable")):
+            body = {"name": name, "cron": "0 3 1 1 *", "overlap": "queue", "job": job_body(behave)}
+            assert (await client.post("/v1/schedules", json=body)).status_code == 201
+
+        async def fired(name: str) -> str:
+            return str((await client.post(f"/v1/schedules/{name}/trigger")).json()["job_id"])
+
+        async def told(job_id: str) -> str:
+            job = (await client.get(f"/v1/jobs/{job_id}")).json()
+            assert job["state"] == "queued"
+            return str(job["reason"])
+
+        first, second, third = [await fired("daily") for _ in range(3)]
+        await wait_for(client, first, "running")
+        # Neither another schedule nor a job without one is held up by those that wait.
+        await wait_for(client, await fired("weekly"), "running")
+        await wait_for(client, (await submit(client, "succeed"))["id"], "succeeded")
+        await until(lambda: _says(told, second, f"after {first}, an older job of its schedule"))
+        await until(lambda: _says(told, third, f"after {first}, an older job of its schedule"))
+        await client.post(f"/v1/jobs/{first}/cancel")
+        await wait_for(client, second, "running")
+        await until(lambda: _says(told, third, f"after {second}, an older job of its schedule"))
+        # One that waits for its backoff has not ended.
+        failing, behind = await fired("hourly"), await fired("hourly")
+        await until(lambda: _says(told, behind, f"after {failing}, an older job of its schedule"))
+        await until(lambda: _is_in_backoff(client, failing))
+        await wait_for(client, (await submit(client, "succeed"))["id"], "succeeded")
+        assert f"after {failing}" in await told(behind)
+
+
+async def _says(told: Callable[[str], Awaitable[str]], job_id: str, reason: str) -> bool:
+    return reason in await told(job_id)
+
+
+async def _is_in_backoff(client: httpx.AsyncClient, job_id: str) -> bool:
+    job = (await client.get(f"/v1/jobs/{job_id}")).json()
+    return job["state"] == "queued" and job["attempt"] == 1

@@ -26,6 +26,7 @@ from trainer.data.prepare.bad_rows import bad_events
 from trainer.data.sources.source import Source
 from trainer.data.sources.user_rows import users_of
 from trainer.distributed.build import build
+from trainer.inference.importance import importance
 from trainer.inference.predict import Predictor, default_output, main, predict
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
@@ -513,3 +514,66 @@ def test_the_command_scores_by_a_jobs_id(run, tmp_path):
     assert found["pos"].to_pylist() == rows["pos"].to_pylist()
     expected = Predictor(run.directory).predict(rows)["logit"].to_numpy()
     np.testing.assert_allclose(found["logit"].to_numpy(), expected, rtol=0, atol=1e-6)
+
+
+# --- files that do not say types -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def codes_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose items are text in a CSV file, most of them of digits alone; 007 and A12 are clicked."""
+    folder = tmp_path_factory.mktemp("codes")
+    rng = np.random.default_rng(3)
+    items = rng.choice(["007", "012", "A12"], 600)
+    clicks = [int(rng.random() < (0.1 if item == "012" else 0.9)) for item in items]
+    lines = [f"{user},{item},{click}" for user, item, click in zip(rng.integers(0, 9, 600), items, clicks, strict=True)]
+    (folder / "codes.csv").write_text("\n".join(["user,item,click", *lines]) + "\n")
+    dataset = {
+        "name": "codes",
+        "uri": str(folder / "codes.csv"),
+        "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+        "label": {"column": "click"},
+        "max_bad_rows": 0.5,
+    }
+    job = parse_job(
+        {"name": "codes", "dataset": {"name": "codes"}, "model": {"kind": "dnn", "embedding_dim": 4, "hidden": [8]}}
+    )
+    directory = write_run(
+        folder / "run", run_id="codes-1", job=job, dataset=parse_dataset(dataset), store_url=str(folder / "store")
+    )
+    assert execute(read_run(directory), start_ranks) == 0
+    return directory
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_ids_that_were_text_in_training_are_text_where_all_are_digits(codes_run, tmp_path, suffix):
+    def scored(name: str, items: list[str]) -> tuple[dict, list]:
+        if suffix == "csv":
+            lines = ["user,item", *(f"1,{item}" for item in items)]
+        else:
+            lines = [json.dumps({"user": 1, "item": item}) for item in items]
+        (tmp_path / f"{name}.{suffix}").write_text("\n".join(lines) + "\n")
+        report = predict(codes_run, tmp_path / f"{name}.{suffix}", tmp_path / f"{name}.parquet")
+        return report, pq.read_table(tmp_path / f"{name}.parquet").to_pylist()
+
+    expected, all_rows = scored("all", ["007", "012", "A12"])
+    report, rows = scored("digits", ["007", "012"])
+    assert report["unknown"] == expected["unknown"] == {"user": 0, "item": 0}
+    assert rows == all_rows[:2]
+    assert [row["item"] for row in rows] == ["007", "012"]
+    # Users were integers.
+    assert rows[0]["user"] == 1
+
+
+def test_folders_that_were_text_in_training_are_text_where_all_are_digits(codes_run, tmp_path):
+    (tmp_path / "rows" / "item=007").mkdir(parents=True)
+    pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "rows" / "item=007" / "rows.parquet")
+    assert predict(codes_run, tmp_path / "rows", tmp_path / "scores")["unknown"] == {"user": 0, "item": 0}
+
+
+def test_importance_reads_digits_as_training_did(codes_run, tmp_path):
+    (tmp_path / "rows.csv").write_text("user,item,click\n" + "1,007,1\n1,012,0\n" * 50)
+    item, user = importance(codes_run, str(tmp_path / "rows.csv"))["features"]
+    assert item["feature"] == "item"
+    assert item["loss"] > 0.2
+    assert user["loss"] == 0

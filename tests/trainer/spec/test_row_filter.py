@@ -19,6 +19,7 @@ DATASET: dict[str, Any] = {
 
 def test_conditions_are_read_as_they_stand() -> None:
     assert parse_filter("rating >= 4") == Compare(Column("rating"), ">=", 4)
+    assert parse_filter(f"x >= {-(2**63)}") == Compare(Column("x"), ">=", -(2**63))
     assert parse_filter("-1.5 < score") == Compare(-1.5, "<", Column("score"))
     assert parse_filter(" country == 'US' ") == Compare(Column("country"), "==", "US")
     assert parse_filter("a < b") == Compare(Column("a"), "<", Column("b"))
@@ -51,6 +52,8 @@ def test_conditions_are_read_as_they_stand() -> None:
         ("__import__('os').system('x') == 1", "is no column"),
         ("(lambda: 1)() == x", "is no column"),
         ("price > 1j", "is no value"),
+        ("item != 18446744073709551616", "'18446744073709551616' is no 64-bit integer"),
+        ("item in (1, -9223372036854775809)", "'-9223372036854775809' is no 64-bit integer"),
         (" and ".join(["x > 1"] * 101), "more than 100 comparisons"),
         ("(" * 300 + "x > 1" + ")" * 300, "cannot be read"),
     ],

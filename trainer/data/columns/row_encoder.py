@@ -129,6 +129,21 @@ class RowEncoder:
         of_rows, of_items = ([one.name for one in numeric] for numeric in (self._numeric, self._item_numeric))
         return columns_of(of_rows, of_items, self._vectors)
 
+    @property
+    def text_columns(self) -> frozenset[str]:
+        """Columns of rows whose values are text, also where all of a file that does not say so are digits."""
+        features = {**self._dataset.features, **self._features}
+        found = {self._column(name, features[name]) for name, join in self._joins.items() if join.has_text_keys}
+        for name, feature in features.items():
+            table = feature.shares or name
+            if feature.join is None and feature.effective_ngrams is not None:
+                found.add(self._column(name, feature))
+            elif feature.join is None and table in self._codes:
+                # A key of a join is read as the feature of its column is.
+                change = found.discard if self._kind(table) == "int" else found.add
+                change(self._column(name, feature))
+        return frozenset(found)
+
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what is read of rows that have the columns ``there``.
 
@@ -232,10 +247,12 @@ class RowEncoder:
     def _encode(self, table: str, ids: pa.Array, where: str) -> tuple[Int64s, int]:
         """Return (table rows of raw ids, row 1 where null or unknown; how many are null)."""
         codes = self._codes[table]
-        kind: Kind = "int" if pa.types.is_int64(codes.ids.type) else "string"
-        known = values.as_ids(ids, kind, where)
+        known = values.as_ids(ids, self._kind(table), where)
         indices = codes.encode(_hashed(known) if pa.types.is_uint64(codes.ids.type) else known)
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW), known.null_count
+
+    def _kind(self, table: str) -> Kind:
+        return "int" if pa.types.is_int64(self._codes[table].ids.type) else "string"
 
     # --- raw ids of a feature
 

@@ -12,7 +12,7 @@ integer where the table's are, in a list too; the weights of a list are not as m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,11 +234,12 @@ def bad_events(chunk: Chunk, ids: Mapping[str, Kind], order: str, label: Label |
 class GoodRows(Source):
     """The rows of a dataset that are not bad: what training read of it, where some rows may be bad.
 
-    ``uri``: of other rows than the dataset's own, all of which are read.
+    ``uri``: of other rows than the dataset's own, all of which are read. ``text``: as of :class:`Source`.
     """
 
-    def __init__(self, dataset: DatasetSpec, job: JobSpec, uri: str | None = None):
-        super().__init__(uri or dataset.uri, window_of(dataset, job) if uri is None else None, dataset.filter)
+    def __init__(self, dataset: DatasetSpec, job: JobSpec, uri: str | None = None, text: Collection[str] = ()):
+        window = window_of(dataset, job) if uri is None else None
+        super().__init__(uri or dataset.uri, window, dataset.filter, text=text)
         self._plan = make_plan(dataset, job, self)
 
     def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Iterator[Chunk]:

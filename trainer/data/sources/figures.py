@@ -16,6 +16,7 @@ from trainer.data.columns.vectors import Vector, vector_problems, vectors_of
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
+from trainer.data.sources.types import plain_type
 from trainer.spec import DatasetSpec, Feature, Label
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.losses import LOSSES
@@ -43,12 +44,12 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     }
     nulls = dict.fromkeys(direct, 0)
     num_rows = 0
-    extremes: list[Any] = []
+    order = None if spec.ordering is None else _Bounds(_order_type(source, spec.ordering))
     for chunk in source.stream(columns):
         num_rows += len(chunk)
         for name, column in direct.items():
             array = chunk.column(column)
-            nulls[name] += array.null_count
+            nulls[name] += int((~values.is_there(array)).sum())
             ngrams = spec.features[name].effective_ngrams
             if ngrams is not None:
                 array = ngram_lists(array, ngrams, chunk.where(column))[0]
@@ -60,9 +61,8 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
         for name, figures in vectors.items():
             figures.add(chunk.column(columns_of[name]))
         labels.add(chunk)
-        if spec.ordering is not None:
-            bounds = pc.min_max(chunk.column(spec.ordering)).as_py()
-            extremes += [value for value in bounds.values() if value is not None]
+        if order is not None and spec.ordering is not None:
+            order.add(chunk, spec.ordering)
     shown = {
         name: {"column": direct[name], "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
         for name in direct
@@ -72,9 +72,8 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     result: dict[str, Any] = {"name": spec.name, "rows": num_rows, "files": len(source.files), "features": shown}
     result["bytes"] = sum(file.path.stat().st_size for file in source.files)
     result |= labels.as_json()
-    if spec.ordering is not None:
-        low, high = (min(extremes), max(extremes)) if extremes else (None, None)
-        result["order"] = {"column": spec.ordering, "min": _plain(low), "max": _plain(high)}
+    if order is not None:
+        result["order"] = {"column": spec.ordering, **order.as_json()}
     return result
 
 
@@ -83,6 +82,49 @@ def _kind(feature: Feature, type_: pa.DataType, where: str) -> values.Kind:
         return values.id_kind(values.element_type(type_), where)
     require_text(type_, where)
     return "int"
+
+
+class _Bounds:
+    """The first and the last value of the order, in the type that the files have in common."""
+
+    def __init__(self, type_: pa.DataType):
+        self._type = type_
+        self._low: Any = None
+        self._high: Any = None
+
+    def add(self, chunk: Chunk, column: str) -> None:
+        """Raise DataError where a value is neither a number nor a time."""
+        array = chunk.column(column)
+        try:
+            if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+                raise pa.ArrowInvalid(f"values are {array.type}")
+            is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+            if is_text and pa.types.is_temporal(self._type):
+                array = values.text_as_times(array)
+            bounds = pc.min_max(array if array.type == self._type else array.cast(self._type, safe=False)).as_py()
+        except pa.ArrowException as error:
+            raise DataError(
+                f"is not a number or time, as the order of rows must be: {str(error).splitlines()[0]}",
+                where=chunk.where(column),
+                remedy="convert the column, or name another one",
+            ) from None
+        low, high = bounds["min"], bounds["max"]
+        if low is not None:
+            self._low = low if self._low is None else min(self._low, low)
+            self._high = high if self._high is None else max(self._high, high)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"min": _plain(self._low), "max": _plain(self._high)}
+
+
+def _order_type(source: Source, column: str) -> pa.DataType:
+    """Return the type that the order is compared in: text is times where a file has times, and else stays as it is."""
+    type_ = source.column_type(column)
+    if pa.types.is_temporal(type_) or not source.reader.has_types:
+        return type_
+    schemas = [source.reader.schema(file.path) for file in source.files]
+    there = (schema.field(column).type for schema in schemas if column in schema.names)
+    return next((one for one in map(plain_type, there) if pa.types.is_temporal(one)), type_)
 
 
 class _Labels:

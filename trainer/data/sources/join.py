@@ -63,6 +63,10 @@ class JoinTable:
         return "int"
 
     @property
+    def has_text_keys(self) -> bool:
+        return self._key_kind == "string"
+
+    @property
     def keys(self) -> pa.Array:
         """The ids of ``on``, by position."""
         return self._codes.ids

@@ -1,6 +1,6 @@
 """Which rows of a batch pass a dataset's ``filter``. Torch-free.
 
-As in SQL, a comparison with null is neither true nor false, and a row passes where the whole is true.
+As in SQL, a comparison with null is neither true nor false, and a row passes where the whole is true. NaN is null.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Evaluation:
             equal = [self._compare(Compare(condition.column, "==", value)) for value in condition.values]
             return _joined(pc.or_kleene, equal) if len(equal) else pa.nulls(len(column), pa.bool_())
         if isinstance(condition, IsNull):
-            return pc.is_null(self._column(condition.column), nan_is_null=True)
+            return pc.is_null(self._column(condition.column))
         if isinstance(condition, Not):
             return pc.invert(self.of(condition.condition))
         function = pc.and_kleene if isinstance(condition, AllOf) else pc.or_kleene
@@ -104,7 +104,9 @@ class _Evaluation:
             ) from None
 
     def _column(self, column: Column) -> pa.Array:
-        return self._batch.column(column.name)
+        array = self._batch.column(column.name)
+        # To Arrow NaN is a number, which differs from every other.
+        return pc.if_else(pc.is_nan(array), None, array) if pa.types.is_floating(array.type) else array
 
 
 def _joined(function: Callable[..., Any], arrays: list[pa.Array]) -> pa.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -96,6 +96,7 @@ class Source:
         window: rows that are read; None: all.
         only: read of the files there these alone; None: all.
         row_filter: a condition on columns that rows are read by; None: all.
+        text: columns that are text, also where all values of files or folders that declare no types are digits.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Source:
         window: Window | None = None,
         row_filter: str | None = None,
         only: Sequence[SourceFile] | None = None,
+        text: Collection[str] = (),
     ):
         self.uri = uri
         self.window = window
@@ -111,10 +113,12 @@ class Source:
         found = _find_files(uri) if only is None else _Found(False, tuple(only), _reader_of(uri, only))
         self.is_file, self.files, self._version = found.is_file, found.files, found.version
         self.passed_over = found.others
-        self._hive = _hive_types(self.files, found.partition_types)
+        self._hive = _hive_types(self.files, {**found.partition_types, **dict.fromkeys(text, pa.string())})
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
         self.reader = found.reader([file.path for file in self.files])
+        if isinstance(self.reader, TextReader):
+            self.reader.text = text
 
     @property
     def has_all_rows(self) -> bool:
@@ -417,5 +421,10 @@ def _hive_type(texts: Sequence[str], declared: pa.DataType | None) -> pa.DataTyp
     if declared is not None and pa.types.is_integer(declared):
         return pa.int64()
     is_text = declared is not None and (pa.types.is_string(declared) or pa.types.is_large_string(declared))
-    are_digits = all(text.isdigit() or text == HIVE_NULL for text in texts)
-    return pa.int64() if are_digits and not is_text else pa.string()
+    are_numbers = all(text == HIVE_NULL or _is_number(text) for text in texts)
+    return pa.int64() if are_numbers and not is_text else pa.string()
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a folder's value is written in digits, and fits int64."""
+    return text.isascii() and text.isdigit() and len(text.lstrip("0")) <= 19 and int(text) < 2**63

@@ -45,6 +45,12 @@ def passing(text: str, batch: pa.RecordBatch = ROWS) -> list[int]:
         ("n != 2", [0, 1, 3]),
         ("n is None or n == 0", [0, 4]),
         ("x is not None", [0, 2, 4]),  # NaN is no value
+        ("x is None", [1, 3]),
+        ("x != 2", [0, 2]),
+        ("not x == 2", [0, 2]),
+        ("not x < 0", [0, 4]),
+        ("x not in (0.5, 2)", [2]),
+        ("n >= x or x != 2", [0, 2]),
         ("s in ('a', \"it's\")", [0, 4]),
         ("s not in ('a', 'b')", [3, 4]),
         ("b == True", [0, 3]),

@@ -474,3 +474,51 @@ def test_fields_keep_their_order():
         (("a", "c", "d"), pa.string()),
         (("e",), pa.int64()),
     ]
+
+
+DAY = [datetime.date(2026, 1, 3)] * 9
+TIME = [datetime.datetime(2026, 1, 2, 3)] * 9
+TEXT = ["2026-01-01T00:00:00.5"] * 9
+
+
+@pytest.mark.parametrize(
+    ("parts", "low", "high"),
+    [
+        ([DAY, TIME], "2026-01-02T03:00:00", "2026-01-03T00:00:00"),
+        ([TIME, DAY], "2026-01-02T03:00:00", "2026-01-03T00:00:00"),
+        ([TEXT, TIME], "2026-01-01T00:00:00.500000", "2026-01-02T03:00:00"),
+        ([TIME, TEXT], "2026-01-01T00:00:00.500000", "2026-01-02T03:00:00"),
+        ([TEXT, TEXT], TEXT[0], TEXT[0]),
+        ([DAY, DAY], "2026-01-03", "2026-01-03"),
+        ([[5] * 9, [1.5] * 9], 1.5, 5),
+        ([[1, 2, 3] * 3, pa.nulls(9)], 1, 3),
+        ([pa.nulls(9), TIME], "2026-01-02T03:00:00", "2026-01-02T03:00:00"),
+    ],
+)
+def test_the_range_of_an_order_of_many_types(parts, low, high, dataset_spec, tmp_path):
+    for number, part in enumerate(parts):
+        pq.write_table(pa.table({**BASE, "ts": part}), tmp_path / f"{number}.parquet")
+    spec = dataset_spec(tmp_path, features={"user": {}, "item": {}}, order="ts")
+    assert profile(spec)["order"] == {"column": "ts", "min": low, "max": high}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pa.array([1, 2, 3] * 3, pa.duration("s")),
+        pa.array([[("a", 1)]] * 9, pa.map_(pa.string(), pa.int64())),
+        pa.array([[1]] * 9),
+        pa.array([b"\xff"] * 9),
+    ],
+    ids=lambda order: str(order.type),
+)
+def test_an_order_of_no_numbers_and_no_times_is_told(order, dataset_spec, tmp_path):
+    pq.write_table(pa.table({**BASE, "ts": order}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"column 'ts'.*is not a number or time"):
+        profile(dataset_spec(tmp_path / "rows.parquet", features={"user": {}, "item": {}}, order="ts"))
+
+
+def test_ids_of_floats_are_missing_where_they_are_nan(dataset_spec, tmp_path):
+    pq.write_table(pa.table({**BASE, "item": [1.0, float("nan"), None] * 3}), tmp_path / "rows.parquet")
+    found = profile(described(dataset_spec, tmp_path / "rows.parquet"))["features"]["item"]
+    assert found == {"column": "item", "nulls": 6, "distinct": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar
 
 import pyarrow as pa
@@ -204,6 +204,8 @@ class TextReader(Reader):
     """A format whose values have no declared types: a column gets the narrowest that fits every value of every file."""
 
     has_types = False
+    text: Collection[str] = ()
+    """Columns that are text also where every value looks like something else."""
 
     @abstractmethod
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
@@ -220,6 +222,7 @@ class TextReader(Reader):
         for path in self.paths:
             with self.reading(path):
                 self.merge(types, self.types_in(path, missing))
+        types = {name: self.as_text(kind) if name in self.text else kind for name, kind in types.items()}
         self._types.update({name: _with_values(kind) for name, kind in types.items()})
 
     def column_type(self, column: str) -> pa.DataType:
@@ -237,6 +240,10 @@ class TextReader(Reader):
             if common is None:
                 raise pa.ArrowInvalid(f"column '{name}' is {left} in one row and {right} in another")
             types[name] = common
+
+    def as_text(self, kind: pa.DataType) -> pa.DataType:
+        """Return the type of text in which values of this type are read as they are written."""
+        return pa.string()
 
     def common_type(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
         """Return the narrowest type for the values of both, None if there is none; every value can be text here."""

@@ -39,6 +39,12 @@ class JsonLinesReader(TextReader):
             self.merge(types, {field.name: field.type for field in table.schema if field.name in columns})
         return types
 
+    def as_text(self, kind: pa.DataType) -> pa.DataType:
+        """Return text for what is quoted alone: a number is none."""
+        if pa.types.is_list(kind):
+            return pa.list_(self.as_text(kind.value_type))
+        return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_null(kind) else kind
+
     def common_type(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
         if pa.types.is_list(left) and pa.types.is_list(right):
             values = self.common_type(left.value_type, right.value_type)

@@ -144,6 +144,26 @@ def test_a_folder_that_arrow_partitioned(dataset_spec, job_spec, tmp_path):
     assert data.num_rows_read == 400
 
 
+@pytest.mark.parametrize(
+    ("folders", "values"),
+    [
+        (["7", "10"], [10, 7]),  # folders are read in the order of their names
+        (["007", "9223372036854775807"], [7, 2**63 - 1]),
+        (["1", "99999999999999999999"], ["1", "99999999999999999999"]),
+        (["1", "9223372036854775808"], ["1", "9223372036854775808"]),
+        (["1", "\u00b2"], ["1", "\u00b2"]),
+        (["1", "\u0663"], ["1", "\u0663"]),
+        (["1", "__HIVE_DEFAULT_PARTITION__"], [1, None]),
+    ],
+)
+def test_folders_are_integers_where_every_one_is_an_int64(folders, values, tmp_path):
+    for one in folders:
+        (tmp_path / f"bucket={one}").mkdir()
+        pq.write_table(pa.table({"item": [1]}), tmp_path / f"bucket={one}" / "rows.parquet")
+    chunks = list(Source(str(tmp_path)).stream(["bucket"]))
+    assert [value for chunk in chunks for value in chunk.column("bucket").to_pylist()] == values
+
+
 @every_format
 def test_a_manifest_is_proposed_and_profiled(name, dataset_spec, tmp_path):
     WRITERS[name](rows_table(), tmp_path / name)
