@@ -186,15 +186,18 @@ def test_steps_features_and_seeds_draw_differently():
     cut=st.integers(0, 40),
     lengths=st.lists(st.integers(0, 5), min_size=40, max_size=40),
     sample_offset=st.integers(200, 300),
+    include_unknown=st.booleans(),
+    backend=st.sampled_from(["reference", "cpu"]),
 )
-def test_slices_of_a_batch_draw_what_the_batch_draws(cut, lengths, sample_offset):
+def test_slices_of_a_batch_draw_what_the_batch_draws(cut, lengths, sample_offset, include_unknown, backend):
     """Ranks hold contiguous slices: with their sample offset they swap as one would, also inside a block of 256."""
+    options = {"include_unknown": include_unknown, "backend": backend}
     offsets = torch.tensor([0, *np.cumsum(lengths).tolist()])
-    ids = torch.arange(int(offsets[-1])) % 10 + 2
-    whole = draw(ids, offsets=offsets, sample_offset=sample_offset)
+    ids = torch.arange(int(offsets[-1])) % 11 + 1
+    whole = draw(ids, offsets=offsets, sample_offset=sample_offset, **options)
     at = int(offsets[cut])
-    first = draw(ids[:at], offsets=offsets[: cut + 1], sample_offset=sample_offset)
-    second = draw(ids[at:], offsets=offsets[cut:], sample_offset=sample_offset + cut)
+    first = draw(ids[:at], offsets=offsets[: cut + 1], sample_offset=sample_offset, **options)
+    second = draw(ids[at:], offsets=offsets[cut:], sample_offset=sample_offset + cut, **options)
     assert torch.equal(torch.cat([first, second]), whole)
 
 
