@@ -104,7 +104,7 @@ class Erasure:
         """Erase the rows of ``ids`` from every kept version (see Collection.erase)."""
         keys = self._checked(ids, reason)
         with disk_errors(self._files.path), self._erasing():
-            # No two notes are equal: each is known again by whoever finishes it.
+            # The token identifies the note, whichever machine finishes it.
             token = secrets.token_hex(8)
             note = {"at": utc_now(), "kind": "erase", "reason": reason, "key": key, "ids": len(keys), "token": token}
             with self._files.writing():

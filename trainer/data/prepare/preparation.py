@@ -269,7 +269,7 @@ def _finish(
         write_catalogue(catalogue, work, log)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
     if seen is not None:
-        seen.write(work, rows_of, row_counts, catalogue)
+        seen.write(work, rows_of, {table: one.num_rows for table, one in grown.items()}, catalogue)
     profile = profile_of(plan, encoded, row_counts, splits.labels, task.workers)
     write_profile(profile, work / PROFILE_FILE)
     moved = None

@@ -49,7 +49,7 @@ class SeenPairs:
         self,
         directory: Path,
         rows_of: Mapping[str, npt.NDArray[np.int32]],
-        row_counts: Mapping[str, npt.NDArray[np.int64]],
+        num_rows: Mapping[str, int],
         catalogue: Catalogue | None = None,
     ) -> None:
         """Write the items to draw negatives from, and what each user had.
@@ -61,7 +61,7 @@ class SeenPairs:
         Args:
             directory: whose training split has columns of rows already.
             rows_of: by table, the row of each code.
-            row_counts: by table, of as many entries as it has rows.
+            num_rows: of each table.
             catalogue: all items, where there is an item table.
         """
         if not self._enabled:
@@ -74,7 +74,7 @@ class SeenPairs:
             rows_of[self._item.domain][pairs % self._num_items],
         )
         counts = example_counts(
-            directory / "train", "item", len(row_counts[self._item.domain]), drawn_negatives=self._draws_negatives
+            directory / "train", "item", num_rows[self._item.domain], drawn_negatives=self._draws_negatives
         )
         drawable = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
         position = np.full(len(counts), -1, dtype=np.int64)
@@ -82,7 +82,7 @@ class SeenPairs:
         if catalogue is not None:
             drawable, position = np.arange(len(catalogue)), catalogue.place_of_row(len(counts))
         live = (users >= NUM_SPECIAL_ROWS) & (position[items] >= 0)
-        num_users = len(row_counts[self._user.domain])
+        num_users = num_rows[self._user.domain]
         seen = SeenItems.from_pairs(users[live], position[items[live]], num_users, len(drawable))
         for name, array in (("items", drawable), ("shifted", seen.shifted), ("starts", seen.starts)):
             write_array(directory / f"seen.{name}.bin", array, OFFSET)
