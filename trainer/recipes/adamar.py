@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.recipes import by_bucket
 from trainer.recipes.click_tasks import ClickTask, click_tasks, write_click_log
 from trainer.recipes.pages import documents, published
 from trainer.recipes.trials.trial import Claim, Column, Recipe, Table, Trial
@@ -67,6 +68,10 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
         trials += _trials(f"{SLIDES_SIZE}_{family}", large, family, ("dnn",), seeds, SLIDES_DIM, decays=SLIDES_DECAYS)
         tables += _tables(SLIDES_SIZE, family, ("dnn",))
     claims += _claims(SLIDES_SIZE, ("dnn",))
+    for name in by_bucket.MEAN_OCCURRENCES:
+        trials += by_bucket.trials(name, tasks[name], seeds, DECAYS)
+        tables.append(by_bucket.table(name))
+        claims += by_bucket.claims(name)
     prepare = partial(write_click_log, rows)
     return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), tuple(tables), tuple(claims), prepare)
 
@@ -140,7 +145,9 @@ def _claims(name: str, models: tuple[str, ...] = tuple(MODELS)) -> Iterator[Clai
 def _quick(data: Path, seeds: int) -> Recipe:
     task = ClickTask(documents.click_log(data), 128, documents.RANDOM)
     log = _trials("quick_adam", task, "adam", ("dnn",), seeds, dim=8, hidden=(32,))
-    trials = tuple(trial for trial in log if trial.row in ("Adam", "AdamAR"))
+    trials = [trial for trial in log if trial.row in ("Adam", "AdamAR")]
+    mixed = by_bucket.trials("quick", task, seeds, DECAYS[:1], 8, (32,))
+    trials += [trial for trial in mixed if trial.row in ("AdamAR on 1 to 2", "AdamAR")]
     table = Table(
         "quick_adam", "own log, small: test AUC after epochs 1/2/3/4", (Column("DNN", "dnn", "auc"),), "epochs", "auc"
     )
@@ -148,7 +155,7 @@ def _quick(data: Path, seeds: int) -> Recipe:
         Claim("Adam falls after its best epoch", "quick_adam", "dnn", ("Adam", "best"), ("Adam", "last"), 0.01),
         Claim("AdamAR ends above Adam", "quick_adam", "dnn", ("AdamAR", "last"), ("Adam", "last"), 0.01),
     )
-    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), claims)
+    return Recipe("adamar", _TITLE, _SOURCE, _PROTOCOL, tuple(trials), (table, by_bucket.table("quick")), claims)
 
 
 _TITLE = "One-epoch overfitting: Adam and Adagrad, and what is done about it"
@@ -158,6 +165,8 @@ Zero initial rows, dimension 16, tower 128-64, dense moments, learning rate .001
 part is trained by Adam in every row. alpha by `optimizer.alpha: auto` for each seed: short runs on the validation
 split, never on test. AdamW's and AdagradW's decay: of three the one with the best validation AUC. SAM with rho .05.
 Amazon Sports: the last row of each user tests and the one before validates, one uniform negative for each positive;
-epinions, ml1m and our own log: a random tenth each. amazon_sports_d32: the same rows at the authors' dimension 32 and
-batch 2048, by the same rates, with a fourth decay of AdamW and AdagradW. The slides' data are others: their Amazon is
-not this one."""
+epinions, ml1m and our own log: a random tenth each. NAME_by_bucket: AdamAR on the rows of the buckets 1 to k, AdamW on
+the others, in five buckets by how often rows occur in training, a fifth of each table's in each; proposition 1: AdamW
+whose decay is inverse to the mean occurrences of a bucket's rows. amazon_sports_d32: the same rows at the authors'
+dimension 32 and batch 2048, by the same rates, with a fourth decay of AdamW and AdagradW. The slides' data are others:
+their Amazon is not this one."""

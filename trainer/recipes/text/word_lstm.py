@@ -27,8 +27,8 @@ State = tuple[Tensor, Tensor]
 class LstmSettings:
     """Data, model and training of a trial.
 
-    ``method``: fields of :class:`trainer.spec.regularizers.DropoutMethod`; None: no dropout. ``adaptive``: where the
-    clusters of an adaptive softmax begin; none: a full softmax.
+    ``method``: fields of :class:`trainer.spec.regularizers.DropoutMethod`; None: no dropout. ``l2``: s, of s |theta|^2
+    of all parameters in the loss. ``adaptive``: where the clusters of an adaptive softmax begin; none: a full softmax.
     """
 
     num_training: int = 4
@@ -43,6 +43,7 @@ class LstmSettings:
     clip: float = 1.0
     rate: float = 0.4
     method: dict[str, Any] | None = None
+    l2: float = 0.0
     adaptive: tuple[int, ...] = ()
 
 
@@ -106,7 +107,7 @@ def train_on(settings: LstmSettings, streams: Streams, seed: int) -> Iterator[di
     if settings.adaptive:
         head = nn.AdaptiveLogSoftmaxWithLoss(settings.dim, settings.num_words, list(settings.adaptive))
         output, parameters = AdaptiveSoftmax(head), [*parameters, *head.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate)
+    optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate, weight_decay=2.0 * settings.l2)
     draws = GeneratorDraws(torch.Generator().manual_seed(seed))
     # Without dropout: Algorithm 2 with neither term.
     method = DropoutMethod(**({"masks": 0} if settings.method is None else settings.method))

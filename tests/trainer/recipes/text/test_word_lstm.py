@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def test_a_seed_gives_the_same_figures(adaptive: tuple[int, ...]):
     streams = Streams(cycle(200), cycle(100), cycle(100))
     first, again, other = (list(train_on(settings, streams, seed)) for seed in (3, 3, 4))
     assert first == again != other
+
+
+def test_l2_holds_it_back():
+    streams = Streams(cycle(2400), cycle(300), cycle(300))
+    plain, held = (list(train_on(replace(SMALL, l2=l2), streams, seed=0))[-1]["perplexity"] for l2 in (0.0, 0.05))
+    assert plain < 4.0 < held
 
 
 def test_windows_are_continued_and_have_the_next_word_as_target():

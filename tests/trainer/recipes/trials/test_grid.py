@@ -65,8 +65,8 @@ def test_a_killed_grid_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     whole, killed = out_with(data, tmp_path / "whole"), out_with(data, tmp_path / "killed")
     part = ["dropout", "--quick", "--here", "--part", "quick/dnn/none,quick/dnn/DROPOUT_1"]
     main([*part, "--out", str(whole)])
-    main_table = [trial for trial in trials_of("dropout", killed / "data") if trial.table == "quick"]
-    first, second = (trial for trial in main_table if trial.row in ("none", "DROPOUT_1"))
+    trials = trials_of("dropout", killed / "data")
+    first, second = (trial for trial in trials if trial.name in ("quick/dnn/none/seed-0", "quick/dnn/DROPOUT_1/seed-0"))
     process = forked.start(main, [*part, "--out", str(killed)], log=tmp_path / "log.txt")
     while not _epochs(killed, second):
         assert process.exitcode is None, (tmp_path / "log.txt").read_text()
@@ -187,9 +187,9 @@ def test_trials_run_in_processes_of_their_own(data: Path, tmp_path: Path, monkey
     """Two at a time, by the command."""
     out = out_with(data, tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    part = "data_size/fifth/none,data_size/all/none"
+    part = "quick/fifth/none,quick/dnn/none"
     assert main(["dropout", "--quick", "--workers", "2", "--part", part, "--out", str(out)]) == 0
     rows = pq.read_table(out / "results.parquet").to_pylist()
-    assert {row["column"] for row in rows} == {"fifth", "all"}
+    assert {row["column"] for row in rows} == {"fifth", "dnn"}
     for path in (out / "points").iterdir():
         assert json.loads(path.read_text())["state"] == "done"
