@@ -34,9 +34,6 @@ struct Pairs {
     return false;
   }
 
-  // Whether loops over a row are made for it: one pair with eps outside the root.
-  bool usual() const { return count == 1 && !inside; }
-
   // Both add up from the last pair to the first.
   Real loss(Real v, Real factor) const {
     Real found = 0;

@@ -96,9 +96,10 @@ struct Reader {
         const S* m = vectors + row * VECTORS * n();
         if constexpr (ROWWISE)
           return read_shifted<DIM, How>(out, w, m, scale, now.pairs.loss(Real(load(row_values[row])), factor), dim);
-        else if (now.pairs.usual())
-          return read_moved<DIM, How>(out, w, m, m + n(), scale, now.pairs.pairs->times(factor), dim);
-        else return read_moved_by<How>(now.pairs, out, w, m, m + n(), scale, factor, dim);
+        else if (now.pairs.count > 1) return read_moved_by<How>(now.pairs, out, w, m, m + n(), scale, factor, dim);
+        const Pair<Real> pair = now.pairs.pairs->times(factor);
+        if (now.pairs.inside) return read_moved<true, DIM, How>(out, w, m, m + n(), scale, pair, dim);
+        return read_moved<false, DIM, How>(out, w, m, m + n(), scale, pair, dim);
       }
     }
     read_scaled<DIM, How>(out, w, scale, dim);

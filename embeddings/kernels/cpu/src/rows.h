@@ -44,15 +44,17 @@ EVENKEEL_INLINE void read_shifted(Real* __restrict out, const W* __restrict w, c
 }
 
 // out = factor w - pair(v) m
-template <int DIM, class How, class Real, class W, class S>
+template <bool EPS_INSIDE, int DIM, class How, class Real, class W, class S>
 EVENKEEL_INLINE void read_moved(
     Real* __restrict out, const W* __restrict w, const S* __restrict m, const S* __restrict vs, Real factor, Pair<Real> pair, int64_t dim) {
   EVENKEEL_SIMD
-  for (int64_t i = 0; i < length<DIM>(dim); ++i)
-    out[i] = How::with(out[i], factor * load(w[i]) - pair.outside(std::sqrt(Real(load(vs[i])))) * Real(load(m[i])));
+  for (int64_t i = 0; i < length<DIM>(dim); ++i) {
+    const Real v = Real(load(vs[i])), loss = EPS_INSIDE ? pair.inside(v) : pair.outside(std::sqrt(v));
+    out[i] = How::with(out[i], factor * load(w[i]) - loss * Real(load(m[i])));
+  }
 }
 
-// The same with other pairs than one.
+// The same with more pairs.
 template <class How, class Real, class W, class S>
 __attribute__((noinline)) void read_moved_by(
     const Pairs<Real>& pairs, Real* __restrict out, const W* __restrict w, const S* __restrict m, const S* __restrict vs, Real factor,
