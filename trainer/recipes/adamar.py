@@ -112,6 +112,13 @@ def _tables(name: str, family: str, models: tuple[str, ...] = tuple(MODELS)) -> 
         comparable=False,
     )
     yield Table(
+        f"{name}_{family}:training",
+        f"{name}, {family.capitalize()} family: training loss of epochs 1/2/3/4",
+        tuple(Column(label, model, "loss", "train") for label, model in labels.items()),
+        "epochs",
+        "auc",
+    )
+    yield Table(
         f"{name}_{family}:buckets",
         f"{name}, {family.capitalize()} family, DNN, last epoch: test AUC and norm of rows by the item's frequency in "
         "training, rarest first",

@@ -20,6 +20,8 @@ LEVELS = (0.5, 0.3, 0.1)
 DESCENTS = {
     ("linear", "one example a step"): ChangedExampleSettings(0, "one", 1.0, 10_000),
     ("linear", "all examples a step"): ChangedExampleSettings(0, "all", 3.0, 3_000),
+    ("linear, l2 1e-4", "one example a step"): ChangedExampleSettings(0, "one", 1.0, 10_000, l2=1e-4),
+    ("linear, l2 1e-4", "all examples a step"): ChangedExampleSettings(0, "all", 3.0, 3_000, l2=1e-4),
     ("16 hidden units", "one example a step"): ChangedExampleSettings(16, "one", 0.1, 10_000),
     ("16 hidden units", "all examples a step"): ChangedExampleSettings(16, "all", 1.0, 1_000),
 }
@@ -45,6 +47,7 @@ def sections(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Se
     lines, curves = [], dict[str, dict[str, Curve]]()
     for (model, descent), of_seeds in records.items():
         lines += [(model, descent, f"{level:g}", *_at(level, of_seeds)) for level in LEVELS]
+        lines.append((model, descent, "at the end", *_means([_figures(record)[-1] for record in of_seeds])))
         curves.setdefault(model, {})[descent] = _curve(of_seeds)
     ended = [record for of_seeds in records.values() for record in of_seeds]
     one = _figures(ended[0])[0]
@@ -72,7 +75,11 @@ def _at(level: float, records: Sequence[Record]) -> tuple[str, ...]:
     found = [one for one in reached if one is not None]
     if len(found) < len(reached):
         return (NOT_RUN,) * 4
-    mean = {name: statistics.fmean(one[name] for one in found) for name in found[0] if name != "split"}
+    return _means(found)
+
+
+def _means(figures: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    mean = {name: statistics.fmean(one[name] for one in figures) for name in figures[0] if name != "split"}
     return f"{mean['passes']:,.0f}", f"{mean['epsilon']:.3f}", f"{mean['apart']:.4f}", f"{mean['parameters']:.4f}"
 
 

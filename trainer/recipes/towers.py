@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.recipes import changed_example
+from trainer.recipes.generalization.jacobians import LARGE
 from trainer.recipes.generalization.label_randomization import at, corrupted, part
 from trainer.recipes.pages import documents
 from trainer.recipes.pages.layout import NOT_RUN, facts
@@ -23,12 +24,16 @@ from trainer.recipes.text.quick_texts import write_quick_sentences
 from trainer.recipes.trials.trial import AnyTrial, Claim, Column, Recipe, Table, TextTrial, Trial
 from trainer.spec import DatasetSpec
 
-DEPTH, CORRUPTED, MARGIN = "depth", "corrupted", "margin"
+DEPTH, CORRUPTED, BATCHES, MARGIN = "depth", "corrupted", "batches", "margin"
 FITTED = 0.99
 """Training AUC from which on a job counts as having fitted its labels."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {}, "batch norm": {"batch_norm": True}, "shortcuts": {"residual": True},
 }  # fmt: skip
+REGULARIZED: dict[str, dict[str, Any]] = {
+    "dropout .5": {"dropout": 0.5, "dropout_layers": "both"}, "l2 1e-4": {"l2": 1e-4},
+}  # fmt: skip
+"""Regularizers with which labels are fitted too, true ones and permuted ones (section 5)."""
 Record = dict[str, Any]
 
 
@@ -42,11 +47,12 @@ class Size(NamedTuple):
     shares: tuple[float, ...]
     epochs: int
     batch_size: int
+    batch_sizes: tuple[int, ...]
     rate: float
 
 
-WHOLE = Size(60_000, (2, 8, 16), 64, 6, (0.0, 0.25, 0.5, 0.75, 1.0), 30, 512, 0.001)
-QUICK = Size(2_000, (2, 6), 8, 2, (0.0, 1.0), 6, 64, 0.01)
+WHOLE = Size(60_000, (2, 8, 16), 64, 6, (0.0, 0.25, 0.5, 0.75, 1.0), 30, 512, (64, 512, 4096), 0.001)
+QUICK = Size(2_000, (2, 6), 8, 2, (0.0, 1.0), 6, 64, (32, 256), 0.01)
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
@@ -57,7 +63,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
     files = {share: rows / f"{source.name}_corrupted_{share:g}.parquet" for share in size.shares}
     trials: list[AnyTrial] = []
     for seed in range(seeds):
-        trials += [*_by_depth(of, seed, size), *_by_share(of, files, seed, size)]
+        trials += [*_by_depth(of, seed, size), *_by_share(of, files, seed, size), *_by_batch_size(of, seed, size)]
         trials.append(TextTrial(MARGIN, "linear", "words", "linear_margin", data, (SENTENCES,), {}, seed))
         trials += changed_example.trials(data, seed, quick)
     prepare = partial(_write, source, of, files, size, data if quick else None)
@@ -76,13 +82,14 @@ def _write(
 
 def _trial(
     table: str, column: str, row: str, of: DatasetSpec, seed: int, size: Size, model: dict[str, Any], epochs: int,
-    measured_by: str = "",
+    measured_by: str = "", batch_size: int = 0, regularizers: dict[str, Any] | None = None,
 ) -> Trial:  # fmt: skip
     init = {"kind": "hash", "std": 0.01}
     adam = {"kind": "adam", "learning_rate": size.rate}
     return documents.trial(
         table, column, row, of, measured_by=measured_by, model={"kind": "dnn", "init": init, **model}, optimizer=adam,
-        dense_optimizer=adam, epochs=epochs, batch_size=size.batch_size, seed=seed,
+        dense_optimizer=adam, epochs=epochs, batch_size=batch_size or size.batch_size, seed=seed,
+        regularizers=regularizers,
         evaluation={
             "split": {"kind": "column", "column": "is_test"}, "metrics": ["auc", "logloss"], "training": True,
         },
@@ -100,6 +107,19 @@ def _by_share(of: DatasetSpec, files: Mapping[float, Path], seed: int, size: Siz
     model = {"embedding_dim": 16, "hidden": [2 * size.width, size.width]}
     for share, path in files.items():
         yield _trial(CORRUPTED, "dnn", _share(share), at(of, path), seed, size, model, size.epochs)
+    for share in (size.shares[0], size.shares[-1]):
+        for what, regularizers in REGULARIZED.items():
+            row, rows = f"{_share(share)}, {what}", at(of, files[share])
+            yield _trial(CORRUPTED, "dnn", row, rows, seed, size, model, size.epochs, regularizers=regularizers)
+
+
+def _by_batch_size(of: DatasetSpec, seed: int, size: Size) -> Iterator[Trial]:
+    model = {"embedding_dim": 16, "hidden": [2 * size.width, size.width]}
+    for batch_size in size.batch_sizes:
+        yield _trial(
+            BATCHES, "dnn", f"batch {batch_size}", of, seed, size, model, size.depth_epochs, "sharpness",
+            batch_size=batch_size,
+        )  # fmt: skip
 
 
 def _column(depth: int) -> str:
@@ -115,6 +135,16 @@ def _tables(size: Size) -> tuple[Table, ...]:
         Table(
             DEPTH, "Test AUC at the best epoch of towers by their number of hidden layers (section 1)",
             tuple(Column(_column(depth), _column(depth), "auc") for depth in size.depths), "best", "auc",
+        ),
+        Table(
+            f"{DEPTH}:training", "Training logloss after the last epoch of the same towers",
+            tuple(Column(_column(depth), _column(depth), "logloss", "train") for depth in size.depths), "last",
+            "logloss", lower=True,
+        ),
+        Table(
+            BATCHES, "Logloss after the last epoch by batch size, at one rate (section 6)",
+            (Column("training", "dnn", "logloss", "train"), Column("test", "dnn", "logloss"),
+             Column("gap", "dnn", "logloss", "gap")), "last", "logloss", lower=True,
         ),
         Table(
             CORRUPTED, "AUC after the last epoch by the share of training labels that are permuted (figure 1)",
@@ -145,8 +175,10 @@ def _findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findi
     by_share = {place[2]: of_seeds for place, of_seeds in ended.items() if place[0] == CORRUPTED}
     by_margin = [record for place, of_seeds in ended.items() if place[0] == MARGIN for record in of_seeds]
     by_descent = {place[1:]: of_seeds for place, of_seeds in ended.items() if place[0] == changed_example.TABLE}
+    by_batch_size = {place[2]: of_seeds for place, of_seeds in ended.items() if place[0] == BATCHES}
     sections = (
-        *_jacobians(by_depth), *_time(by_share), *_margins(by_margin), *changed_example.sections(by_descent),
+        *_jacobians(by_depth), *_flatness(by_batch_size), *_time(by_share), *_margins(by_margin),
+        *changed_example.sections(by_descent),
     )  # fmt: skip
     return Findings(sections, tuple(_promises(by_margin)))
 
@@ -161,7 +193,7 @@ def _jacobians(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[
             when: [
                 statistics.fmean(one) for one in zip(*(record["measured"][when] for record in of_seeds), strict=True)
             ]
-            for when in ("initial", "trained")
+            for when in ("initial", "large", "trained")
         }
         lines.append((column, row, *(f"{means[when][-1]:.3g}" for when in means)))
         if column == deepest:
@@ -169,13 +201,31 @@ def _jacobians(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[
                 curves[f"{row}, {when}"] = [(float(layer), max(norm, 1e-12)) for layer, norm in enumerate(norms, 1)]
     yield Section(
         "jacobians", "Jacobian of the last hidden layer by the first one's output (equation 1)",
-        ("", "", "initial", "trained"), tuple(lines),
+        ("", "", "initial", f"initial, weights times {LARGE:g}", "trained"), tuple(lines),
         (
             "Frobenius norm, as a root mean square over rows and directions: 1 for the identity. Initial towers read "
             "the trained rows; batch normalisation has their moments.",
             facts([record for of_seeds in records.values() for record in of_seeds]),
         ),
         (Panel(deepest, "hidden layer", "norm of the Jacobian", curves, "y"),),
+    )  # fmt: skip
+
+
+def _flatness(records: Mapping[str, Sequence[Record]]) -> Iterator[Section]:
+    if not records:
+        return
+    names = ("lambda_max", "noise", "relative lambda_max", "relative noise")
+    lines = [
+        (row, *(f"{statistics.fmean(record['measured'][name] for record in of_seeds):.3g}" for name in names))
+        for row, of_seeds in records.items()
+    ]
+    yield Section(
+        "flatness", "Sharpness of the trained model by batch size (section 6)", ("", *names), tuple(lines),
+        (
+            "lambda_max: of the Hessian of the training loss; noise: its mean rise under Gaussian noise; relative: in "
+            "the scale of the parameters.",
+            facts([record for of_seeds in records.values() for record in of_seeds]),
+        ),
     )  # fmt: skip
 
 

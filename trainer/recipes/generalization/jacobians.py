@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from trainer.models.layers.mlp import HiddenLayer
 
 NUM_ROWS = 256
+LARGE = 4.0
+"""Weights that are this much larger than torch's initial ones make a plain tower's Jacobian grow with depth."""
 
 
 def jacobian_norms(tower: nn.Module, inputs: Tensor) -> list[float]:
@@ -34,6 +36,14 @@ def jacobian_norms(tower: nn.Module, inputs: Tensor) -> list[float]:
             x, tangent = (one.detach() for one in outputs)
             squares[number] += float(tangent.square().sum())
     return [math.sqrt(one / first.numel()) for one in squares]
+
+
+def scale_weights(tower: nn.Module, factor: float) -> None:
+    """Multiply the weights of every linear map of a tower, and leave biases alone."""
+    with torch.no_grad():
+        for module in tower.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(factor)
 
 
 def hidden_layers(tower: nn.Module) -> list[nn.Module]:

@@ -12,7 +12,14 @@ from trainer.recipes.generalization import compression
 from trainer.recipes.generalization.bounds import fit_of_signs, massart_bound, norm_bound, pac_bayes, wrong
 from trainer.recipes.generalization.gradients import gradient_norms
 from trainer.recipes.generalization.hessian import top_eigenvalue
-from trainer.recipes.generalization.jacobians import NUM_ROWS, inputs_of, jacobian_norms, with_moments_of
+from trainer.recipes.generalization.jacobians import (
+    LARGE,
+    NUM_ROWS,
+    inputs_of,
+    jacobian_norms,
+    scale_weights,
+    with_moments_of,
+)
 from trainer.recipes.generalization.linear_bound import derivatives, largest_input, linear_bound, norm_of
 from trainer.recipes.generalization.rescaling import ALPHA, rescalable, rescaled
 from trainer.recipes.generalization.sharpness import RELATIVE_RHO, RELATIVE_SIGMA, ascent_rise, noise_rise
@@ -101,15 +108,20 @@ def _norm_bound(subject: Subject) -> float:
 
 
 def jacobians(subject: Subject) -> dict[str, list[float]]:
-    """Return the Jacobians of a model's tower by depth, of the first rows of the sample: ``initial`` and ``trained``.
+    """Return the Jacobians of a model's tower by depth, of the first rows of the sample.
 
-    The initial tower reads what the trained one does; its batch normalisation has the moments of these rows.
+    ``initial``, ``large`` (initial weights times LARGE) and ``trained``. Initial towers read what the trained one does;
+    their batch normalisation has the moments of these rows.
     """
     tower: Any = subject.model.tower
     inputs = inputs_of(tower, subject.losses)[:NUM_ROWS]
-    initial: Any = subject.initial_model().tower
-    with_moments_of(initial, inputs)
-    return {"initial": jacobian_norms(initial, inputs), "trained": jacobian_norms(tower, inputs)}
+    found = {"trained": jacobian_norms(tower, inputs)}
+    for name, factor in (("initial", 1.0), ("large", LARGE)):
+        initial: Any = subject.initial_model().tower
+        scale_weights(initial, factor)
+        with_moments_of(initial, inputs)
+        found[name] = jacobian_norms(initial, inputs)
+    return found
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:

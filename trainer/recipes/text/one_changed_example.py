@@ -24,6 +24,7 @@ from trainer.recipes.text.linear_margin import Rows, read_rows
 class ChangedExampleSettings:
     """``hidden``: units of the one hidden layer, 0 for a linear model; ``by``: the examples of a step.
 
+    ``l2``: s, of s |theta|^2 of all parameters beside the loss, which is then strongly convex in a linear model;
     ``rate``: the step size; ``steps`` of training, of which figures are kept ``points`` times, after equal shares of
     them; ``examples`` of S, and how many S' there are.
     """
@@ -35,6 +36,7 @@ class ChangedExampleSettings:
     points: int = 20
     examples: int = 500
     neighbours: int = 5
+    l2: float = 0.0
 
 
 def measure(settings: ChangedExampleSettings, path: Path, seed: int) -> Iterator[dict[str, Any]]:
@@ -63,7 +65,7 @@ def measure(settings: ChangedExampleSettings, path: Path, seed: int) -> Iterator
     labels, taken = held_out.label.float(), 0
     for point, steps in enumerate(np.array_split(order, settings.points), 1):
         for model, examples in zip(models, sets, strict=True):
-            descend(model, *examples, steps, settings.rate)
+            descend(model, *examples, steps, settings.rate, settings.l2)
         with torch.no_grad():
             at_s = [float(_losses(model, *sets[0]).mean()) for model in models]
             tested = [_losses(model, others, labels).numpy() for model in models]
@@ -86,8 +88,10 @@ def dense(rows: Rows, num_words: int) -> Tensor:
     return result
 
 
-def descend(model: nn.Module, x: Tensor, labels: Tensor, steps: np.ndarray[Any, Any], rate: float) -> None:
-    """Take gradient steps of the mean logloss, without momentum.
+def descend(
+    model: nn.Module, x: Tensor, labels: Tensor, steps: np.ndarray[Any, Any], rate: float, l2: float = 0.0
+) -> None:
+    """Take gradient steps of the mean logloss and ``l2`` |theta|^2, without momentum.
 
     Args:
         model: of x [n, d] to logits [n, 1].
@@ -95,8 +99,9 @@ def descend(model: nn.Module, x: Tensor, labels: Tensor, steps: np.ndarray[Any, 
         labels: [n], 0 or 1.
         steps: for each step the number of its example, or -1 for all of them.
         rate: the step size.
+        l2: s, of all parameters.
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, weight_decay=2.0 * l2)
     for step in steps.tolist():
         of = slice(None) if step < 0 else slice(step, step + 1)
         optimizer.zero_grad()

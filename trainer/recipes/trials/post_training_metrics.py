@@ -76,6 +76,13 @@ def jacobians(run: Run, path: Path) -> dict[str, Any]:
     return by_depth(_subject(run))
 
 
+def sharpness(run: Run, path: Path) -> dict[str, Any]:
+    """Return :func:`trainer.recipes.generalization.measures.sharpness`; keep no arrays."""
+    from trainer.recipes.generalization.measures import sharpness as near
+
+    return near(_subject(run))
+
+
 def outputs(run: Run, path: Path) -> dict[str, Any]:
     """Keep arrays, and return no figures.
 
@@ -108,6 +115,7 @@ MEASURES: dict[str, Measure] = {
     "jacobians": jacobians,
     "outputs": outputs,
     "random_fit": random_fit,
+    "sharpness": sharpness,
     "sse_figures": sse_figures,
 }
 """By the name that a trial has for it."""

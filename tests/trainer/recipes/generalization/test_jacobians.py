@@ -13,7 +13,13 @@ from trainer.checkpoint.format import latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.models.layers.mlp import PLAIN, HiddenLayer, TowerOptions, tower
-from trainer.recipes.generalization.jacobians import hidden_layers, jacobian_norms, with_moments_of
+from trainer.recipes.generalization.jacobians import (
+    LARGE,
+    hidden_layers,
+    jacobian_norms,
+    scale_weights,
+    with_moments_of,
+)
 from trainer.recipes.generalization.label_randomization import corrupted, part
 from trainer.recipes.generalization.measures import jacobians
 from trainer.recipes.generalization.subject import Subject
@@ -53,6 +59,21 @@ def test_plain_towers_lose_the_signal_with_depth_and_shortcuts_do_not() -> None:
     assert 0.5 < jacobian_norms(made("residual", 16, 32), inputs)[-1] < 10
 
 
+def test_large_weights_make_a_plain_tower_explode_and_leave_normalised_layers_alone() -> None:
+    inputs = torch.randn(64, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    large = made("plain", 16, 32)
+    scale_weights(large, LARGE)
+    assert jacobian_norms(large, inputs)[-1] > 100
+    norms = []
+    for factor in (1.0, LARGE):
+        normed = made("batch_norm", 16, 32)
+        scale_weights(normed, factor)
+        with_moments_of(normed, inputs)
+        norms.append(jacobian_norms(normed, inputs)[-1])
+    # But for its floor beside the variance, and biases, which do not grow.
+    assert norms[1] == pytest.approx(norms[0], rel=0.5)
+
+
 def test_normalisation_takes_the_moments_of_the_rows_layer_by_layer() -> None:
     one, inputs = made("batch_norm"), torch.randn(50, 3, dtype=torch.float64)
     with_moments_of(one, inputs)
@@ -74,7 +95,8 @@ def test_the_initial_tower_is_that_of_a_training_that_hardly_moved(make_run) -> 
     checkpoint = latest_valid(run.checkpoints)
     assert checkpoint is not None
     found = jacobians(Subject(run, checkpoint))
-    assert len(found["initial"]) == 3
+    assert len(found["initial"]) == len(found["large"]) == 3
+    assert found["large"][-1] > 2 * found["initial"][-1]
     assert found["trained"] == pytest.approx(found["initial"], rel=1e-5)
 
 

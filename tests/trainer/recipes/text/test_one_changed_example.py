@@ -26,14 +26,18 @@ def sentences(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("steps", "rows"), [([-1], [0, 1, 2]), ([1], [1]), ([2, 0], [2, 0])], ids=["all", "one", "two"]
 )
-def test_a_step_goes_down_the_mean_logloss_of_its_examples(steps: list[int], rows: list[int]) -> None:
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+def test_a_step_goes_down_the_mean_logloss_of_its_examples(steps: list[int], rows: list[int], l2: float) -> None:
     x, labels = torch.randn(3, 2, dtype=torch.float64), torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
     model = torch.nn.Linear(2, 1, dtype=torch.float64)
     weight, bias = model.weight.detach().clone()[0], model.bias.detach().clone()
     for of in [rows] if steps == [-1] else [[row] for row in rows]:
         error = torch.sigmoid(x[of] @ weight + bias) - labels[of]
-        weight, bias = weight - 0.5 * (error[:, None] * x[of]).mean(0), bias - 0.5 * error.mean()
-    descend(model, x, labels, np.array(steps), 0.5)
+        weight, bias = (
+            weight - 0.5 * ((error[:, None] * x[of]).mean(0) + 2 * l2 * weight),
+            bias - 0.5 * (error.mean() + 2 * l2 * bias),
+        )
+    descend(model, x, labels, np.array(steps), 0.5, l2)
     assert model.weight[0].detach() == pytest.approx(weight)
     assert model.bias.detach() == pytest.approx(bias)
 
@@ -80,6 +84,7 @@ def test_the_report_compares_where_the_training_loss_is_the_same() -> None:
     assert cells["0.5"] == ("15", "0.150", "0.0100", "0.2000")
     assert cells["0.3"] == ("25", "0.250", "0.0100", "0.2000")
     assert set(cells["0.1"]) == {"–"}
+    assert cells["at the end"] == ("30", "0.300", "0.0100", "0.2000")
     assert "S has 70 sentences" in section.notes[0]
     assert "of 3 S'" in section.notes[0]
     assert list(sections({})) == []
