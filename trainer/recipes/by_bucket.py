@@ -25,15 +25,17 @@ Method = tuple[str, str, dict[str, Any]]
 """(row, tried, optimizer)."""
 
 
-def methods(decays: Sequence[float], occurrences: Sequence[float] = ()) -> Iterator[Method]:
+def methods(
+    decays: Sequence[float], occurrences: Sequence[float] = (), alpha: float | str = "auto"
+) -> Iterator[Method]:
     """Yield AdamW on all rows, AdamAR on more and more buckets, AdamAR on all, and proposition 1.
 
     Proposition 1 is AdamW whose decay is mu / m in each bucket, m the mean ``occurrences`` of its rows in training, if
-    they are given. Candidates of one row differ in ``decays``, of AdamW, or in RARE_DECAYS. alpha is
-    searched for in each row.
+    they are given. Candidates of one row differ in ``decays``, of AdamW, or in RARE_DECAYS. ``alpha``:
+    of AdamAR, searched for in each row unless it is given.
     """
     rate = {"learning_rate": 0.001}
-    adaptive = rate | {"kind": "adam_ar", "alpha": "auto"}
+    adaptive = rate | {"kind": "adam_ar", "alpha": alpha}
     for decay in decays:
         yield "AdamW", f"decay {decay:g}", rate | {"kind": "adamw", "weight_decay": decay}
     for last, decay in itertools.product(range(1, NUM_BUCKETS), decays):
@@ -49,10 +51,11 @@ def methods(decays: Sequence[float], occurrences: Sequence[float] = ()) -> Itera
 
 
 def trials(
-    name: str, task: ClickTask, seeds: int, decays: Sequence[float], dim: int = 16, hidden: Sequence[int] = (128, 64)
-) -> Iterator[Trial]:
+    name: str, task: ClickTask, seeds: int, decays: Sequence[float], dim: int = 16, hidden: Sequence[int] = (128, 64),
+    alpha: float | str = "auto",
+) -> Iterator[Trial]:  # fmt: skip
     """Yield DNN on a task by each method and seed."""
-    cells = itertools.product(range(seeds), methods(decays, MEAN_OCCURRENCES.get(name, ())))
+    cells = itertools.product(range(seeds), methods(decays, MEAN_OCCURRENCES.get(name, ()), alpha))
     for seed, (row, tried, optimizer) in cells:
         yield documents.trial(
             table_name(name), "dnn", row, task.of, tried=tried, name=f"{table_name(name)} {row} {tried}", seed=seed,

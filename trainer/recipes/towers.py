@@ -38,21 +38,26 @@ Record = dict[str, Any]
 
 
 class Size(NamedTuple):
-    """How large a form of the recipe is; ``rate``: Adam's, of rows and of the tower."""
+    """How large a form of the recipe is.
+
+    ``shares`` of permuted labels, of which those of ``regularized`` have regularizers too; ``rate``: Adam's, of rows
+    and of the tower.
+    """
 
     num_rows: int
     depths: tuple[int, ...]
     width: int
     depth_epochs: int
     shares: tuple[float, ...]
+    regularized: tuple[float, ...]
     epochs: int
     batch_size: int
     batch_sizes: tuple[int, ...]
     rate: float
 
 
-WHOLE = Size(60_000, (2, 8, 16), 64, 6, (0.0, 0.25, 0.5, 0.75, 1.0), 30, 512, (64, 512, 4096), 0.001)
-QUICK = Size(2_000, (2, 6), 8, 2, (0.0, 1.0), 6, 64, (32, 256), 0.01)
+WHOLE = Size(60_000, (2, 8, 16), 64, 6, (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 1.0), 30, 512, (64, 512, 4096), 0.001)
+QUICK = Size(2_000, (2, 6), 8, 2, (0.0, 1.0), (1.0,), 6, 64, (32, 256), 0.01)
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
@@ -107,7 +112,7 @@ def _by_share(of: DatasetSpec, files: Mapping[float, Path], seed: int, size: Siz
     model = {"embedding_dim": 16, "hidden": [2 * size.width, size.width]}
     for share, path in files.items():
         yield _trial(CORRUPTED, "dnn", _share(share), at(of, path), seed, size, model, size.epochs)
-    for share in (size.shares[0], size.shares[-1]):
+    for share in size.regularized:
         for what, regularizers in REGULARIZED.items():
             row, rows = f"{_share(share)}, {what}", at(of, files[share])
             yield _trial(CORRUPTED, "dnn", row, rows, seed, size, model, size.epochs, regularizers=regularizers)
