@@ -31,8 +31,8 @@ def methods(
     """Yield AdamW on all rows, AdamAR on more and more buckets, AdamAR on all, and proposition 1.
 
     Proposition 1 is AdamW whose decay is mu / m in each bucket, m the mean ``occurrences`` of its rows in training, if
-    they are given. Candidates of one row differ in ``decays``, of AdamW, or in RARE_DECAYS. ``alpha``:
-    of AdamAR, searched for in each row unless it is given.
+    they are given. Candidates of one row differ in ``decays``, of AdamW, or in RARE_DECAYS. ``alpha``: of
+    AdamAR, searched for in each row unless it is given.
     """
     rate = {"learning_rate": 0.001}
     adaptive = rate | {"kind": "adam_ar", "alpha": alpha}

@@ -87,13 +87,13 @@ def _write(
 
 def _trial(
     table: str, column: str, row: str, of: DatasetSpec, seed: int, size: Size, model: dict[str, Any], epochs: int,
-    measured_by: str = "", batch_size: int = 0, regularizers: dict[str, Any] | None = None,
+    measured_by: str = "", regularizers: dict[str, Any] | None = None,
 ) -> Trial:  # fmt: skip
     init = {"kind": "hash", "std": 0.01}
     adam = {"kind": "adam", "learning_rate": size.rate}
     return documents.trial(
         table, column, row, of, measured_by=measured_by, model={"kind": "dnn", "init": init, **model}, optimizer=adam,
-        dense_optimizer=adam, epochs=epochs, batch_size=batch_size or size.batch_size, seed=seed,
+        dense_optimizer=adam, epochs=epochs, batch_size=size.batch_size, seed=seed,
         regularizers=regularizers,
         evaluation={
             "split": {"kind": "column", "column": "is_test"}, "metrics": ["auc", "logloss"], "training": True,
@@ -105,7 +105,7 @@ def _by_depth(of: DatasetSpec, seed: int, size: Size) -> Iterator[Trial]:
     for depth in size.depths:
         for row, more in KINDS.items():
             model = {"embedding_dim": 16, "hidden": [size.width] * depth, **more}
-            yield _trial(DEPTH, _column(depth), row, of, seed, size, model, size.depth_epochs, "jacobians")
+            yield _trial(DEPTH, _column(depth), row, of, seed, size, model, size.depth_epochs, "tower_jacobians")
 
 
 def _by_share(of: DatasetSpec, files: Mapping[float, Path], seed: int, size: Size) -> Iterator[Trial]:
@@ -121,10 +121,8 @@ def _by_share(of: DatasetSpec, files: Mapping[float, Path], seed: int, size: Siz
 def _by_batch_size(of: DatasetSpec, seed: int, size: Size) -> Iterator[Trial]:
     model = {"embedding_dim": 16, "hidden": [2 * size.width, size.width]}
     for batch_size in size.batch_sizes:
-        yield _trial(
-            BATCHES, "dnn", f"batch {batch_size}", of, seed, size, model, size.depth_epochs, "sharpness",
-            batch_size=batch_size,
-        )  # fmt: skip
+        row, sized = f"batch {batch_size}", size._replace(batch_size=batch_size)
+        yield _trial(BATCHES, "dnn", row, of, seed, sized, model, size.depth_epochs, "sharpness")
 
 
 def _column(depth: int) -> str:

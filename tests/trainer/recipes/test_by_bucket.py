@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import row_buckets
 from trainer.recipes import adamar, by_bucket
+from trainer.spec.optimizer import NUM_BUCKETS
 from trainer.spec.row_optimizer import row_optimizer
 
 
@@ -24,6 +28,19 @@ def test_each_row_has_the_optimizers_that_it_names() -> None:
     assert of.optimizers[of.number_of(3)].weight_decay == 3.0
     assert type(optimizer("AdamW", "decay 1")).__name__ == "AdamW"
     assert type(optimizer("AdamAR")).__name__ == "AdamAR"
+
+
+@pytest.mark.parametrize("name", by_bucket.MEAN_OCCURRENCES)
+def test_the_occurrences_are_those_of_the_training_rows(name: str, real_data: Path, tmp_path: Path) -> None:
+    trials = adamar.recipe(real_data, 1, rows=tmp_path).jobs
+    trial = next(one for one in trials if one.name == f"{name}_by_bucket/dnn/AdamAR/seed-0")
+    data = prepare(trial.dataset, trial.job, tmp_path / "data")
+    rows, occurrences = np.zeros(NUM_BUCKETS + 1), np.zeros(NUM_BUCKETS + 1)
+    for table in data.tables:
+        buckets = row_buckets(data, table)
+        rows += np.bincount(buckets, minlength=NUM_BUCKETS + 1)
+        occurrences += np.bincount(buckets, data.row_counts(table), NUM_BUCKETS + 1)
+    assert by_bucket.MEAN_OCCURRENCES[name] == pytest.approx(occurrences[1:] / rows[1:], rel=0.005)
 
 
 def test_proposition_1_decays_by_one_over_the_occurrences() -> None:

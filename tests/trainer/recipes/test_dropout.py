@@ -42,6 +42,15 @@ def test_a_share_of_the_training_rows_goes_with_the_same_held_out_rows(rows: Pat
     assert path.stat().st_mtime_ns == written
 
 
+@pytest.mark.parametrize("name", ["epinions", "ml1m"])
+def test_fifths_differ_from_the_whole_in_their_rows_alone(name: str) -> None:
+    trials = {trial.name: trial for trial in dropout.recipe(Path("nowhere"), 1, rows=Path("rows")).jobs}
+    for row in dropout.SIZED:
+        whole, fifth = (trials[f"{name}/{column}/{row}/seed-0"] for column in ("dnn", dropout.FIFTH))
+        assert (whole.dataset.uri, fifth.dataset.uri) == (f"nowhere/{name}.parquet", f"rows/{name}_fifth.parquet")
+        assert fifth.job.model_copy(update={"name": whole.job.name}) == whole.job
+
+
 def test_the_strength_is_chosen_on_validation_never_on_test() -> None:
     recipe = dropout.recipe(Path("nowhere"), 1)
     table = next(one for one in recipe.tables if one.name == dropout.STRENGTHS)

@@ -96,6 +96,16 @@ def test_the_slides_size_differs_in_dimension_and_batch_alone() -> None:
         assert job == expected
 
 
+def test_towers_have_the_regularizers_and_batch_sizes_that_they_name() -> None:
+    jobs = {trial.name: trial.job for trial in RECIPES["towers"](DATA, 1, False).jobs}
+    for share in ("0%", "100%"):
+        assert jobs[f"corrupted/dnn/{share}/seed-0"].regularizers.model_fields_set == set()
+        assert jobs[f"corrupted/dnn/{share}, dropout .5/seed-0"].regularizers.dropout == 0.5
+        assert jobs[f"corrupted/dnn/{share}, l2 1e-4/seed-0"].regularizers.l2 == 1e-4
+    sizes = [jobs[f"batches/dnn/batch {size}/seed-0"].batch_size for size in (64, 512, 4096)]
+    assert sizes == [64, 512, 4096]
+
+
 def test_a_part_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["adamar", "--list", "--part", "amazon_sports/dnn"]) == 1
     assert "has no such trial" in capsys.readouterr().err

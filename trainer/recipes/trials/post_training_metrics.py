@@ -69,7 +69,7 @@ def sse_figures(run: Run, path: Path) -> dict[str, Any]:
     return measures(run)
 
 
-def jacobians(run: Run, path: Path) -> dict[str, Any]:
+def tower_jacobians(run: Run, path: Path) -> dict[str, Any]:
     """Return :func:`trainer.recipes.generalization.measures.jacobians`; keep no arrays."""
     from trainer.recipes.generalization.measures import jacobians as by_depth
 
@@ -112,10 +112,10 @@ MEASURES: dict[str, Measure] = {
     "als": als,
     "item_vectors": item_vectors,
     "generalization": generalization,
-    "jacobians": jacobians,
     "outputs": outputs,
     "random_fit": random_fit,
     "sharpness": sharpness,
     "sse_figures": sse_figures,
+    "tower_jacobians": tower_jacobians,
 }
 """By the name that a trial has for it."""
