@@ -105,7 +105,7 @@ def _by_depth(of: DatasetSpec, seed: int, size: Size) -> Iterator[Trial]:
     for depth in size.depths:
         for row, more in KINDS.items():
             model = {"embedding_dim": 16, "hidden": [size.width] * depth, **more}
-            yield _trial(DEPTH, _column(depth), row, of, seed, size, model, size.depth_epochs, "tower_jacobians")
+            yield _trial(DEPTH, _column(depth), row, of, seed, size, model, size.depth_epochs, "tower_by_depth")
 
 
 def _by_share(of: DatasetSpec, files: Mapping[float, Path], seed: int, size: Size) -> Iterator[Trial]:
@@ -180,7 +180,7 @@ def _findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findi
     by_descent = {place[1:]: of_seeds for place, of_seeds in ended.items() if place[0] == changed_example.TABLE}
     by_batch_size = {place[2]: of_seeds for place, of_seeds in ended.items() if place[0] == BATCHES}
     sections = (
-        *_jacobians(by_depth), *_flatness(by_batch_size), *_time(by_share), *_margins(by_margin),
+        *_jacobians(by_depth), *_shifts(by_depth), *_flatness(by_batch_size), *_time(by_share), *_margins(by_margin),
         *changed_example.sections(by_descent),
     )  # fmt: skip
     return Findings(sections, tuple(_promises(by_margin)))
@@ -211,6 +211,25 @@ def _jacobians(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[
             facts([record for of_seeds in records.values() for record in of_seeds]),
         ),
         (Panel(deepest, "hidden layer", "norm of the Jacobian", curves, "y"),),
+    )  # fmt: skip
+
+
+def _shifts(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Section]:
+    if not records:
+        return
+    names = ("initial cosine", "initial difference", "trained cosine", "trained difference")
+    lines = []
+    for (column, row), of_seeds in records.items():
+        means = [statistics.fmean(statistics.fmean(record["measured"][name]) for record in of_seeds) for name in names]
+        lines.append((column, row, *(f"{mean:.3g}" for mean in means)))
+    yield Section(
+        "shifts", "Internal covariate shift: how a step of the layers below turns a layer's gradient (section 1.1)",
+        ("", "", *names), tuple(lines),
+        (
+            "Mean over hidden layers but the first, on the sample of training rows: cosine of the gradients before and "
+            "after, and their difference in lengths of the former. The step is Adam's first one at the job's rate.",
+            facts([record for of_seeds in records.values() for record in of_seeds]),
+        ),
     )  # fmt: skip
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
+from trainer.models.base import RankingModel
 from trainer.recipes.generalization import compression
 from trainer.recipes.generalization.bounds import fit_of_signs, massart_bound, norm_bound, pac_bayes, wrong
+from trainer.recipes.generalization.covariate_shift import covariate_shifts
 from trainer.recipes.generalization.gradients import gradient_norms
 from trainer.recipes.generalization.hessian import top_eigenvalue
 from trainer.recipes.generalization.jacobians import (
@@ -107,21 +109,33 @@ def _norm_bound(subject: Subject) -> float:
     return norm_bound(layers, tables, subject.mean_squared_input(), subject.data.num_examples["train"])
 
 
-def jacobians(subject: Subject) -> dict[str, list[float]]:
-    """Return the Jacobians of a model's tower by depth, of the first rows of the sample.
+def by_depth(subject: Subject) -> dict[str, list[float]]:
+    """Return the Jacobians and covariate shifts of a model's tower, hidden layer by hidden layer.
 
-    ``initial``, ``large`` (initial weights times LARGE) and ``trained``. Initial towers read what the trained one does;
-    their batch normalisation has the moments of these rows.
+    Jacobians, of the first rows of the sample: ``initial``, ``large`` (initial weights times LARGE) and ``trained``.
+    Initial towers read what the trained one does; their batch normalisation has the moments of these rows. Shifts, of
+    the whole sample and a step at the dense rate, without the first layer's: ``initial cosine``, ``initial
+    difference``, ``trained cosine``, ``trained difference``.
     """
     tower: Any = subject.model.tower
     inputs = inputs_of(tower, subject.losses)[:NUM_ROWS]
-    found = {"trained": jacobian_norms(tower, inputs)}
+    found = {"trained": jacobian_norms(tower, inputs), **_shifts("trained", subject, subject.model)}
     for name, factor in (("initial", 1.0), ("large", LARGE)):
-        initial: Any = subject.initial_model().tower
+        model = subject.initial_model()
+        initial: Any = model.tower
         scale_weights(initial, factor)
         with_moments_of(initial, inputs)
         found[name] = jacobian_norms(initial, inputs)
-    return found
+    return found | _shifts("initial", subject, subject.initial_model())
+
+
+def _shifts(when: str, subject: Subject, model: RankingModel) -> dict[str, list[float]]:
+    rate = subject.job.dense_optimizer.learning_rate
+    shifts = covariate_shifts(cast(nn.Module, model.tower), lambda: subject.losses(model).mean(), rate)
+    return {
+        f"{when} cosine": [one.cosine for one in shifts],
+        f"{when} difference": [one.difference for one in shifts],
+    }
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:

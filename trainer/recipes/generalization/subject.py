@@ -156,9 +156,9 @@ class Subject:
                 total += float(np.square(moved).sum())
         return total
 
-    def losses(self) -> Tensor:
-        """Return the loss of each example of the sample, float64 [num_rows]."""
-        return torch.cat([self.model.loss(_in_float64(batch)) for batch in self.batches])
+    def losses(self, model: RankingModel | None = None) -> Tensor:
+        """Return the loss of each example of the sample by a model (this one's), float64 [num_rows]."""
+        return torch.cat([(model or self.model).loss(_in_float64(batch)) for batch in self.batches])
 
     def _loss(self) -> Tensor:
         return self.losses().sum() / self.num_rows

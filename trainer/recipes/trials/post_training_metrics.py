@@ -69,9 +69,9 @@ def sse_figures(run: Run, path: Path) -> dict[str, Any]:
     return measures(run)
 
 
-def tower_jacobians(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`trainer.recipes.generalization.measures.jacobians`; keep no arrays."""
-    from trainer.recipes.generalization.measures import jacobians as by_depth
+def tower_by_depth(run: Run, path: Path) -> dict[str, Any]:
+    """Return :func:`trainer.recipes.generalization.measures.by_depth`; keep no arrays."""
+    from trainer.recipes.generalization.measures import by_depth
 
     return by_depth(_subject(run))
 
@@ -116,6 +116,6 @@ MEASURES: dict[str, Measure] = {
     "random_fit": random_fit,
     "sharpness": sharpness,
     "sse_figures": sse_figures,
-    "tower_jacobians": tower_jacobians,
+    "tower_by_depth": tower_by_depth,
 }
 """By the name that a trial has for it."""

@@ -21,7 +21,7 @@ from trainer.recipes.generalization.jacobians import (
     with_moments_of,
 )
 from trainer.recipes.generalization.label_randomization import corrupted, part
-from trainer.recipes.generalization.measures import jacobians
+from trainer.recipes.generalization.measures import by_depth
 from trainer.recipes.generalization.subject import Subject
 from trainer.recipes.pages import documents
 from trainer.runs.directory import read_run
@@ -94,10 +94,14 @@ def test_the_initial_tower_is_that_of_a_training_that_hardly_moved(make_run) -> 
     assert execute(read_run(run.directory), start_ranks) == 0
     checkpoint = latest_valid(run.checkpoints)
     assert checkpoint is not None
-    found = jacobians(Subject(run, checkpoint))
+    found = by_depth(Subject(run, checkpoint))
     assert len(found["initial"]) == len(found["large"]) == 3
     assert found["large"][-1] > 2 * found["initial"][-1]
     assert found["trained"] == pytest.approx(found["initial"], rel=1e-5)
+    for what in ("cosine", "difference"):
+        assert len(found[f"initial {what}"]) == 2
+        assert found[f"trained {what}"] == pytest.approx(found[f"initial {what}"], rel=1e-4)
+    assert min(found["initial difference"]) > 1e-9
 
 
 def test_labels_are_permuted_among_a_share_of_the_rows_that_train(rows: Path, tmp_path: Path) -> None:
