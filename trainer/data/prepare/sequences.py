@@ -6,7 +6,6 @@ which of them may be seen. Rows without a user or an item are in none. Torch-fre
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,3 @@ class Windows:
         sequence = np.searchsorted(self._first, windows, side="right") - 1
         end = self._train.offsets[sequence + 1] - (windows - self._first[sequence]) * self._length
         return sequence, np.maximum(end - self._length - 1, self._train.offsets[sequence]), end
-
-    @cached_property
-    def num_predictions(self) -> int:
-        return int(np.maximum(self._train.lengths - 1, 0).sum())
