@@ -45,7 +45,7 @@ from embeddings.refresh.settings import (
     ViewSettings,
 )
 from embeddings.refresh.windows import shorter_than_before
-from embeddings.store import Collection, IdsErased, Store, StoreError, VersionReader, ViewExists
+from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
 from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
 from embeddings.vectors.lazy_rows import Picked
@@ -123,6 +123,7 @@ def publish_candidate(
     Raises:
         StoreFull: the disk, quota or file size limit ended a write.
         StoreBusy: another process kept the collection's writer lock for too long.
+        StoreUnavailable: the store's server cannot be reached.
         CorruptStore: a file of the store is damaged.
         ValueError: vectors that do not fit the collection's id type.
     """
@@ -133,6 +134,9 @@ def publish_candidate(
         return conclude(target, earlier, keep_last, fence)
     try:
         parent = None if parent_version is None else target.open(parent_version)
+    except StoreUnavailable:
+        # For a while, which says nothing of the version: the run is tried again with what it has trained.
+        raise
     except StoreError as error:
         return nothing_written(
             collection, [f"parent version {parent_version} cannot be read, so this run is stale: {error}"]

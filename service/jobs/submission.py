@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import sound_version
-from embeddings.store import Store, StoreError
+from embeddings.store import Store, StoreError, StoreUnavailable
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
 from service.core.errors import Problem, invalid
@@ -187,6 +187,7 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
 
     Raises:
         Problem: 422 if the version or the checkpoints to start from are missing.
+        StoreUnavailable: the store's server cannot be reached.
     """
     parent = None
     if spec.publish is not None and spec.publish.collection in store.collections():
@@ -201,6 +202,9 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
         version = spec.init_from.version or "current"
         try:
             job_id = store.collection(spec.init_from.collection).manifest(version).get("job")
+        except StoreUnavailable:
+            # For a while: the launch is tried again.
+            raise
         except StoreError as error:
             remedy = "publish to the collection first, or leave init_from out for the first training"
             raise invalid(FieldProblem("init_from.collection", str(error), remedy)) from None

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embeddings.durable_files import appearing
-from embeddings.store import StoreError, open_store
+from embeddings.store import StoreError, StoreUnavailable, open_store
 from embeddings.store.nearest_neighbors import EXACT_ROWS, NeighborSearch, build_index
 from embeddings.store.version import VersionReader
 from embeddings.vectors.item_vectors import FOUND, MISSING, keys_of
@@ -32,6 +32,7 @@ def version_of(run: Run) -> VersionReader:
 
     Raises:
         ValueError: there is none.
+        StoreUnavailable: the store's server cannot be reached.
     """
     publish, init_from = run.job.publish, run.job.init_from
     assert publish is not None
@@ -46,6 +47,8 @@ def version_of(run: Run) -> VersionReader:
     collection, version = named[0]
     try:
         return open_store(run.store_url).collection(collection).open(version)
+    except StoreUnavailable:
+        raise
     except StoreError as error:
         raise ValueError(
             f"model.hard_negatives: neighbours cannot be taken from '{collection}': {error}; or leave them out"

@@ -18,7 +18,7 @@ import torch
 
 from embeddings.refresh.procrustes import min_shared
 from embeddings.refresh.publish import publish_candidate
-from embeddings.store import Collection, Store, StoreError, VersionReader, open_store
+from embeddings.store import Collection, Store, StoreError, StoreUnavailable, VersionReader, open_store
 from embeddings.vectors.item_vectors import ItemVectors, arrow_of, keys_of, row_norms, shared_rows
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
@@ -224,6 +224,8 @@ def _with_held_rows(run: Run, collection: Collection, vectors: ItemVectors) -> I
     assert run.start_version is not None
     try:
         return with_held_rows(vectors, collection.open(run.start_version))
+    except StoreUnavailable:
+        raise
     except StoreError as error:
         print(f"what held version {run.start_version} found is not known, so it is carried: {error}", flush=True)
         return vectors

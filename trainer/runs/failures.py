@@ -80,7 +80,7 @@ def classify(error: BaseException) -> Failure:
         remedy = "lower learning_rate or dense_optimizer.learning_rate, or look for extreme values in the data"
         return Failure("non_finite", message, remedy)
     full = next((e for e in (error, error.__cause__) if isinstance(e, OSError) and e.errno in _DISK_FULL), None)
-    if full is not None:
+    if full is not None or type(error).__name__ == "StoreFull":
         return Failure("disk_full", message, "free space where the run directory and the store are, then retry", True)
     if isinstance(error, DataError):
         return Failure(error.code, message, error.remedy, retryable=isinstance(error, DataAwayError))
@@ -109,6 +109,9 @@ def classify(error: BaseException) -> Failure:
         return Failure("checkpoint", message, "another attempt with this version ends alike")
     if type(error).__name__ == "StoreBusy":
         return Failure("store_busy", message, "end the writer that is stuck; what was trained is kept", True)
+    if type(error).__name__ == "StoreUnavailable":
+        remedy = "see that the store's server is up and takes writes; what was trained is kept"
+        return Failure("store_away", message, remedy, retryable=True)
     if isinstance(error, PermissionError):
         return Failure("not_permitted", message, "let the user that the run has read and write there, then retry")
     if isinstance(error, FileNotFoundError):

@@ -7,7 +7,7 @@ import pytest
 
 from embeddings.refresh.procrustes import procrustes
 from embeddings.refresh.publish import Gate, Settings
-from embeddings.store import Collection, Store, open_store
+from embeddings.store import Collection, Store, StoreUnavailable, VersionReader, open_store
 from embeddings.vectors.item_vectors import unit_rows
 from tests.embeddings.refresh.refreshes import cosines, publish, retrained, served, shuffled_ids
 
@@ -27,6 +27,21 @@ def test_an_overtaken_run_is_held(store: Store, collection: Collection) -> None:
     assert again.diagnosis["cause"] == "stale"
     assert publish(store, retrained(2), parent=None).status == "held"
     assert publish(store, retrained(3), parent="v000099").reasons[0].startswith("parent version v000099 cannot be read")
+
+
+def test_a_parent_in_a_store_that_is_away_makes_no_run_stale(
+    store: Store, collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, retrained(0))
+
+    def away(self: Collection, version: str = "current") -> VersionReader:
+        raise StoreUnavailable("redis://store: Redis cannot be reached")
+
+    monkeypatch.setattr(Collection, "open", away)
+    with pytest.raises(StoreUnavailable):
+        publish(store, retrained(1), job_id="late", parent="v000001")
+    monkeypatch.undo()
+    assert publish(store, retrained(1), job_id="late", parent="v000001").status == "published"
 
 
 def test_a_rollback_between_start_and_publication_makes_a_run_stale(store: Store, collection: Collection) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from embeddings.store import Collection
+from embeddings.store import Collection, StoreUnavailable
+from service.core.errors import Problem
 from service.core.settings import Settings
 from service.jobs.submission import Lineage, lineage
 from tests.service import published
@@ -79,6 +80,23 @@ def test_what_rests_on_another_version_or_has_no_checkpoints_is_not_gone_on_from
     ran(settings, "job-2")
     last = ran(settings, "job-3")
     assert start(settings, refresh()) == Lineage(newest, last, None)
+
+
+def test_a_store_that_is_away_is_told_from_a_version_that_is_not_there(
+    settings: Settings, collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published.publish(settings, job="job-1")
+    job = parse_job(job_body(init_from={"collection": "items"}))
+
+    def away(self: Collection, version: str = "current") -> dict[str, Any]:
+        raise StoreUnavailable("redis://store: Redis cannot be reached")
+
+    monkeypatch.setattr(Collection, "manifest", away)
+    with pytest.raises(StoreUnavailable):
+        start(settings, job)
+    monkeypatch.undo()
+    with pytest.raises(Problem, match="has no version 'v000099'"):
+        start(settings, parse_job(job_body(init_from={"collection": "items", "version": "v000099"})))
 
 
 @pytest.mark.anyio

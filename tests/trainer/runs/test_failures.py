@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from embeddings.store import StoreBusy
+from embeddings.store import StoreBusy, StoreFull, StoreUnavailable
 from tests.support import forked
 from trainer.checkpoint.format import CheckpointError
 from trainer.data.errors import DataAwayError, DataError
@@ -69,6 +69,8 @@ def because(error, of):
         (OSError(28, "No space left on device"), "disk_full", True),
         (MemoryError(), "out_of_memory", False),
         (StoreBusy("store/LOCK: another process has kept the writer lock"), "store_busy", True),
+        (StoreUnavailable("redis://store: Redis cannot be reached: Connection refused"), "store_away", True),
+        (StoreFull("redis://store: command not allowed when used memory > 'maxmemory'"), "disk_full", True),
         (PermissionError(13, "Permission denied", "/store"), "not_permitted", False),
         (OSError(5, "Input/output error", "/run/checkpoints"), "io_error", True),
         (ConnectionResetError(104, "Connection reset by peer"), "peer_lost", True),
