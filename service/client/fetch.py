@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,7 @@ class VectorCalls(Session):
 
         Raises:
             ValueError: neither a collection nor a view, or both; another ``as_``.
+            TypeError: ``ids`` is one id alone.
             ImportError: the library that ``as_`` names is not installed.
         """
         from service.client.vectors import decoded
@@ -182,10 +184,17 @@ def _same_but_for_the_first(previous: Vectors, ids: list[Any]) -> bool:
 
 
 def ids_of(values: Any) -> list[Any]:
-    """Return ids as JSON values, from a list or any kind of array, tensor or series."""
+    """Return ids as JSON values, from a list or any kind of array, tensor or series.
+
+    Raises:
+        TypeError: One id alone: the characters of a text would be ids, too.
+    """
     for method in ("to_pylist", "tolist", "to_list"):
         if hasattr(values, method):
-            return list(getattr(values, method)())
+            values = getattr(values, method)()
+            break
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"ids are a list, or any kind of array, tensor or series: of one id write [{values!r}]")
     return [_scalar(one) for one in values]
 
 

@@ -137,7 +137,15 @@ class JobCalls(Session):
                 self._pause(poll_seconds)
 
     def events(self, job_id: str, last_event_id: str | None = None) -> Iterator[Json]:
-        """Yield a job's server-sent events, ``{"id", "event", "data"}`` with decoded data, until they end."""
+        """Yield a job's server-sent events, ``{"id", "event", "data"}`` with decoded data, until they end.
+
+        Args:
+            job_id: The job.
+            last_event_id: Leaves out this event and those before it: the ``id`` of the last one that is known.
+
+        Raises:
+            Unreachable: The stream broke off, as it does where the service is restarted.
+        """
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(60, read=None)
         answer = self.request("GET", f"/jobs/{part(job_id)}/events", stream=True, headers=headers, timeout=timeout)
@@ -154,6 +162,10 @@ class JobCalls(Session):
                 elif event["data"]:
                     yield event | {"data": json.loads(event["data"])}
                     event = {"id": event["id"], "event": "message", "data": ""}
+        except httpx.TransportError as error:
+            raise Unreachable(
+                f"the events broke off: {error or type(error).__name__}", "go on with last_event_id, of the last event"
+            ) from None
         finally:
             self._end(answer)
 

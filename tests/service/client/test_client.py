@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import json
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import torch
 from safetensors.numpy import load
 
 from embeddings.rff import RandomFourierFeatures
-from service.client import Client, ProblemError, ServiceError, Unreachable, default_key, jobs
+from service.client import AsyncClient, Client, ProblemError, ServiceError, Unreachable, default_key, jobs
 from tests.service import published, serving
 from tests.service.serving import Served
 from trainer.spec import parse_job
@@ -284,6 +286,43 @@ def test_logs_and_events(served: Served, client: Client, clicks: str):
     assert list(client.events(job_id, events[0]["id"])) == events[1:]
 
 
+@pytest.fixture
+def breaks_off() -> Iterator[str]:
+    """A service whose streams end in the middle, with a connection that is closed, after one event."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    event = b'id: 7\nevent: log\ndata: {"end": 3}\n\nid: 8\n'
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                _message(connection)
+                connection.sendall(head + b"%x\r\n%s\r\n" % (len(event), event))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=answer, daemon=True).start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+
+
+def test_events_that_break_off_are_told(breaks_off: str):
+    async def follow() -> None:
+        async with AsyncClient(breaks_off, "k") as client:
+            assert [event["id"] async for event in client.events("job_1")] == ["7"]
+
+    with Client(breaks_off, "k") as client:
+        events = client.events("job_1")
+        assert next(events)["id"] == "7"
+        with pytest.raises(Unreachable, match="the events broke off") as error:
+            next(events)
+    assert "last_event_id" in error.value.remedy
+    with pytest.raises(Unreachable, match="the events broke off"):
+        asyncio.run(follow())
+
+
 def test_schedules(client: Client, clicks: str):
     client.add_schedule({"name": "nightly", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "job": serving.job()})
     assert client.schedule("nightly")["next_fire_at"]
@@ -469,6 +508,15 @@ def test_ids_of_any_kind_of_array_are_erased_and_readmitted(served: Served, clie
     assert client.erase(name, ids, "they asked")["rows"] == 1
     assert client.vectors(name, [10, 20]).status.tolist() == ["missing", "found"]
     assert client.readmit(name, ids, "they came back") == {"ids": 2}
+
+
+@pytest.mark.parametrize("one", ["12", b"12", np.str_("12"), np.array("12"), 12, np.int64(12), torch.tensor(12)])
+def test_one_id_is_not_taken_for_several(one: Any):
+    """The characters of "12" are ids 1 and 2 of a collection of integers."""
+    with Client("http://127.0.0.1:9", "k") as client:
+        for call in (client.vectors, partial(client.erase, reason="asked"), partial(client.readmit, reason="asked")):
+            with pytest.raises(TypeError, match=r"of one id write \["):
+                call("items", one)
 
 
 def test_names_cannot_become_other_routes(client: Client):
