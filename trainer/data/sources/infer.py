@@ -83,6 +83,11 @@ class _Column:
     """Whole numbers that are no int64, or no exact ones."""
 
     @property
+    def plain_name(self) -> str:
+        """The name as what is known of names has it: ``user_id`` of `` user id`` and of ``user-id``."""
+        return re.sub(r"[\s-]+", "_", self.name.strip())
+
+    @property
     def is_binary(self) -> bool:
         return self.whole and self.distinct == 2 and (self.low, self.high) == (0.0, 1.0) and self.nulls == 0
 
@@ -123,14 +128,17 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     if others and label is not None and label_column is not None:
         notes.append(_several_labels(label, label_column, others))
     ordering = _ordering(columns, label_column)
-    partition = next((c.name for c in columns.values() if _DAY_NAMES.match(c.name) and c.is_dates), None)
+    if "timestamp" not in ordering:
+        timed = [c for c in columns.values() if _TIME_NAMES.match(c.plain_name) and not _unreadable(c)]
+        notes += [f"left out: '{c.name}', which is named like a time: {_as_time(c)}" for c in timed]
+    partition = next((c.name for c in columns.values() if _DAY_NAMES.match(c.plain_name) and c.is_dates), None)
     used = {label_column, partition, *ordering.values(), *others, *(column.name for column in unfit)}
     features: dict[str, Any] = {}
     for column in columns.values():
         kind = _feature_type(column)
         if column.name in used or kind is None:
             continue
-        feature = _feature_name(column.name, features)
+        feature = _feature_name(column, features)
         features[feature] = {"type": kind} if feature == column.name else {"type": kind, "column": column.name}
         if kind == "vector":
             features[feature]["dim"] = column.dim
@@ -187,16 +195,20 @@ def column_names(uri: str | Path) -> list[str]:
 
 def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | None]:
     named = _named_labels(columns)
-    ratings = [c for c in columns.values() if _RATING_NAMES.match(c.name) and c.low is not None and c.distinct > 1]
+    ratings = [
+        c for c in columns.values() if _RATING_NAMES.match(c.plain_name) and c.low is not None and c.distinct > 1
+    ]
     if named:
         return {"column": named[0].name}, named[0].name
-    if ratings and ratings[0].nulls == 0 and ratings[0].high is not None and re.match(r"^[A-Za-z_]", ratings[0].name):
+    ratings = [c for c in ratings if c.name == c.plain_name]  # what a rule can name
+    if ratings and ratings[0].nulls == 0 and ratings[0].high is not None:
         # 4 of 5 stars, 8 of 10: what rating data sets usually count as a like.
         return {"rule": f"{ratings[0].name} >= {ratings[0].high * 0.8:g}"}, ratings[0].name
-    if all(any(pattern.match(name) for name in columns) for pattern in (_USER_NAMES, _ITEM_NAMES)):
+    names = [column.plain_name for column in columns.values()]
+    if all(any(pattern.match(name) for name in names) for pattern in (_USER_NAMES, _ITEM_NAMES)):
         return None, None
     for column in columns.values():
-        if column.is_binary and not any(p.match(column.name) for p in (_NOT_FEATURES, _ORDER_NAMES, _TIME_NAMES)):
+        if column.is_binary and not any(p.match(column.plain_name) for p in (_NOT_FEATURES, _ORDER_NAMES, _TIME_NAMES)):
             return {"column": column.name}, column.name
     return None, None
 
@@ -204,14 +216,14 @@ def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | No
 def _named_labels(columns: dict[str, _Column]) -> list[_Column]:
     """Return the 0/1 columns named like labels; what most logs call theirs comes before other actions."""
     binary = [column for column in columns.values() if column.is_binary]
-    usual = [column for column in binary if _LABEL_NAMES.match(column.name)]
-    return usual + [column for column in binary if column not in usual and _ACTION_NAMES.search(column.name)]
+    usual = [column for column in binary if _LABEL_NAMES.match(column.plain_name)]
+    return usual + [column for column in binary if column not in usual and _ACTION_NAMES.search(column.plain_name)]
 
 
 def _is_no_label(column: _Column) -> bool:
     """Return whether a column is named like a label and is none: what it says is not known when a model is asked."""
     is_partial = column.whole and (column.low, column.high) == (0.0, 1.0) and column.nulls > 0
-    named = _LABEL_NAMES.match(column.name) or (is_partial and _ACTION_NAMES.search(column.name))
+    named = _LABEL_NAMES.match(column.plain_name) or (is_partial and _ACTION_NAMES.search(column.plain_name))
     return bool(named) and not column.is_binary
 
 
@@ -222,6 +234,13 @@ def _as_label(column: _Column) -> str:
     if column.nulls:
         return f'some rows have none, as a label of several may; for one set filter: "{column.name} is not None"'
     return f"it is not of 0 and 1; a rule may make one of it: label: {{rule: '{column.name} >= {column.high:g}'}}"
+
+
+def _as_time(column: _Column) -> str:
+    """Return how a column that orders no rows may order them."""
+    if column.nulls:
+        return "some rows have none, and rows are ordered by what all have; fill it in, or leave those rows out"
+    return "it holds no times that can be read; write ISO 8601, with a zone in every value or in none, or numbers"
 
 
 def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[str]) -> str:
@@ -256,19 +275,19 @@ def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
     """Return ``timestamp`` or ``order``; a column with nulls, or of integers that are no int64, orders none."""
     able = [one for one in columns.values() if one.nulls == 0 and one.name != label and not one.beyond_ids]
     for column in able:
-        is_named = _TIME_NAMES.match(column.name) and (column.low is not None or column.is_times)
+        is_named = _TIME_NAMES.match(column.plain_name) and (column.low is not None or column.is_times)
         is_time = pa.types.is_timestamp(column.type) or is_named
         if is_time:
             return {"timestamp": column.name}
     for column in able:
-        if _ORDER_NAMES.match(column.name) and column.low is not None:
+        if _ORDER_NAMES.match(column.plain_name) and column.low is not None:
             return {"order": column.name}
     return {}
 
 
 def _feature_type(column: _Column) -> str | None:
     """Return ``id``, ``id_list``, ``text``, ``vector``, or None for what no model should read."""
-    if _NOT_FEATURES.match(column.name) or _TIME_NAMES.match(column.name) or _ORDER_NAMES.match(column.name):
+    if any(pattern.match(column.plain_name) for pattern in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES)):
         return None
     if pa.types.is_temporal(column.type) or _is_fraction(column.type) or _unreadable(column):
         return None
@@ -283,7 +302,7 @@ def _feature_type(column: _Column) -> str | None:
 
 def _is_number(column: _Column) -> bool:
     """Return whether a column holds numbers that are no ids, such as a price."""
-    is_named = any(p.match(column.name) for p in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES))
+    is_named = any(p.match(column.plain_name) for p in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES))
     is_number = _is_fraction(column.type) or (pa.types.is_floating(column.type) and not column.whole)
     return is_number and column.distinct > 1 and not is_named
 
@@ -304,11 +323,11 @@ def _is_text(column: _Column) -> bool:
     return column.mean_length > _MEAN_TEXT_LENGTH or column.distinct >= _TEXT_VALUES
 
 
-def _feature_name(column: str, features: dict[str, Any]) -> str:
+def _feature_name(column: _Column, features: dict[str, Any]) -> str:
     for pattern, name in ((_USER_NAMES, "user"), (_ITEM_NAMES, "item")):
-        if pattern.match(column) and name not in features:
+        if pattern.match(column.plain_name) and name not in features:
             return name
-    return _identifier(column, features)
+    return _identifier(column.plain_name, features)
 
 
 def _identifier(column: str, taken: dict[str, Any]) -> str:

@@ -125,6 +125,33 @@ def test_a_label_that_is_none_is_no_feature_either(name, values, says, tmp_path)
     assert re.search(f"left out: '{name}', which is named like a label: .*{says}", note)
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (["01/31/2026 08:30", "02/01/2026 09:00"], "write ISO 8601, with a zone in every value or in none"),
+        (["2026-01-31T08:30:00", "2026-02-01T09:00:00Z"], "with a zone in every value or in none"),
+        ([1769848200, None], "some rows have none, .* fill it in"),
+    ],
+    ids=["American", "some with a zone", "null"],
+)
+def test_a_column_named_like_a_time_that_orders_nothing_is_told(values, says, tmp_path):
+    proposal = propose(write(tmp_path, user=[1, 2], item=[5, 6], click=[0, 1], created_at=values))
+    assert "timestamp" not in proposal.document
+    (note,) = proposal.notes
+    assert re.search(f"left out: 'created_at', which is named like a time: .*{says}", note)
+
+
+def test_names_are_known_with_blanks_and_hyphens(tmp_path):
+    """As a header with blanks behind its commas has them."""
+    path = write(tmp_path, **{"user id": [1, 2], " item-id": [5, 6], " click": [0, 1], " ts": [8, 9]})
+    document = infer(path)
+    assert document["features"] == {
+        "user": {"type": "id", "column": "user id"},
+        "item": {"type": "id", "column": " item-id"},
+    }
+    assert (document["label"], document["timestamp"]) == ({"column": " click"}, " ts")
+
+
 def test_integers_that_are_no_int64_order_nothing(tmp_path):
     path = write(tmp_path, user=[1, 2], click=[0, 1], timestamp=pa.array([2**63, 1], pa.uint64()), pos=[0, 1])
     assert infer(path)["order"] == "pos"
