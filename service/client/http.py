@@ -211,6 +211,11 @@ class Session:
             answer = self._send(request, stream)
             if answer.is_error and stream:
                 self._read(answer)
+        except (UnicodeEncodeError, httpx.LocalProtocolError) as error:
+            raise ServiceError(
+                f"the request cannot be written: {error}",
+                "idempotency keys, names of tenants and ids of events are of ASCII letters, digits and signs",
+            ) from None
         except httpx.ConnectError:
             raise Unreachable(
                 f"no service answers at {self.url}", "start one with `evenkeel serve`, or set EVENKEEL_URL"

@@ -582,6 +582,14 @@ def other_program() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_what_no_header_can_hold_is_told(other_program: str, key: str):
+    with Client(other_program, "k") as client, pytest.raises(ServiceError, match="cannot be written") as error:
+        client.submit({}, idempotency_key=key)
+    assert not isinstance(error.value, Unreachable)
+    assert "idempotency keys" in error.value.remedy
+
+
 def test_another_program_on_the_port(other_program: str, tmp_path: Path):
     with Client(other_program, "k") as client:
         with pytest.raises(ServiceError, match="not JSON"):
