@@ -231,6 +231,8 @@ def _as_label(column: _Column) -> str:
     """Return how a column that is no label may be one."""
     if column.low is None:
         return "write it as 0 and 1"
+    if column.name != column.plain_name:
+        return f"it is not of 0 and 1 in every row; a filter or a rule may help, once its name is '{column.plain_name}'"
     if column.nulls:
         return f'some rows have none, as a label of several may; for one set filter: "{column.name} is not None"'
     return f"it is not of 0 and 1; a rule may make one of it: label: {{rule: '{column.name} >= {column.high:g}'}}"

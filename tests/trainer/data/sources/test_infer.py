@@ -113,8 +113,9 @@ def test_an_action_is_a_label_before_a_rating_and_negatives(tmp_path):
         ("bought", [0, 1, None, 1], 'set filter: "bought is not None"'),
         ("click", [-1, 1, -1, 1], "a rule may make one of it: label: {rule: 'click >= 1'}"),
         ("click", ["yes", "no", "yes", "no"], "write it as 0 and 1"),
+        (" click", [0, 1, None, 1], "a filter or a rule may help, once its name is 'click'"),
     ],
-    ids=["null", "NaN", "an action with null", "-1 and 1", "text"],
+    ids=["null", "NaN", "an action with null", "-1 and 1", "text", "a name with a blank"],
 )
 def test_a_label_that_is_none_is_no_feature_either(name, values, says, tmp_path):
     path = write(tmp_path, user=[1, 2, 3, 1], item=[5, 6, 7, 8], **{name: values})
