@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embeddings.durable_files import write_json
+from trainer.data.errors import DataError
 from trainer.runs import openlineage, tracing
 from trainer.runs.directory import LOCK_FILE, Run
 from trainer.runs.events import EventWriter, phase, utc_now
@@ -185,7 +186,8 @@ class _Attempt:
                 return self._failed(Failure("timeout", f"not done after {limit} seconds", remedy))
             return self._end("cancelled")
         except BaseException as error:
-            traceback.print_exc()
+            if not isinstance(error, DataError):  # which says what is wrong, and where
+                traceback.print_exc()
             failure = cause(run.failures, error, error.died) if isinstance(error, RanksFailed) else classify(error)
             return self._failed(failure)
         return self._end("succeeded")

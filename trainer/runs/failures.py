@@ -83,7 +83,8 @@ def classify(error: BaseException) -> Failure:
     if full is not None or type(error).__name__ == "StoreFull":
         return Failure("disk_full", message, "free space where the run directory and the store are, then retry", True)
     if isinstance(error, DataError):
-        return Failure(error.code, message, error.remedy, retryable=isinstance(error, DataAwayError))
+        what = f"{error.where}: {error.what}"
+        return Failure(error.code, what, error.remedy, retryable=isinstance(error, DataAwayError))
     if isinstance(error, SpecError):
         return Failure("bad_spec", message, "correct the field that is named and submit again")
     if isinstance(error, ResourceError):

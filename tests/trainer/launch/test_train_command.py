@@ -72,6 +72,19 @@ def test_the_train_command_finds_the_run_behind_what_is_served(tmp_path, rows, m
     assert open_store(tmp_path / "home" / "store").collection("items").current() == "v000002"
 
 
+def test_rows_that_are_refused_are_told_in_one_line(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    rows, spec = tmp_path / "rows.csv", tmp_path / "spec.yaml"
+    rows.write_text("user,item,click\n1,2,1\n3,4,maybe\n")
+    spec.write_text(SPEC.format(uri=rows))
+    assert train_command([str(spec)]) == 1
+    told = capfd.readouterr()
+    assert "Traceback" not in told.err
+    (line,) = (one for one in told.out.splitlines() if one.startswith("error"))
+    assert line.startswith(f"error (bad_data): {rows}, column 'click': is not a number or time")
+    assert line.count("convert the column") == 1
+
+
 def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, monkeypatch):
     """Held, looked at, removed, tried again: the store must not take the second run for a retry of the first."""
     monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
