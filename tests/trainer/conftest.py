@@ -36,8 +36,10 @@ def write_rows(path: Path, *, num_rows: int = 3000, seed: int = 0, num_items: in
     return path
 
 
-def small_dataset(path: Path) -> DatasetSpec:
-    features = {"user": {"type": "id"}, "item": {"type": "id"}}
+FEATURES: dict[str, Any] = {"user": {"type": "id"}, "item": {"type": "id"}}
+
+
+def small_dataset(path: Path, features: dict[str, Any] = FEATURES) -> DatasetSpec:
     return parse_dataset({"name": "clicks", "uri": str(path), "features": features, "label": {"column": "click"}})
 
 
@@ -117,7 +119,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_run(tmp_path: Path, rows: Path) -> Callable[..., Run]:
-    """``make_run(name, job fields ..., uri=..., init_checkpoint=...)``: a run directory, ready to be led."""
+    """``make_run(name, job fields ..., uri=..., features=..., init_checkpoint=...)``: a run, ready to be led."""
 
     def make(name: str = "run", **changes: Any) -> Run:
         places = {
@@ -125,7 +127,7 @@ def make_run(tmp_path: Path, rows: Path) -> Callable[..., Run]:
             for key in ("init_checkpoint", "parent_version", "attempt", "ray_address", "lease", "storage", "workers")
             if key in changes
         }
-        dataset = small_dataset(changes.pop("uri", rows))
+        dataset = small_dataset(changes.pop("uri", rows), changes.pop("features", FEATURES))
         directory = write_run(
             tmp_path / name,
             run_id=name,

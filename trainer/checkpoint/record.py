@@ -76,7 +76,8 @@ class TrainingRecord(_Record):
 
     ``job``: what of its spec no attempt may change (trainer.launch.resume_check); ``optimizer``: its kind; ``alpha``:
     of adaptive decay; ``epoch_steps``: of ``decay: by_epoch``, None for others; ``labels``: names of several labels, in
-    their order; ``history``: metrics of the epochs.
+    their order; ``dataset``: the spec of the rows as text of JSON, for manifests sort the keys of objects, and features
+    and labels have an order; None where an older version wrote it; ``history``: metrics of the epochs.
     """
 
     job: dict[str, Any]
@@ -88,6 +89,7 @@ class TrainingRecord(_Record):
     history: list[dict[str, Any]]
     labels: list[str] = field(default_factory=list)
     epoch_steps: int | None = None
+    dataset: str | None = None
 
     def to_extra(self) -> dict[str, Any]:
         """Return the record as JSON; what came later is left out of a job without it, as versions before read that."""

@@ -8,6 +8,7 @@ for is part of the checkpoint.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ import torch
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.stored import MANIFEST_FILE, show
+from trainer.data.batches.keys import read_features
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.data.columns.vectors import VECTORS_FILE, Vector, open_vectors
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.runs.directory import Run
-from trainer.spec import JobSpec, Table
+from trainer.spec import DatasetSpec, JobSpec, Table, parse_dataset
 from trainer.spec.base import May
 from trainer.spec.models.registry import parse_model
 from trainer.spec.optimizer import Optimizer
@@ -129,7 +131,7 @@ def rows_of_parent(job: JobSpec, data: PreparedData) -> dict[str, torch.Tensor]:
     }
 
 
-def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
+def check_fits(job: JobSpec, dataset: DatasetSpec, data: PreparedData, parent: Checkpoint) -> None:
     """Check that the job's model can take over the parent's rows and MLP.
 
     Raises:
@@ -170,6 +172,36 @@ def check_fits(job: JobSpec, data: PreparedData, parent: Checkpoint) -> None:
             f"init_from: the parent has tables for {', '.join(sorted(parent.tables))}, the dataset's features have "
             f"{', '.join(sorted(data.tables))}: use the same features, or leave init_from out"
         )
+    check_features(job, dataset, record)
+
+
+def check_features(job: JobSpec, dataset: DatasetSpec, parent: TrainingRecord) -> None:
+    """Check that the features are the parent's: the MLP knows each by its place, and tables by the ids that it reads.
+
+    Raises:
+        ValueError: they are others, or in another order.
+    """
+    if parent.dataset is None:
+        return
+    of_parent = parse_dataset(json.loads(parent.dataset), "the parent's dataset")
+    there, here = _in_words(of_parent, job), _in_words(dataset, job)
+    if there != here:
+        raise ValueError(
+            f"features: the parent read {there}, in this order, the dataset has {here}: use the same, or leave "
+            "init_from out"
+        )
+
+
+def _in_words(dataset: DatasetSpec, job: JobSpec) -> str:
+    """Name the features of ids that the job's model reads, and what of each decides what it learns."""
+    named = []
+    for name, feature in read_features(dataset, job).items():
+        told = [f"table {feature.shares}"] if feature.shares is not None else []
+        told += [feature.pooling] if feature.is_list and not job.model.reads_sequences else []
+        told += ["weighted"] if feature.weights is not None else []
+        told += [f"ngrams {feature.effective_ngrams}"] if feature.effective_ngrams is not None else []
+        named.append(f"{name} ({', '.join(told)})" if told else name)
+    return ", ".join(named)
 
 
 def inherited_alpha(job: JobSpec, parent: TrainingRecord) -> float | None:

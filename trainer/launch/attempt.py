@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from trainer.data.prepare.stored import fetch_prepared
 from trainer.distributed.build import build
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.launch.alpha_search import first_alpha
-from trainer.launch.resume_check import check_same_job, identity_of
+from trainer.launch.resume_check import check_same_dataset, check_same_job, identity_of
 from trainer.models import bpr
 from trainer.publishing import frozen_context
 from trainer.runs.directory import Run
@@ -139,9 +140,10 @@ class Attempt:
         own, parent = self.start.own, self.start.parent
         if own is not None:
             check_same_job(own, self.job)
+            check_same_dataset(own, self.run.dataset)
             return TrainingRecord.of(own).alpha
         if parent is not None:
-            check_fits(self.job, self.data, parent)
+            check_fits(self.job, self.run.dataset, self.data, parent)
             return inherited_alpha(self.job, TrainingRecord.of(parent))
         return first_alpha(self.run, self.data, self.device, self.reporter.emit, self.should_stop)
 
@@ -185,6 +187,7 @@ class Attempt:
             epoch_steps=self.epoch_steps,
             batch_size=job.batch_size,
             labels=[task.name for task in self.data.tasks],
+            dataset=json.dumps(self.run.dataset.model_dump(mode="json")),
             position=trainer.position,
             history=trainer.history,
         )

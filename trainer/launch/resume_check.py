@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TrainingRecord
-from trainer.spec import JobSpec, Publish, SpecError, parse_job
+from trainer.spec import DatasetSpec, JobSpec, Publish, SpecError, parse_dataset, parse_job
 from trainer.spec.base import May
 
 _FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
 _TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)
+_OF_PLACES = {"uri", "security", "max_bad_rows"}
+"""Fields of a dataset, and of its parts, that may change between attempts: where rows are, and how many may be bad."""
 _PUBLISH = "publish."  # before the name of each of these in the identity
 
 
@@ -37,6 +40,35 @@ def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
             f"{checkpoint.path} is of a job with another {', '.join(differ)}: resume it with the same spec, or use "
             "a new run directory"
         )
+
+
+def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
+    """Check that the checkpoint is of this dataset: a run goes on with the rows it began with, coded as they were.
+
+    Raises:
+        ValueError: it is of another; the message names the fields.
+    """
+    text = TrainingRecord.of(checkpoint).dataset
+    if text is None:
+        return
+    here, there = (_without_places(one) for one in (dataset, parse_dataset(json.loads(text), str(checkpoint.path))))
+    differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    if differ:
+        raise ValueError(
+            f"{checkpoint.path} is of a dataset with another {', '.join(differ)}: resume it with the same spec, or use "
+            "a new run directory"
+        )
+
+
+def _without_places(dataset: DatasetSpec) -> dict[str, str]:
+    """Return the fields of a dataset as text of JSON, in which features and labels have their order."""
+
+    def of(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        return {name: of(value) for name, value in part.items() if name not in _OF_PLACES}
+
+    return {name: json.dumps(part) for name, part in of(dataset.model_dump(mode="json")).items()}
 
 
 def _completed(identity: dict[str, Any], job: JobSpec) -> dict[str, Any]:

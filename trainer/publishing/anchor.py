@@ -85,15 +85,15 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
             num_anchored += int(lengthened.any(axis=1).sum())
             targets[NUM_SPECIAL_ROWS + part.start : NUM_SPECIAL_ROWS + part.stop] = lengthened
         if parent is not None:
-            basis = _turned(targets, run.job, data, table, parent)
+            basis = _turned(targets, run, data, table, parent)
         targets.flush()
     return f"anchored to {num_anchored} items of {publish.collection} {run.parent_version}{basis}"
 
 
-def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, parent: Checkpoint) -> str:
+def _turned(targets: Floats, run: Run, data: PreparedData, table: str, parent: Checkpoint) -> str:
     """Turn the targets, in place, into the basis of the parent's rows."""
-    check_fits(job, data, parent)
-    inherited_alpha(job, TrainingRecord.of(parent))
+    check_fits(run.job, run.dataset, data, parent)
+    inherited_alpha(run.job, TrainingRecord.of(parent))
     rows_of_parent = data.parent_rows(table)
     # A file without a name: tables are larger than memory.
     scratch = data.directory / f".{ANCHOR_FILE}.parent"
@@ -104,7 +104,7 @@ def _turned(targets: Floats, job: JobSpec, data: PreparedData, table: str, paren
         into = np.flatnonzero(parents >= 0)
         if len(into):
             first, last = int(parents[into[0]]), int(parents[into[-1]])
-            rows = stored_rows(job, parent, table, first, last - first + 1).read(table, decay=False)
+            rows = stored_rows(run.job, parent, table, first, last - first + 1).read(table, decay=False)
             parent_vectors[part.start + into] = rows[:, : targets.shape[1]].float().numpy()[parents[into] - first]
     both = np.flatnonzero(targets.any(axis=1) & parent_vectors.any(axis=1) & np.isfinite(parent_vectors).all(axis=1))
     try:

@@ -1,13 +1,14 @@
 """Which changes of a spec a run may go on with, from a checkpoint of its own."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.record import Position, TrainingRecord
-from trainer.launch.resume_check import check_same_job, identity_of
-from trainer.spec import parse_job
+from trainer.launch.resume_check import check_same_dataset, check_same_job, identity_of
+from trainer.spec import parse_dataset, parse_job
 
 
 def job(**changes):
@@ -51,3 +52,37 @@ def test_a_field_that_came_later_has_its_default():
     check_same_job(older, job())
     with pytest.raises(ValueError, match="another micro_batches"):
         check_same_job(older, job(micro_batches=2))
+
+
+DATASET = {
+    "name": "clicks", "uri": "clicks.parquet", "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+    "label": {"column": "click"},
+}  # fmt: skip
+
+
+def of_dataset(changes):
+    found = checkpoint()
+    found.extra["dataset"] = json.dumps(parse_dataset(DATASET).model_dump(mode="json"))
+    check_same_dataset(found, parse_dataset(DATASET | changes))
+
+
+@pytest.mark.parametrize("changes", [{}, {"uri": "moved/clicks.parquet"}, {"max_bad_rows": 0.1}])
+def test_a_run_goes_on_with_its_dataset_in_another_place(changes):
+    of_dataset(changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"features": {"item": {"type": "id"}, "user": {"type": "id"}}}, "features"),
+        ({"filter": "click < 2", "label": {"rule": "click >= 1"}}, "filter, label"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_dataset(changes, names):
+    """Its rows are prepared: a change would reach predictions and exports alone."""
+    with pytest.raises(ValueError, match=f"^step-000000000005 is of a dataset with another {names}: resume it with"):
+        of_dataset(changes)
+
+
+def test_a_checkpoint_that_does_not_say_its_dataset_may_be_of_any():
+    check_same_dataset(checkpoint(), parse_dataset(DATASET))

@@ -106,6 +106,14 @@ def test_a_warm_start_that_does_not_fit_is_refused(make_run, trained_run, small,
     assert "init_from" in error["message"]
 
 
+def test_a_warm_start_with_features_in_another_order_is_refused(make_run, trained_run, small):
+    first = trained_run("first", epochs=1)
+    turned = {"item": {"type": "id"}, "user": {"type": "id"}}
+    second = make_run("second", epochs=1, features=turned, init_checkpoint=str(first.checkpoints))
+    error = fails_with(second, small, "bad_input")
+    assert error["message"].startswith("features: the parent read user, item, in this order, the dataset has item, ")
+
+
 def test_a_warm_start_from_nothing_says_so(make_run, small, tmp_path):
     run = make_run(init_checkpoint=str(tmp_path / "gone"))
     assert execute(run, start_ranks) != 0
