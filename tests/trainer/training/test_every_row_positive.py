@@ -43,7 +43,7 @@ def test_a_softmax_over_the_batch_learns_of_positives_alone(tmp_path, rows, smal
 
 
 def test_a_loss_of_labels_is_told_what_else_there_is(tmp_path, rows, small):
-    dataset = clicks(rows, small, positive="every_row")
+    dataset = clicks(rows, small, column="click")
     with pytest.raises(DataError, match=r"labels is 1.*two_tower with loss sampled_softmax"):
         prepare(dataset, small.job(sse={}), tmp_path / "data")
 

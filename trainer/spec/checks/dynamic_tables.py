@@ -52,6 +52,14 @@ def dynamic_table_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 def dynamic_table_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield the settings that swap or compare rows of dynamic tables."""
+    if any(table.capacity is not None for table in job.tables.values()):
+        for name, label in dataset.labels.items():
+            if "frequency_buckets" in (label.metrics or ()):
+                yield FieldProblem(
+                    f"labels.{name}.metrics",
+                    "frequency_buckets is of items with rows of their own, and the job has dynamic tables",
+                    "leave it out, or tables.NAME.capacity",
+                )
     for name, feature in dataset.features.items():
         table = feature.shares or name
         if table in job.tables and job.tables[table].capacity is not None:

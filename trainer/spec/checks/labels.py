@@ -72,6 +72,13 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
         yield FieldProblem(
             "model.kind", f"{kind} trained by {loss_of(job)} does not weigh rows", "leave weight of the dataset out"
         )
+    if dataset.has_positives_alone and LOSSES[loss_of(job)].of_labels and not job.model.reads_sequences:
+        yield FieldProblem(
+            "label.positive",
+            f"{kind} trained by {loss_of(job)} learns from labels of both classes, and every row is a positive",
+            "use label: {negatives: {per_positive: 1, of: item}}, or a model that has negatives of its own: bpr, "
+            "item2vec, sasrec, two_tower with loss sampled_softmax",
+        )
     yield from _stopping_problems(job, dataset, [task.name for task in tasks])
     if not tasks:
         return

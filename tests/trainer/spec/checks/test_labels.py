@@ -255,6 +255,25 @@ def test_where_every_row_is_a_positive_rankings_are_watched(metric, metrics, mes
     assert watched_metric(job.against(dataset), dataset) == "recall_20_full"
 
 
+@pytest.mark.parametrize(
+    "model", [{"kind": "dnn"}, {"kind": "mf"}, {"kind": "two_tower"}, {"kind": "two_tower", "loss": "mse"}]
+)
+def test_a_loss_of_labels_needs_both_classes(model):
+    dataset = dataset_of(labels=None, label={"positive": "every_row"}, order="time")
+    for finds_negatives in ({"kind": "two_tower", "loss": "sampled_softmax"}, {"kind": "bpr"}, {"kind": "item2vec"}):
+        job_of(model=finds_negatives).against(dataset)
+    with pytest.raises(ValueError, match=r"^label.positive: .* learns from labels of both classes, .*sampled_softmax$"):
+        job_of(model=model).against(dataset)
+
+
+def test_a_label_has_no_frequency_buckets_where_tables_are_dynamic():
+    """Rows of a dynamic table are no items of their own."""
+    dataset = dataset_of(labels={"click": {"column": "click", "metrics": ["auc", "frequency_buckets"]}})
+    job_of().against(dataset)
+    with pytest.raises(ValueError, match=r"labels.click.metrics: frequency_buckets is of items with rows of their own"):
+        job_of(tables={"item": {"capacity": 10}}).against(dataset)
+
+
 def test_early_stopping_watches_calibrated_probabilities_of_a_job_that_has_them():
     stopping = {"early_stopping": {"metric": "logloss_calibrated/click"}}
     job_of(regularizers=stopping, output_calibration="platt").against(dataset_of())
