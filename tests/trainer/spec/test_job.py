@@ -155,7 +155,7 @@ def test_beta2_is_that_of_its_kind_unless_it_is_given(kind: str, beta2: float) -
     job = parse_job(JOB | {"optimizer": {"kind": kind}})
     assert job.optimizer.beta2 == beta2
     assert parse_job(job.model_dump(mode="json")) == job
-    assert parse_job(JOB | {"optimizer": {"kind": kind, "beta2": 0.9}}).optimizer.beta2 == 0.9
+    assert parse_job(JOB | {"optimizer": {"kind": kind, "beta2": 0.95}}).optimizer.beta2 == 0.95
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
@@ -525,3 +525,65 @@ def test_a_rule_for_held_versions_is_read_and_no_hash_changes_without_one() -> N
     plain = parse_job({**PUBLISHING, "publish": HELD_IN}).model_dump(mode="json")
     assert plain["publish"]["gate"] == {"mode": "enforce"}
     assert "held" not in plain["init_from"]
+
+
+CTR = {"user": {"type": "id"}, "item": {"type": "id"}, "cat": {"type": "id"}, "price": {"type": "dense"}}
+
+
+def of_rows(model: dict[str, Any], **fields: Any) -> None:
+    dataset = {
+        "name": "rows", "uri": "rows.parquet", "features": CTR, "label": {"column": "click"}, "order": "at",
+        "graphs": {"near": {**TRUST, "of": "cat"}},
+    }  # fmt: skip
+    parse_job({"name": "job", "dataset": {"name": "rows"}, "model": model, **fields}).against(parse_dataset(dataset))
+
+
+SASREC = {"kind": "sasrec"}
+LAPLACIAN = {"laplacian": {"feature": "cat", "graph": "near"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "says"),
+    [
+        ({"kind": "dnn"}, {"sse": {"price": {}}}, "sse.price: dnn looks up no rows of 'price'"),
+        ({"kind": "mf"}, {"sse": {"cat": {}}}, "sse.cat: mf looks up no rows of 'cat'"),
+        ({"kind": "item2vec"}, {"sse": {"user": {}}}, "sse.user: item2vec looks up no rows of 'user'"),
+        (
+            {"kind": "mf"},
+            {"regularizers": LAPLACIAN},
+            "feature: mf looks up no rows of 'cat': use user or item",
+        ),
+        ({"kind": "dnn"}, {"tables": {"price": {"dtype": "float16"}}}, "tables.price: no such table .*cat, item, user"),
+        (SASREC, {"tables": {"user": {"dtype": "float16"}}}, r"tables.user: no such table \(there are item\)"),
+        (SASREC, {"sharding": {"user": "row_wise"}}, r"sharding.user: no such table \(there are item\)"),
+    ],
+)
+def test_settings_of_rows_that_the_model_does_not_read_are_refused(model: Any, fields: Any, says: str) -> None:
+    """They would have no effect."""
+    of_rows(model)
+    with pytest.raises(ValueError, match=says):
+        of_rows(model, **fields)
+
+
+def test_swaps_of_probability_0_may_be_of_any_feature() -> None:
+    of_rows({"kind": "mf"}, sse={"cat": {"probability": 0.0}})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [
+        ({"kind": "adam", "beta1": 0.9, "beta2": 0.8}, "optimizer: moments 'dense' needs beta1 < beta2"),
+        ({"kind": "adagradw", "learning_rate": 1.0, "weight_decay": 1.5}, "must stay below 1, not 1.5"),
+        ({"kind": "adamw", "learning_rate": 0.5, "weight_decay": 0.5}, "takes more from a row in a step than"),
+        (
+            {"kind": "adam", "learning_rate": 0.5,
+             "by_frequency": [{"buckets": [1], "kind": "adamw", "weight_decay": 0.5}]},
+            "takes more from a row in a step than",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_of_the_optimizer_that_do_not_go_together_are_refused(optimizer: Any, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        of_rows({"kind": "dnn"}, optimizer=optimizer)
+    mended = {"beta2": 0.999} if "beta1" in optimizer else {"learning_rate": 0.001}
+    of_rows({"kind": "dnn"}, optimizer=optimizer | mended)

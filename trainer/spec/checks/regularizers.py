@@ -23,7 +23,7 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     regularizers, kind, sequence = spec.regularizers, spec.model.kind, spec.model.reads_sequences
     if regularizers.label_smoothing and (sequence or not LOSSES[loss_of(spec)].of_classes):
         yield FieldProblem("regularizers.label_smoothing", f"{kind} has no class labels to smooth here", "leave it 0")
-    if spec.dense_optimizer.weight_decay and spec.model.reads_pairs:
+    if spec.dense_optimizer.weight_decay and not spec.model.has_dense_parameters:
         yield FieldProblem(
             "dense_optimizer.weight_decay", f"{kind} has no dense parameters", "use regularizers.l2, or leave it 0"
         )
@@ -77,6 +77,12 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fie
     elif dataset.features[laplacian.feature].type != "id":
         yield FieldProblem(
             "regularizers.laplacian.feature", f"'{laplacian.feature}' is no single id", "use one of type id"
+        )
+    elif laplacian.feature not in (looked_up := job.model.looked_up(dataset)):
+        yield FieldProblem(
+            "regularizers.laplacian.feature",
+            f"{job.model.kind} looks up no rows of '{laplacian.feature}'",
+            f"use {' or '.join(looked_up)}",
         )
     elif laplacian.graph not in dataset.graphs:
         there = ", ".join(sorted(dataset.graphs)) or "none"
@@ -188,5 +194,5 @@ def _sam_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield FieldProblem(
                 f"tables.{name}.dtype", f"{stored.dtype} cannot hold what regularizers.sam adds to a row", "use float32"
             )
-    if sam.of == "dense" and spec.model.reads_pairs:
+    if sam.of == "dense" and not spec.model.has_dense_parameters:
         yield FieldProblem("regularizers.sam.of", f"{spec.model.kind} has no dense parameters", "use all or tables")

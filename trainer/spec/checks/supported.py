@@ -21,6 +21,7 @@ from trainer.spec.checks.output_calibration import output_calibration_fit_proble
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
 from trainer.spec.problems import FieldProblem
+from trainer.spec.row_optimizer import row_optimizer
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -35,8 +36,8 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(
             "optimizer.alpha", "auto looks at a validation split", "set evaluation.split.validation, or use default"
         )
-    yield from optimizer_problems(optimizer)
-    yield from by_frequency_problems(spec)
+    of_fields = [*optimizer_problems(optimizer), *by_frequency_problems(spec)]
+    yield from of_fields or _together_problems(optimizer)
     if spec.micro_batches > spec.batch_size:
         yield FieldProblem(
             "micro_batches", f"a batch of {spec.batch_size} has no {spec.micro_batches} parts", "use fewer"
@@ -78,6 +79,15 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
         if setting not in answered and not kind.takes(setting) and getattr(optimizer, setting) != field.default:
             kinds = ", ".join(kinds_that_take(setting))
             yield FieldProblem(f"optimizer.{setting}", f"{name} has none", f"use one of {kinds}, or leave it out")
+
+
+def _together_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
+    """Yield why settings of the row optimizer that it has do not go together, where they do not."""
+    try:
+        # What is made of another alpha, and how long an epoch is, is known with the rows.
+        row_optimizer(optimizer, alpha=optimizer.alpha if isinstance(optimizer.alpha, float) else 1.0, epoch_steps=1)
+    except ValueError as error:
+        yield FieldProblem("optimizer", str(error))
 
 
 def sharding_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -192,10 +202,16 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("dataset.name", f"the job names '{job.dataset.name}', the dataset is '{dataset.name}'")
     if job.dataset.window is not None and dataset.partition is None:
         yield FieldProblem("dataset.window", f"dataset '{dataset.name}' has no partition column")
-    inputs = dataset.features | dataset.joined_features
+    inputs, looked_up = dataset.features | dataset.joined_features, job.model.looked_up(dataset)
     for feature, sse in job.sse.items():
         if feature != "label" and feature not in inputs:
             yield FieldProblem(f"sse.{feature}", f"no such feature (there are {', '.join(sorted(inputs))})")
+        elif feature != "label" and feature not in looked_up and sse.probability:
+            yield FieldProblem(
+                f"sse.{feature}",
+                f"{job.model.kind} looks up no rows of '{feature}' that could be swapped",
+                "leave it out",
+            )
         elif sse.graph is not None and sse.graph not in dataset.graphs:
             there = ", ".join(sorted(dataset.graphs)) or "none"
             yield FieldProblem(
@@ -216,8 +232,10 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     yield from evaluation_fit_problems(job, dataset)
     yield from output_calibration_fit_problems(job, dataset)
     inputs = dataset.joined_features
-    tables = {feature.shares or name for name, feature in inputs.items()}
-    yield from column_problems(job, {f.shares or name for name, f in inputs.items() if f.has_ids})
+    # A pair model has tables of features that it does not read; one of sequences has that of items alone.
+    with_ids = looked_up if job.model.reads_sequences else [name for name, one in inputs.items() if one.has_ids]
+    tables = {inputs[name].shares or name for name in with_ids}
+    yield from column_problems(job, tables)
     for table in job.sharding:
         if table not in tables:
             yield FieldProblem(f"sharding.{table}", f"no such table (there are {', '.join(sorted(tables))})")

@@ -56,6 +56,8 @@ class ModelSpec(Spec):
     """Whether it reads vectors: its module looks up through ``lookup`` and cuts its numbers by ``numbers``."""
     reads_pairs: ClassVar[bool] = False
     """Whether it reads the features user and item alone, whatever else a dataset has."""
+    has_dense_parameters: ClassVar[bool] = True
+    """Whether it learns anything but rows of tables."""
     reads_items: ClassVar[bool] = False
     """Whether it reads features of the item table, and has a vector for an item without a row."""
     reads_sequences: ClassVar[bool] = False
@@ -140,6 +142,12 @@ class ModelSpec(Spec):
     def mixes_batch(self) -> bool:
         """Whether a sample's score depends on other samples of the batch."""
         return False
+
+    def looked_up(self, dataset: DatasetSpec) -> list[str]:
+        """Return the features of ids whose rows it reads, of those of the rows and of the item table."""
+        ids = [name for name, feature in dataset.joined_features.items() if feature.has_ids]
+        only = ("item",) if self.reads_sequences else ("user", "item") if self.reads_pairs else tuple(ids)
+        return [name for name in ids if name in only]
 
     def table_columns(self, table: str) -> int:
         """Return the number of columns of a table: the vector, and what the kind keeps for each id in addition."""

@@ -19,6 +19,7 @@ class PairSpec(ModelSpec):
     """A model that reads one user and one item of each row, and nothing else."""
 
     reads_pairs = True
+    has_dense_parameters = False
     learns_products = True
     publishes_items = True
     determines_vectors = True

@@ -59,6 +59,7 @@ class Item2VecSpec(SequenceSpec):
     kind: Literal["item2vec"]
 
     has_dropout = False
+    has_dense_parameters = False
 
     has_both_sides_in_rows = True
     window: Annotated[int, May.DIFFER_ON_WARM_START] = Field(default=3, ge=1, le=100)

@@ -484,6 +484,11 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
         ),
         ({"regularizers": {"sam": {}}, "tables": {"item": {"dtype": "bfloat16"}}}, "use float32"),
         ({"regularizers": {"sam": {"of": "dense"}}, "model": {"kind": "bpr"}}, "no dense parameters"),
+        ({"regularizers": {"sam": {"of": "dense"}}, "model": {"kind": "item2vec"}, "sse": {}}, "no dense parameters"),
+        (
+            {"dense_optimizer": {"weight_decay": 0.1}, "model": {"kind": "item2vec"}, "sse": {}},
+            "dense_optimizer.weight_decay: item2vec has no dense parameters",
+        ),
         ({"regularizers": {"sam": {"rho": 0}}}, "regularizers.sam.rho"),
         (
             {"regularizers": {"early_stopping": {}}, "evaluation": {"split": {"validation": 0.0}}},
