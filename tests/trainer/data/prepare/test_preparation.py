@@ -320,6 +320,15 @@ def test_prepared_data_are_reused_until_something_changes(clicks, dataset_spec, 
     assert sum(second.num_examples.values()) == 301
 
 
+def test_features_in_another_order_are_prepared_anew(clicks, dataset_spec, job_spec, tmp_path):
+    """Batches have the order of the dataset, and towers and predictions have it too."""
+    rows = dataset_spec(clicks(300)).uri
+    for names in (("user", "item"), ("item", "user")):
+        dataset = dataset_spec(rows, features={name: {"type": "id"} for name in names})
+        data = prepare(dataset, job_spec(), tmp_path / "data")
+        assert [key.name for key in data.keys] == list(names)
+
+
 def test_lineage_fingerprint_follows_content_not_place(clicks, dataset_spec, job_spec, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     pq.write_table(clicks(300), tmp_path / "elsewhere" / "rows.parquet", row_group_size=97)
