@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,17 @@ DROPOUT: dict[str, dict[str, Any] | None] = {
 """By row ``dropout_method``; None: no dropout at all."""
 COSTLY = ("R_approx (8 samples)", "DROPOUT_8", "DROPOUT_8 + xi_approx", "DROPOUT_32")
 """Rows that the small form does not have."""
+IDENTITY = "identity Hessian (sampled)"
 TUNED: dict[str, dict[str, Any]] = {
     "R~": LOSS_JACOBIAN,
     "R~ + xi_approx": LOSS_JACOBIAN | APPROXIMATE_NOISE,
-    "identity Hessian (sampled)": {"masks": 0, "explicit": "identity", "sign_samples": 1},
+    IDENTITY: {"masks": 0, "explicit": "identity", "sign_samples": 1},
 }
 """The same, of the rows whose strength validation takes, as in the paper."""
 FACTORS = (0.25, 1.0, 4.0)
 """Of lambda_1 = q / (1 - q), the coefficient of the equations."""
+IDENTITY_FACTORS = (0.0001, 0.001, 0.01)
+"""The identity's trace is the number of words, the Hessian's of the loss at most 1."""
 L2_STRENGTHS = (1e-6, 1e-5, 1e-4, 1e-3)
 ADAPTIVE: dict[str, dict[str, Any] | None] = {"none": None, "R_approx + xi_approx": SAMPLED | APPROXIMATE_NOISE}
 """Rows of the adaptive softmax (below claim C.1)."""
@@ -55,7 +58,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
     clusters = [10, 20] if quick else CLUSTERS
     methods = [
         *(("full", row, "", {"method": method}) for row, method in DROPOUT.items() if not (quick and row in COSTLY)),
-        *_tuned(FACTORS[:1] if quick else FACTORS, L2_STRENGTHS[:1] if quick else L2_STRENGTHS),
+        *_tuned(1 if quick else None),
         *(("adaptive", row, "", {"method": method, "adaptive": clusters}) for row, method in ADAPTIVE.items()),
     ]
     trials = tuple(
@@ -95,13 +98,13 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
     return Recipe("language", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), () if quick else claims, prepare)
 
 
-def _tuned(factors: Sequence[float], l2_strengths: Sequence[float]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Yield (column, row, tried, settings) of the candidates for each strength."""
+def _tuned(most: int | None) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Yield (column, row, tried, settings) of the candidates for each strength, of which a row has ``most``."""
     for row, method in TUNED.items():
-        for factor in factors:
+        for factor in (IDENTITY_FACTORS if row == IDENTITY else FACTORS)[:most]:
             strength = {} if factor == 1.0 else {"explicit_strength": factor * RATE / (1.0 - RATE)}
             yield "full", row, f"lambda_1 times {factor:g}", {"method": method | strength}
-    for l2 in l2_strengths:
+    for l2 in L2_STRENGTHS[:most]:
         yield "full", "l2", f"{l2:g}", {"method": None, "l2": l2}
 
 
