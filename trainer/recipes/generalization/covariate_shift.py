@@ -38,11 +38,11 @@ def covariate_shifts(tower: nn.Module, loss: Callable[[], Tensor], rate: float) 
         whole = loss()
         gradients = [torch.autograd.grad(whole, layer, retain_graph=True) for layer in layers]
         shifts = []
-        for below, here in enumerate(range(1, len(layers))):
+        for number, layer in enumerate(layers[1:], 1):
             with torch.no_grad():
-                for parameter, gradient in zip(layers[below], gradients[below], strict=True):
+                for parameter, gradient in zip(layers[number - 1], gradients[number - 1], strict=True):
                     parameter.sub_(rate * gradient.sign())
-            shifts.append(_shift(gradients[here], torch.autograd.grad(loss(), layers[here])))
+            shifts.append(_shift(gradients[number], torch.autograd.grad(loss(), layer)))
     finally:
         tower.load_state_dict(before)
         tower.train(was_training)

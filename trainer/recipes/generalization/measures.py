@@ -121,8 +121,7 @@ def by_depth(subject: Subject) -> dict[str, list[float]]:
     inputs = inputs_of(tower, subject.losses)[:NUM_ROWS]
     found = {"trained": jacobian_norms(tower, inputs), **_shifts("trained", subject, subject.model)}
     for name, factor in (("initial", 1.0), ("large", LARGE)):
-        model = subject.initial_model()
-        initial: Any = model.tower
+        initial: Any = subject.initial_model().tower
         scale_weights(initial, factor)
         with_moments_of(initial, inputs)
         found[name] = jacobian_norms(initial, inputs)
