@@ -8,8 +8,10 @@ from typing import ClassVar, Literal
 
 from embeddings.optim.base import (
     FIRST_TOUCH,
+    MAX_HORIZON,
     MAX_LEAD,
     MOMENTS,
+    VANISHED_PRESENT,
     AdaptiveDecay,
     RowOptimizer,
     TouchedRows,
@@ -59,12 +61,23 @@ class Adam(RowOptimizer):
         for name in ("beta1", "beta2"):
             check_beta(name, getattr(self, name))
         check_one_of("moments", self.moments, MOMENTS)
-        if self.moments == "dense" and self.beta1 > 0.0 and not self.idle_ratio < 1.0:
+        if not self.idle_momentum:
+            return
+        if not self.idle_ratio < 1.0:
             bound = "beta2^1.5 (eps stands inside the root)" if self.eps_inside_root else "beta2"
             raise ValueError(
                 f"moments 'dense' needs beta1 < {bound}, not {self.beta1} and beta2 = {self.beta2}: "
                 "else an idle row's movement does not die away; use moments 'lazy'"
             )
+        if (horizon := self.idle_steps_until(VANISHED_PRESENT)) > MAX_HORIZON:
+            raise ValueError(
+                f"beta1 {self.beta1} beside beta2 {self.beta2}: momentum lives for {horizon} idle steps, "
+                f"more than {MAX_HORIZON}; use moments 'lazy' or a smaller beta1"
+            )
+
+    def idle_steps_until(self, vanished: float) -> int:
+        """Return after how many steps without a touch the movement by momentum is below that share of the first."""
+        return math.ceil(math.log(vanished) / math.log(self.idle_ratio))
 
     @property
     def betas(self) -> tuple[float, float]:

@@ -23,6 +23,10 @@ FIRST_TOUCH = ("keep", "literal")
 DECAYS = ("at_read", "at_update", "by_epoch")
 # With dense moments and a decay, a row may be stored at most so much farther from its value than without a decay.
 MAX_LEAD = 32.0
+# Where rows are stored as they are: P and r^J below this add nothing to a float64.
+VANISHED_PRESENT = 1e-18
+# The most idle steps after which a row's momentum is looked at.
+MAX_HORIZON = 1 << 16
 
 
 class Lookahead(Protocol):

@@ -37,22 +37,18 @@ All is float64. The vectors over J belong to one K; one recurrence carries them 
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from embeddings.optim.adam import Adam
-from embeddings.optim.base import MAX_LEAD, RowOptimizer
+from embeddings.optim.base import MAX_HORIZON, MAX_LEAD, VANISHED_PRESENT, RowOptimizer
 from embeddings.optim.by_bucket import ByBucket
 from embeddings.optim.idle_decay import idle_decay
 from embeddings.optim.idle_momentum import IdleMomentum
 
 # r^J below this is dropped: the rest of an idle row's movement, in units of the first step's.
 VANISHED = {"float64": 1e-13, "float32": 1e-6}
-# Where rows are stored as they are: P and r^J below this add nothing to a float64.
-VANISHED_PRESENT = 1e-18
-MAX_HORIZON = 1 << 16
 # A product of two roots must not vanish in float32, nor may this matter beside the root of the smallest v: floors are
 # no smaller.
 SMALLEST_FLOOR = {"float64": 0.0, "float32": 1e-18}
@@ -127,22 +123,11 @@ class DeferredUpdateCoefficients:
         return bool(product[-1] > 0.0 and np.sum(powers / product) <= MAX_LEAD * np.sum(powers))
 
     def _steps_until(self, vanished: float) -> int:
-        """Return after how many steps without a touch the movement by momentum is below ``vanished``.
-
-        Raises:
-            ValueError: betas with which momentum lives for too many steps.
-        """
+        """Return after how many steps without a touch the movement by momentum is below ``vanished``."""
         if not self.momentum:
             return 0
-        optimizer = self.optimizer
-        assert isinstance(optimizer, Adam)
-        horizon = math.ceil(math.log(vanished) / math.log(optimizer.idle_ratio))
-        if horizon > MAX_HORIZON:
-            raise ValueError(
-                f"beta1 {optimizer.beta1} beside beta2 {optimizer.beta2}: momentum lives for {horizon} idle steps, "
-                f"more than {MAX_HORIZON}; use moments 'lazy' or a smaller beta1"
-            )
-        return horizon
+        assert isinstance(self.optimizer, Adam)
+        return self.optimizer.idle_steps_until(vanished)
 
     def _steps_until_rows_vanish(self, momentum_steps: int) -> int:
         """Return after how many steps a row that is stored as it is needs its moments no more: nothing is left of it.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embeddings.refresh.held_versions import sound_version
-from embeddings.store import StoreError, open_store
+from embeddings.store import StoreError, StoreUnavailable, open_store
 from trainer.runs.directory import CHECKPOINTS, RUN_FILE
 from trainer.spec import InitFrom
 
@@ -32,6 +32,7 @@ def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
 
     Raises:
         ValueError: there is no such version, or its run is not here.
+        StoreUnavailable: the store does not answer.
     """
     if init_from.job is not None:
         return Start(_checkpoints(init_from.job, runs, f"init_from.job '{init_from.job}'"))
@@ -41,6 +42,8 @@ def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
     try:
         held = sound_version(collection) if init_from.held == "go_on" and collection.exists() else None
         manifest = held or collection.manifest(version)
+    except StoreUnavailable:
+        raise  # the version may well be there: to train from nothing is no remedy
     except StoreError as error:
         raise ValueError(
             f"init_from.collection: {error}; or leave init_from out for the first training, or give --init RUN_DIR"

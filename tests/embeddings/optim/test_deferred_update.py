@@ -270,11 +270,6 @@ def test_memory_does_not_grow_with_the_number_of_steps():
     assert all(moved[1] == 0.0 for moved, _ in movements)
 
 
-def test_momentum_that_lives_too_long_is_refused():
-    with pytest.raises(ValueError, match="use moments 'lazy'"):
-        DeferredUpdateCoefficients(Adam(beta1=0.99999, beta2=0.999999))
-
-
 def test_a_row_from_the_future_is_refused():
     with pytest.raises(ValueError, match="restore completed_steps"):
         DeferredUpdateCoefficients(AdamAR(moments="lazy")).at(5).for_rows(np.array([6]))

@@ -245,6 +245,7 @@ def test_lazy_moments_are_not_dense_adam():
         (lambda: Adam(beta1=0.99, beta2=0.9), "beta1 < beta2"),
         (lambda: Adam(moments="sparse"), "dense or lazy"),
         (lambda: Adam(beta1=0.9986, beta2=0.999, eps_inside_root=True), r"beta2\^1\.5"),
+        (lambda: Adam(beta1=0.99999, beta2=0.999999), "momentum lives for .* idle steps, more than 65536; use moments"),
         (lambda: SGD(clip_row_norm=0.0), "clip_row_norm"),
         (lambda: AdamW(weight_decay=-0.1), "weight_decay"),
         (lambda: AdamW(1.0, weight_decay=1.0), "must stay below 1"),

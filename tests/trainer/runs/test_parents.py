@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.store import open_store
+from embeddings.store import StoreUnavailable, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from trainer.runs.parents import Start, start_of
 from trainer.spec import InitFrom
@@ -78,3 +78,9 @@ def test_without_a_publication_the_remedies_are_named(store: str, runs: Path, th
     for held in ("skip", "go_on"):
         with pytest.raises(ValueError, match="leave init_from out for the first training, or give --init"):
             start_of(InitFrom(collection="items", held=held), store, runs)
+
+
+def test_of_a_store_that_is_away_training_from_nothing_is_no_remedy(runs: Path) -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        start_of(InitFrom(collection="items"), "redis://127.0.0.1:1/0", runs)
+    assert "leave init_from out" not in str(caught.value)

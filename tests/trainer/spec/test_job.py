@@ -150,6 +150,15 @@ def test_more_micro_batches_than_samples_are_refused() -> None:
         parse_job(JOB | {"batch_size": 8, "micro_batches": 9})
 
 
+def test_batch_normalisation_of_single_rows_is_refused() -> None:
+    normalised = JOB | {"model": {"kind": "dnn", "batch_norm": True}}
+    with pytest.raises(SpecError, match="micro_batches: normalised by itself alone, a part of one row is 0"):
+        parse_job(normalised | {"batch_size": 8, "micro_batches": 5})
+    with pytest.raises(SpecError, match="batch_size: normalised by itself alone"):
+        parse_job(normalised | {"batch_size": 1})
+    parse_job(normalised | {"batch_size": 8, "micro_batches": 4})
+
+
 @pytest.mark.parametrize(("kind", "beta2"), [("rmsprop", 0.99), ("rmsprop_ar", 0.99), ("rowwise_adam", 0.999)])
 def test_beta2_is_that_of_its_kind_unless_it_is_given(kind: str, beta2: float) -> None:
     job = parse_job(JOB | {"optimizer": {"kind": kind}})
@@ -573,6 +582,7 @@ def test_swaps_of_probability_0_may_be_of_any_feature() -> None:
     ("optimizer", "says"),
     [
         ({"kind": "adam", "beta1": 0.9, "beta2": 0.8}, "optimizer: moments 'dense' needs beta1 < beta2"),
+        ({"kind": "adam", "beta1": 0.9985}, "beta1 0.9985 beside beta2 0.999: momentum lives for 82790 idle"),
         ({"kind": "adagradw", "learning_rate": 1.0, "weight_decay": 1.5}, "must stay below 1, not 1.5"),
         ({"kind": "adamw", "learning_rate": 0.5, "weight_decay": 0.5}, "takes more from a row in a step than"),
         (
@@ -585,5 +595,5 @@ def test_swaps_of_probability_0_may_be_of_any_feature() -> None:
 def test_settings_of_the_optimizer_that_do_not_go_together_are_refused(optimizer: Any, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         of_rows({"kind": "dnn"}, optimizer=optimizer)
-    mended = {"beta2": 0.999} if "beta1" in optimizer else {"learning_rate": 0.001}
+    mended = {"beta1": 0.9, "beta2": 0.999} if "beta1" in optimizer else {"learning_rate": 0.001}
     of_rows({"kind": "dnn"}, optimizer=optimizer | mended)

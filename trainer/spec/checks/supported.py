@@ -42,6 +42,9 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(
             "micro_batches", f"a batch of {spec.batch_size} has no {spec.micro_batches} parts", "use fewer"
         )
+    elif spec.model.mixes_batch and spec.batch_size < 2 * spec.micro_batches:
+        where, remedy = ("micro_batches", "use fewer") if spec.batch_size > 1 else ("batch_size", "use a larger one")
+        yield FieldProblem(where, "normalised by itself alone, a part of one row is 0 whatever it has", remedy)
     yield from sse_problems(spec)
     yield from regularizer_problems(spec)
     yield from kernel_problems(spec)

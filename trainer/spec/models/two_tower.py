@@ -75,6 +75,9 @@ class TwoTowerSpec(HardNegativesSpec, TowerSpec):
         if self.hard_negatives is not None and not self.is_softmax_of_batch:
             why = f"with {self.loss} a row is compared with its own label alone"
             yield FieldProblem(WHERE, why, "use loss sampled_softmax, or leave it out")
+        if self.is_softmax_of_batch and self.hard_negatives is None and job.batch_size == 1:
+            why = "sampled_softmax takes its negatives from the batch, and a batch of one row has none"
+            yield FieldProblem("batch_size", why, "use a larger one")
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)

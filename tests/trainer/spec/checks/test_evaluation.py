@@ -98,6 +98,10 @@ def test_some_metrics_are_available_for_every_model(kind):
             "micro_batches: sampled_softmax takes its negatives from the whole batch",
         ),
         (
+            {"model": {"kind": "two_tower", "loss": "sampled_softmax"}, "batch_size": 1},
+            "batch_size: sampled_softmax takes its negatives from the batch, and a batch of one row has none",
+        ),
+        (
             {"model": {"kind": "two_tower", "loss": "sampled_softmax"}, "sse": {"label": {"probability": 0.1}}},
             "sse.label: sampled_softmax has no class labels to flip",
         ),
