@@ -6,17 +6,22 @@ It looks for things that one of them knows and the others do not. It queries the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from service.client import Client, ProblemError
+from service.client.http import part
 from service.core.tenants import DEFAULT_TENANT, HEADER
 
 LOOKED_AT = 200
 """So many of the newest jobs, and of the newest run directories."""
+AUDIT_LOOKED_AT = 5000
+"""So many of the newest entries of the audit log, which is kept for ever."""
 SHOWN = 5
+ERASE = "POST /v1/collections/{collection}/erase"
 
 
 class OutOfStep(NamedTuple):
@@ -38,10 +43,12 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
         ServiceError: The service cannot be queried.
     """
     newest: dict[str, str] = {}
+    erasures: dict[str, list[dict[str, Any]]] = {}
     strangers = []
     for collection in client.collections():
         name = collection["name"]
         versions = client.versions(name)
+        erasures[name] = list(client.items(f"/collections/{part(name)}/erasures"))
         newest[name] = max((one["version"] for one in versions), default="")
         strangers += [
             f"{name} {one['version']} by {one['job']}"
@@ -70,6 +77,14 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
             "the store is older than the database: submit their specs again, or trigger their days; the numbers of "
             "those versions are given out anew",
         )
+    forgotten = _forgotten_erasures(client.items("/audit", AUDIT_LOOKED_AT, own), erasures)
+    if forgotten:
+        yield OutOfStep(
+            "erasures",
+            f"the audit log has erasures that the store does not know: {_listed(forgotten)}",
+            "the store is older than the database and may serve those ids again: erase them again before anything is "
+            "published, from your own record of them, as no id is kept in clear",
+        )
     if not operator:
         return
     there = islice(sorted(runs.glob("job_*"), reverse=True), LOOKED_AT)
@@ -80,6 +95,34 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
             f"run directories of jobs that the database does not know: {_listed(orphans)}",
             f"the database is older than they are: look whether one still runs, then keep or remove them ({runs})",
         )
+
+
+def _forgotten_erasures(
+    entries: Iterable[Mapping[str, Any]], erasures: Mapping[str, Iterable[Mapping[str, Any]]]
+) -> list[str]:
+    """Return the erasures of the audit log, newest first, that their collection has no note of.
+
+    Args:
+        entries: The audit log, newest first.
+        erasures: What each collection says was erased and readmitted.
+    """
+    notes: dict[tuple[str, str], list[datetime.datetime]] = {}
+    for name, told in erasures.items():
+        for note in told:
+            if note["kind"] == "erase" and note["key"] is not None:
+                notes.setdefault((name, note["key"]), []).append(datetime.datetime.fromisoformat(note["at"]))
+    forgotten = []
+    done = [entry for entry in entries if entry["action"] == ERASE and entry["status"] == 200]
+    for entry in reversed(done):
+        name, at = entry["object"].split("/")[-2], datetime.datetime.fromisoformat(entry["at"])
+        known = notes.get((name, entry["key_id"]), [])
+        # The note is written first, the entry with the answer: each entry takes the latest note before it.
+        own_note = max((noted for noted in known if noted <= at), default=None)
+        if own_note is None:
+            forgotten.append(f"{name} at {entry['at']} by {entry['key_name']}")
+        else:
+            known.remove(own_note)
+    return forgotten[::-1]
 
 
 def _is_operator(client: Client) -> bool:

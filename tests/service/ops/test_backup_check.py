@@ -103,6 +103,11 @@ async def publish(app: Any, client: Any, settings: Settings) -> str:
     return str(job)
 
 
+async def erase(client: Any, item: int) -> None:
+    body = {"ids": [item], "reason": "asked to"}
+    (await client.post("/v1/collections/items/erase", json=body)).raise_for_status()
+
+
 async def test_a_database_and_a_store_of_different_moments(
     settings: Settings,
     runs: SmallRuns,
@@ -125,11 +130,13 @@ async def test_a_database_and_a_store_of_different_moments(
 
             await until(progressed)
             backups.make("earlier")
+            await erase(client, 7001)  # no run has it, so that the next may publish
             shutil.copytree(store, earlier_store)
             # What the backups do not know: a run's end, a job, its version.
             (settings.run_dir(under_way) / "finish").touch()
             whole = await wait_for(client, under_way, "succeeded")
             second = await publish(app, client, settings)
+            await erase(client, 7002)
             async with app.state.database.write() as connection:
                 # As an upgrade does: a table that stayed would end the next one.
                 await connection.execute(sa.text("CREATE TABLE of_a_later_version (id integer)"))
@@ -161,8 +168,9 @@ async def test_a_database_and_a_store_of_different_moments(
     shutil.rmtree(store)
     shutil.copytree(earlier_store, store)
     out, served = told(settings, tmp_path, monkeypatch)
-    assert set(out) == {"store"}
+    assert set(out) == {"store", "erasures"}
     assert f"items v000002 by {second}" in out["store"].message
+    assert out["erasures"].message.count("items at ") == 1, "the one that the older store has not"
     assert served == "v000001"
 
     # Both of one moment again.
