@@ -107,8 +107,10 @@ class CollectionDirectory:
 
     def next_version(self) -> str:
         """Return the name of the next version; under the writer lock."""
-        names = self.version_names()
-        return f"v{(number_of(names[-1]) if names else 0) + 1:06d}"
+        # One that is marked or was served, but is gone (a torn backup), must not lend its state to a new one.
+        marked = [path.stem for path in self.states.glob("v*.json") if VERSION_PATTERN.fullmatch(path.stem)]
+        names = [*self.version_names(), *self.pointer.read().versions, *marked]
+        return f"v{max(map(number_of, names), default=0) + 1:06d}"
 
     def read_manifest(self, version: str) -> VersionManifest | None:
         """Return the manifest that is on disk now, None where there is none; raise CorruptStore."""

@@ -78,6 +78,25 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("became", ["published", "held"])
+def test_a_version_that_a_torn_backup_lost_gives_its_state_to_no_other(tmp_path: Path, became: str) -> None:
+    """A file copy that took the versions before, and the pointer and the marks after a publication."""
+    collection = open_store(tmp_path).collection("items")
+    ids = np.arange(10)
+    rows = np.eye(10, dtype=np.float32)
+    first = collection.write(ItemVectors(ids, rows))
+    collection.publish(first, None)
+    lost = collection.write(ItemVectors(ids, rows), parent=first)
+    collection.publish(lost, first) if became == "published" else collection.hold(lost, ["shaken"])
+    shutil.rmtree(tmp_path / "collections" / "items" / "versions" / lost)
+    restored = open_store(tmp_path).collection("items")
+    assert restored.open().version == first, "the one before is served"
+    candidate = restored.write(ItemVectors(ids, 2 * rows), parent=first)
+    assert candidate != lost
+    assert restored.manifest(candidate)["state"] == "candidate", "nobody has judged it"
+    assert restored.open().version == first
+
+
 @pytest.mark.process
 @pytest.mark.slow
 def test_killed_at_every_point_of_a_publication(memory_path: Path) -> None:
