@@ -33,6 +33,8 @@ PER_WEBHOOK = 5
 """Deliveries of one webhook in a batch, which takes as long as the slowest receiver in it."""
 TIMEOUT_SECONDS = 10.0
 LEASE = datetime.timedelta(seconds=60)
+CLOCKS_APART = datetime.timedelta(minutes=5)
+"""Clocks of processes on one database differ by less; one that is further ahead is wrong."""
 WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
 """After each failed attempt; after the last of them, some 32 hours on, a delivery is given up."""
 SHOWN_BYTES = 300
@@ -91,7 +93,11 @@ class _Due(DeliveryRow):
 async def _take(database: Database) -> list[_Due]:
     now = tables.now()
     table, hook = tables.webhook_delivery, tables.webhook
-    due = sa.and_(table.c.next_at <= now, hook.c.paused.is_(False))
+    # What lies further ahead than the wait after its attempt was reckoned by a clock that has been set back since.
+    waits = [datetime.timedelta(seconds=seconds) for seconds in (0, *WAITS_SECONDS)]
+    latest = [now + max(LEASE, wait) + CLOCKS_APART for wait in waits]
+    set_back = sa.or_(*(sa.and_(table.c.attempt == made, table.c.next_at > at) for made, at in enumerate(latest)))
+    due = sa.and_(sa.or_(table.c.next_at <= now, set_back), hook.c.paused.is_(False))
     async with database.read() as connection:
         if await connection.scalar(sa.select(table.c.id).join(hook).where(due).limit(1)) is None:
             return []
