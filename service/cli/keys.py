@@ -24,11 +24,12 @@ def create_key(
         typer.Option("--scope", help="jobs:read, jobs:write, features:read, features:write or admin; repeat it."),
     ],
     tenant: Annotated[str | None, typer.Option(help="Another tenant than one's own, for operators.")] = None,
+    expires_at: Annotated[str | None, typer.Option(help="A time with zone, such as 2027-01-31T18:00:00Z.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a key and show it, only this once."""
     with Client() as client:
-        answer = client.create_key(name, scope, tenant)
+        answer = client.create_key(name, scope, tenant, expires_at)
     remark = f"key {answer['id']} with {', '.join(scope)}: kept nowhere in clear, so keep it now"
     output.print_with_note(answer, "key", remark, as_json)
 

@@ -214,16 +214,20 @@ class Client(JobCalls, VectorCalls):
     def keys(self) -> list[Json]:
         return list(self.items("/keys"))
 
-    def create_key(self, name: str, scopes: Iterable[str], tenant: str | None = None) -> Json:
+    def create_key(
+        self, name: str, scopes: Iterable[str], tenant: str | None = None, expires_at: str | None = None
+    ) -> Json:
         """Create a key; the response holds the key itself, which is never shown again.
 
         Args:
             name: Name of the key.
             scopes: What the key may do.
             tenant: A tenant other than the caller's own, for operators; it is created with its first key.
+            expires_at: A time with zone from which on the key is refused, such as "2027-01-31T18:00:00Z".
         """
         headers = {"Evenkeel-Tenant": tenant} if tenant is not None else {}
-        return self.json("POST", "/keys", json={"name": name, "scopes": list(scopes)}, headers=headers)
+        body = {"name": name, "scopes": list(scopes), "expires_at": expires_at}
+        return self.json("POST", "/keys", json=body, headers=headers)
 
     def rotate_key(self, key_id: str, overlap_seconds: float = 24 * 3600) -> Json:
         """Give a key a new secret; the previous one stays valid for ``overlap_seconds``."""

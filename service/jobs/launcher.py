@@ -45,8 +45,11 @@ class Launcher:
             retryable = isinstance(problem.__cause__, DataAwayError)
         except (OSError, RuntimeError, ValueError) as failure:
             log.exception("job %s could not be launched", row["id"])
+            # Python names no file where a write finds no room.
+            of_no_file = isinstance(failure, OSError) and failure.filename is None
+            message = f"{directory}: {failure}" if of_no_file else str(failure)
             remedy = "see the service's log; 'evenkeel doctor' checks disk and memory"
-            error, retryable = {"code": "launch-failed", "message": str(failure), "remedy": remedy}, True
+            error, retryable = {"code": "launch-failed", "message": message, "remedy": remedy}, True
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])
             if error is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from pathlib import Path
 
@@ -51,6 +52,18 @@ def test_keys(run: Run, monkeypatch: pytest.MonkeyPatch):
     done = run("jobs")
     assert done.code == 1
     assert "admin.key" in done.err
+
+
+def test_a_key_that_expires(run: Run):
+    until = "2099-01-31T18:00:00+01:00"
+    made = run("keys", "create", "for-a-while", "--scope", "jobs:read", "--expires-at", until, "--json").json
+    assert datetime.datetime.fromisoformat(made["expires_at"]) == datetime.datetime.fromisoformat(until)
+    assert run("keys", "revoke", made["id"]).code == 0
+    for wrong, says in (("2020-01-31T18:00:00Z", "lies in the past"), ("2099-01-31T18:00:00", "zone")):
+        refused = run("keys", "create", "for-a-while", "--scope", "jobs:read", "--expires-at", wrong)
+        assert refused.code == 1
+        assert "expires_at" in refused.err
+        assert says in refused.err
 
 
 def test_reset_admin_replaces_a_lost_key(run: Run, served: Served):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import errno
 import json
 import os
 import signal
@@ -65,6 +66,25 @@ async def test_a_run_that_died_while_nobody_looked_is_tried_again(
     async with running(settings, executor=runs) as app, client_of(app, key) as client:
         done = await wait_for(client, job["id"], "failed")
     assert done["error"]["code"] == "run-died"
+
+
+class NoRoom(SmallRuns):
+    """Every run finds the disk full that its directory is on."""
+
+    def launch(self, run_dir: Path, /) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_launch_that_finds_no_room_says_where(settings: Settings, dataset_body: dict[str, Any]) -> None:
+    settings = dataclasses.replace(settings, role="all")
+    async with running(settings, executor=NoRoom()) as app:
+        key = settings.admin_key_file.read_text().strip()
+        async with client_of(app, key) as client:
+            await client.post("/v1/datasets", json=dataset_body)
+            job = await submit(client, "told", retries=0)
+            done = await wait_for(client, job["id"], "failed")
+    assert done["error"]["code"] == "launch-failed"
+    assert done["error"]["message"] == f"{settings.run_dir(job['id'])}: [Errno 28] No space left on device"
 
 
 class OutOfReach(SmallRuns):
