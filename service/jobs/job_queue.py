@@ -180,7 +180,8 @@ class JobQueue:
             "launched_at": None,
             "heartbeat_at": None,
         }
-        claimed |= {"started_at": row["started_at"] or now, "error": None, "publication": None}
+        # ``now`` was read before the queue was: a job may be in it that was made since.
+        claimed |= {"started_at": row["started_at"] or max(now, row["created_at"]), "error": None, "publication": None}
         row["attempt"] = attempt
         reason = None
         if workers is not None:
