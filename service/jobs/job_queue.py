@@ -80,7 +80,7 @@ class JobQueue:
             query = sa.select(tables.job).where(waiting, job.id == head["id"]).with_for_update(skip_locked=True)
             row = await first_row(connection, JobRow, query)
             if row is not None:
-                await self._take(connection, row, now, taken.workers, reason)
+                await self._take(connection, row, taken.workers, reason)
         return row is not None
 
     async def _held(self, connection: AsyncConnection, tenant: str) -> dict[str, ResourceRequest]:
@@ -148,7 +148,7 @@ class JobQueue:
             await job_records.change(connection, current, needs=needs.document())
             if problem is not None:
                 error = {"code": "does-not-fit", "message": problem[0], "remedy": problem[1]}
-                await self._take(connection, current, tables.now())
+                await self._take(connection, current)
                 await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
 
     async def _refuse_unreadable(self, job_id: str, failure: ValueError) -> None:
@@ -159,14 +159,13 @@ class JobQueue:
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, job_id)
             if current["state"] == "queued":
-                await self._take(connection, current, tables.now())
+                await self._take(connection, current)
                 await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
 
     async def _take(
         self,
         connection: AsyncConnection,
         row: JobRow,
-        now: datetime.datetime,
         workers: int | None = None,
         because: str | None = None,
     ) -> None:
@@ -180,8 +179,9 @@ class JobQueue:
             "launched_at": None,
             "heartbeat_at": None,
         }
-        # ``now`` was read before the queue was: a job may be in it that was made since.
-        claimed |= {"started_at": row["started_at"] or max(now, row["created_at"]), "error": None, "publication": None}
+        # The clock of the host that took the job may be a little ahead: no job begins before it was made.
+        started_at = row["started_at"] or max(tables.now(), row["created_at"])
+        claimed |= {"started_at": started_at, "error": None, "publication": None}
         row["attempt"] = attempt
         reason = None
         if workers is not None:

@@ -68,6 +68,24 @@ async def test_a_run_that_died_while_nobody_looked_is_tried_again(
     assert done["error"]["code"] == "run-died"
 
 
+async def test_a_job_of_a_host_whose_clock_is_ahead_does_not_begin_before_it_was_made(
+    app: Any, client: httpx.AsyncClient, dataset: str, settings: Settings, runs: SmallRuns
+) -> None:
+    job = await submit(client, "succeed")
+    made = tables.now() + datetime.timedelta(minutes=2)
+    async with app.state.database.write() as connection:
+        row = await job_records.locked(connection, job["id"])
+        await job_records.change(connection, row, created_at=made)
+    runner = Runner(app.state.database, settings, app.state.store, runs)
+    assert runner.acquire()
+    try:
+        assert await runner.round(), "the job is taken"
+    finally:
+        runner.close()
+    shown = (await client.get(f"/v1/jobs/{job['id']}")).json()
+    assert datetime.datetime.fromisoformat(shown["started_at"]) == made
+
+
 class NoRoom(SmallRuns):
     """Every run finds the disk full that its directory is on."""
 
