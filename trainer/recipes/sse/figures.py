@@ -22,6 +22,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.materialize import read_rows
 from trainer.recipes.pages.layout import NOT_RUN, facts
 from trainer.recipes.pages.section import Panel, Section
+from trainer.recipes.sse import bias
 from trainer.runs.directory import Run
 
 Floats = npt.NDArray[np.float64]
@@ -57,6 +58,7 @@ def measures(run: Run) -> dict[str, Any]:
         "explained": explained(seen, 3),
         "near": nearness(seen),
         "rademacher": simulated_complexity(users, items, user, item, label, seed=run.job.seed),
+        "bias": bias.measures(users, items, data, run.dataset),
     }
 
 

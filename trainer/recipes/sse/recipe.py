@@ -19,7 +19,7 @@ from trainer.recipes.pages.figures import Figures
 from trainer.recipes.pages.layout import NOT_RUN, facts
 from trainer.recipes.pages.section import Findings, Section
 from trainer.recipes.parquet_file import write_table
-from trainer.recipes.sse import figures, graphs
+from trainer.recipes.sse import bias, figures, graphs
 from trainer.recipes.sse.tables import CLAIMS, RMSE, TABLES
 from trainer.recipes.trials.speed import speed
 from trainer.recipes.trials.trial import Claim, Recipe, Table, Trial
@@ -114,6 +114,11 @@ def _movie_graphs(rows: Path) -> dict[str, Any]:
     }
 
 
+def _ages(rows: Path) -> dict[str, Any]:
+    uri = str(rows / "ml1m_ages.parquet")
+    return {"ages": {"uri": uri, "source": "source", "target": "target", "of": "user"}}
+
+
 def _movies(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     """Yield SSE-Graph by what the movies themselves share; the paper's graph is of their cast."""
     of = documents.ml1m(data, {"value": "rating"}, "ml1m_ratings", graphs=_movie_graphs(rows))
@@ -133,8 +138,7 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     """Yield table 1's own rows: users with fewer than 60 ratings."""
     few = rows / "ml1m_few.parquet"
     plain = documents.dataset("ml1m_few", few, {"value": "rating"})
-    ages = {"ages": {"uri": str(rows / "ml1m_ages.parquet"), "source": "source", "target": "target", "of": "user"}}
-    of = documents.dataset("ml1m_few", few, {"value": "rating"}, graphs=_movie_graphs(rows) | ages)
+    of = documents.dataset("ml1m_few", few, {"value": "rating"}, graphs=_movie_graphs(rows) | _ages(rows))
     # In the paper an id that no row of training has is a row of its own table like any other, and drawn like them.
     unseen = both(0.005, include_unknown=True)
     by_age = {"user": {"probability": 0.005, "include_unknown": True, "graph": "ages", "rho": 500}}
@@ -168,8 +172,9 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
 
 def _figures(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     """Yield the jobs of figures 3 and 5, whose rows are looked at."""
-    graphs_of = _movie_graphs(rows)
-    of = documents.dataset("ml1m_few", rows / "ml1m_few.parquet", {"value": "rating"}, graphs=graphs_of)
+    of = documents.dataset(
+        "ml1m_few", rows / "ml1m_few.parquet", {"value": "rating"}, graphs=_movie_graphs(rows) | _ages(rows)
+    )
     by_genre = both(0.05) | {"item": {"probability": 0.05, "graph": "genres", "rho": 200}}
     for row, sse in (("MF", None), ("SSE-SE + MF", both(0.05)), ("SSE-Graph (genres) + MF", by_genre)):
         yield _mf("figures", row, of, seed, 10, 0.1, sse, measured_by="sse_figures", **PRODUCTS)
@@ -354,6 +359,7 @@ def _findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) 
     sections = (
         _als([one for one in of_records if one["state"] == "done"]),
         *figures.sections(looked_at),
+        bias.section(looked_at),
         speed(recipe, Figures(recipe, records)),
     )
     return Findings(tuple(filter(None, sections)))
