@@ -9,8 +9,7 @@ n) and on test.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +38,18 @@ class Examples(NamedTuple):
     item: Ints
     label: Floats
 
+    def whose(self, table: str, chosen: npt.NDArray[np.bool_]) -> Examples:
+        """Return the examples whose row of ``table`` is among the chosen ones, bool [m]."""
+        kept = chosen[getattr(self, table)]
+        return Examples(self.user[kept], self.item[kept], self.label[kept])
+
 
 def measures(users: Floats, items: Floats, data: PreparedData, dataset: DatasetSpec) -> dict[str, Any]:
     """Return mean squared errors as they are and with the rows of one table swapped, by table and transition, as JSON.
 
-    Transitions are to any other row, as SSE-SE has them, and to a neighbour, for each graph of the dataset. Examples
-    with an id that training has not are left out.
+    Transitions are to any other row, as SSE-SE has them, and to a neighbour, for each graph of the dataset: over the
+    examples whose row has one, and with any other row for the same examples. Examples with an id that training has not
+    are left out.
 
     Args:
         users: [rows of their table, d], special rows first.
@@ -62,15 +67,21 @@ def measures(users: Floats, items: Floats, data: PreparedData, dataset: DatasetS
         transitions[graph.of][name] = to_neighbours(source[known], target[known], len(rows[graph.of]))
     examples = {split: _examples(data, split) for split in SPLITS}
 
-    def means(of_examples: Callable[[Examples], Floats]) -> dict[str, float]:
-        return {split: float(np.mean(of_examples(of))) for split, of in examples.items()}
-
-    swapped = {
-        table: {name: means(partial(swapped_losses, rows, table, chances)) for name, chances in by_name.items()}
-        for table, by_name in transitions.items()
-    }
-    share = len(examples["test"].label) / data.num_examples["test"]
-    return {"test_share": share, "loss": means(partial(losses, rows)), "swapped": swapped}
+    found: dict[str, Any] = {}
+    for table, by_name in transitions.items():
+        any_other = by_name[ANY]
+        found[table] = {}
+        for name, chances in by_name.items():
+            moving = {split: of.whose(table, chances.diagonal() == 0) for split, of in examples.items()}
+            found[table][name] = {
+                "share": len(moving["test"].label) / len(examples["test"].label),
+                "own": {split: float(np.mean(losses(rows, of))) for split, of in moving.items()},
+                **{
+                    key: {split: float(np.mean(swapped_losses(rows, table, by, of))) for split, of in moving.items()}
+                    for key, by in (("swapped", chances), ("any", any_other))
+                },
+            }
+    return {"test_share": len(examples["test"].label) / data.num_examples["test"], "tables": found}
 
 
 def to_any(num_rows: int) -> Floats:
@@ -139,34 +150,30 @@ def section(records: Mapping[str, Sequence[dict[str, Any]]]) -> Section | None:
         return None
     lines = []
     for row, of_seeds in measured.items():
-        own = [one["loss"] for one in of_seeds]
-        lines.append((row, "none", *_cells([(one["train"], one["test"]) for one in own]), "", _mean(map(_gap, own))))
-        for table, by_name in of_seeds[0]["swapped"].items():
+        for table, by_name in of_seeds[0]["tables"].items():
             for name in by_name:
-                swapped = [one["swapped"][table][name] for one in of_seeds]
-                bias = [abs(of["test"] - plain["test"]) for of, plain in zip(swapped, own, strict=True)]
-                cells = _cells([(one["train"], one["test"]) for one in swapped])
-                lines.append((row, f"{table}: {name}", *cells, _mean(bias), _mean(map(_gap, swapped))))
+                swaps = [one["tables"][table][name] for one in of_seeds]
+                lines.append((
+                    row, f"{table}: {name}", f"{statistics.fmean(one['share'] for one in swaps):.3f}",
+                    *(_mean(one[key]["test"] for one in swaps) for key in ("own", "swapped")),
+                    *(_mean(abs(one[key]["test"] - one["own"]["test"]) for one in swaps) for key in ("swapped", "any")),
+                    *(_mean(one[key]["test"] - one[key]["train"] for one in swaps) for key in ("own", "swapped")),
+                ))  # fmt: skip
     shares = [one["test_share"] for of_seeds in measured.values() for one in of_seeds]
     return Section(
         "bias", "Equations 7 and 8, remark 2: bias and excess risk of SSE, every row of one table swapped",
-        ("", "swapped for", "training loss", "test loss", "bias", "test less training loss"), tuple(lines),
+        ("", "swapped for", "share of test", "test loss", "swapped", "bias", "bias, any other",
+         "test less training loss", "swapped, test less training"),
+        tuple(lines),
         (
-            "Squared error, in the mean of the seeds. With rows swapped with probability p the bias is p times as "
-            "large, and the excess risk the size of (1 - p) times the first difference of a method plus p times that "
-            f"of the swap. Test rows of ids that training has not are left out ({1 - statistics.fmean(shares):.1%}).",
+            "Squared error over the examples whose row has a neighbour, in the mean of the seeds; bias, any other: of "
+            "the same examples, swapped for any other row. With rows swapped with probability p the bias is p times as "
+            "large, and the excess risk |(1 - p) a + p b|, a and b the last two columns. Test rows of ids that "
+            f"training has not are left out ({1 - statistics.fmean(shares):.1%}).",
             facts([record for of_seeds in records.values() for record in of_seeds]),
         ),
     )  # fmt: skip
 
 
-def _gap(loss: Mapping[str, float]) -> float:
-    return loss["test"] - loss["train"]
-
-
-def _cells(pairs: Sequence[tuple[float, float]]) -> tuple[str, ...]:
-    return tuple(_mean(of) for of in zip(*pairs, strict=True))
-
-
-def _mean(values: Any) -> str:
+def _mean(values: Iterable[float]) -> str:
     return f"{statistics.fmean(values):.4f}"

@@ -69,8 +69,8 @@ def test_neighbours_that_are_alike_have_no_bias_and_any_others_have(tmp_path: Pa
     item = np.where(draw.random(len(user)) < 0.5, draw.integers(20, size=len(user)), 20 + np.arange(len(user)))
     rated = {"user": user, "item": item, "rating": np.where(user % 2, 4.0, 2.0)}
     pq.write_table(pa.table(rated), tmp_path / "rows.parquet")
-    # Users 60 and 61 have rated nothing.
-    graphs.write_edges(graphs.cluster_edges({one: one % 2 for one in range(62)}), tmp_path / "ages.parquet")
+    # Users 60 and 61 have rated nothing, user 0 has no neighbour.
+    graphs.write_edges(graphs.cluster_edges({one: one % 2 for one in range(1, 62)}), tmp_path / "ages.parquet")
     ends = {"source": "source", "target": "target"}
     of = documents.dataset(
         "ratings", tmp_path / "rows.parquet", {"value": "rating"},
@@ -83,30 +83,37 @@ def test_neighbours_that_are_alike_have_no_bias_and_any_others_have(tmp_path: Pa
     users = np.concatenate([np.full((2, 2), np.nan), np.stack([np.where(groups, 4.0, 2.0), 0.0 * groups], axis=1)])
     items = np.concatenate([np.full((2, 2), np.nan), np.ones((len(data.vocabulary("item")), 2))])
     found = bias.measures(users, items, data, of)
-    assert found["loss"] == {"train": 0.0, "test": 0.0}
+    by_age, by_any = found["tables"]["user"]["ages"], found["tables"]["user"][bias.ANY]
     nothing = pytest.approx({"train": 0.0, "test": 0.0}, abs=1e-12)
-    assert found["swapped"]["user"]["ages"] == nothing
-    assert found["swapped"]["item"][bias.ANY] == nothing
-    assert found["swapped"]["user"][bias.ANY]["test"] == pytest.approx(4 * 30 / 59, rel=0.05)
+    assert by_age["own"] == by_any["own"] == nothing
+    assert by_age["swapped"] == nothing
+    assert found["tables"]["item"][bias.ANY]["swapped"] == nothing
+    assert by_any["swapped"]["test"] == by_any["any"]["test"] == pytest.approx(4 * 30 / 59, rel=0.05)
     # Half of the ratings are of an item of their own, which those of test have not from training.
-    tested = [batch.features["item"].values().numpy() for batch in data.eval_batches("test")]
-    share = np.mean(np.concatenate(tested) >= NUM_SPECIAL_ROWS)
-    assert found["test_share"] == pytest.approx(share)
-    assert 0.1 < share < 0.9
+    user, item = (
+        np.concatenate([batch.features[name].values().numpy() for batch in data.eval_batches("test")])
+        for name in bias.TABLES
+    )
+    known = item >= NUM_SPECIAL_ROWS
+    assert 0.1 < known.mean() < 0.9
+    assert found["test_share"] == known.mean()
+    of_0 = np.asarray(data.vocabulary("user"))[user[known] - NUM_SPECIAL_ROWS] == 0
+    assert of_0.any()
+    assert (by_any["share"], by_age["share"]) == (1.0, pytest.approx(1 - of_0.mean()))
 
 
 def test_the_section_has_means_of_the_seeds_and_differences_within_each():
-    def record(train, test, swapped):
-        of_swap = {"user": {bias.ANY: {"train": swapped - 0.5, "test": swapped}}, "item": {}}
-        measured = {"test_share": 0.75, "loss": {"train": train, "test": test}, "swapped": of_swap}
+    def record(own, swapped, of_any):
+        sides = {key: {"train": one - 0.5, "test": one} for key, one in (("swapped", swapped), ("any", of_any))}
+        of_swap = {"share": own / 2, "own": {"train": 0.5, "test": own}, **sides}
         facts = {"finished_at": "2026-11-29", "packages": {}, "git_commit": "", "command": "", "machine": ""}
-        return facts | {"key": f"{test}", "seconds": 1.0, "measured": {"bias": measured}}
+        measured = {"bias": {"test_share": 0.75, "tables": {"user": {"ages": of_swap}}}}
+        return facts | {"key": f"{own}", "seconds": 1.0, "measured": measured}
 
-    found = bias.section({"MF": [record(1.0, 1.2, 3.0), record(1.0, 1.4, 0.8)]})
+    found = bias.section({"MF": [record(1.2, 3.0, 3.2), record(1.4, 0.8, 3.6)]})
     assert found is not None
-    assert found.lines == (
-        ("MF", "none", "1.0000", "1.3000", "", "0.3000"),
-        ("MF", "user: any other", "1.4000", "1.9000", "1.2000", "0.5000"),
-    )
+    cells = ("0.650", "1.3000", "1.9000", "1.2000", "2.1000", "0.8000", "0.5000")
+    assert found.lines == (("MF", "user: ages", *cells),)
+    assert len(found.header) == len(found.lines[0])
     assert "25.0%" in found.notes[0]
     assert bias.section({}) is None
