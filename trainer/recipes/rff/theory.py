@@ -98,8 +98,8 @@ def proposition_4(runs: Sequence[Array], classes: Array, num_draws: int) -> Sect
             f"By m: rms over {num_draws} draws of the frequencies. By n: standard deviation over {num_draws} samples "
             "of items. By sigma_Q^2: the difference itself, which neither m nor n makes smaller. The largest over Q: "
             f"mean over {num_draws} draws of Q and of Q*.",
-            f"The bound's first term falls to 1 at m = {frequencies_for(EPSILON, dim, max(VARIANCES)):,} for an error "
-            f"of {EPSILON:g}.",
+            f"The bound's first term falls to 1 at m = {frequencies_for(EPSILON, dim, dim * max(VARIANCES)):,} for an "
+            f"error of {EPSILON:g}.",
         ),
         (
             Panel("features", "m", "error of A_n", {"Q = Q*, rms": by_m, "largest over Q": by_sup}, "xy"),
@@ -121,9 +121,12 @@ def largest_difference(rows: Array, codes: Array, m: int, seed: int) -> float:
     )
 
 
-def frequencies_for(epsilon: float, dim: int, variance: float) -> int:
-    """Return the m at which sigma_Q^2 / epsilon^2 exp(-m epsilon^2 / (16 (d + 2))) is 1."""
-    return int(np.ceil(16 * (dim + 2) / epsilon**2 * np.log(variance / epsilon**2)))
+def frequencies_for(epsilon: float, dim: int, second_moment: float) -> int:
+    """Return the m at which sigma_Q^2 / epsilon^2 exp(-m epsilon^2 / (16 (d + 2))) is 1.
+
+    sigma_Q^2 is the second moment of Q, of all its d coordinates.
+    """
+    return int(np.ceil(16 * (dim + 2) / epsilon**2 * np.log(second_moment / epsilon**2)))
 
 
 def features(rows: Array, m: int, sigma: float, seed: int) -> Array:
