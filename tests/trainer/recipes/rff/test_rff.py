@@ -162,12 +162,16 @@ def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_doe
     kernels = max(abs(lines[f"sigma_Q^2 = {variance:g}"]) for variance in theory.VARIANCES)
     few, *_, many = largest.values()
     assert few > many == pytest.approx(kernels, rel=0.2)
+    # The widest Q of the table, whose second moment is of all coordinates.
+    dim = vectors.shape[-1]
+    asked = theory.frequencies_for(theory.EPSILON, dim, 2.0 * dim)
+    assert f"m = {asked:,} " in section.notes[1]
 
 
 def test_so_many_frequencies_bring_the_bound_to_one() -> None:
-    epsilon, dim, variance = 0.1, 32, 2.0
-    m = theory.frequencies_for(epsilon, dim, variance)
-    assert variance / epsilon**2 * math.exp(-m * epsilon**2 / (16 * (dim + 2))) == pytest.approx(1.0, rel=1e-3)
+    epsilon, dim, second_moment = 0.1, 32, 64.0
+    m = theory.frequencies_for(epsilon, dim, second_moment)
+    assert second_moment / epsilon**2 * math.exp(-m * epsilon**2 / (16 * (dim + 2))) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_the_lemma_bounds_the_risk_of_the_estimator() -> None:
