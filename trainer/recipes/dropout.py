@@ -25,8 +25,8 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "DROPOUT_4": {"masks": 4},
     "DROPOUT_8": {"masks": 8},
     "DROPOUT_32": {"masks": 32},
-    "DROPOUT_8 + noise": {"masks": 8, "noise": "exact"},
-    "DROPOUT_8 + xi_approx": {"masks": 8, **APPROXIMATE_NOISE},
+    **{f"DROPOUT_{k} + noise": {"masks": k, "noise": "exact"} for k in (2, 4, 8)},
+    **{f"DROPOUT_{k} + xi_approx": {"masks": k} | APPROXIMATE_NOISE for k in (2, 4, 8)},
     "R_approx": HESSIAN,
     "R_approx (8 samples)": HESSIAN | {"label_samples": 8},
     "R_approx + xi_approx": HESSIAN | APPROXIMATE_NOISE,
@@ -49,7 +49,7 @@ PLAIN, RATES = "DROPOUT_1", (0.1, 0.2, 0.4, 0.6)
 """Of dropout itself the rate is tuned."""
 L2 = "l2"
 L2_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
-SIZED = ("none", "DROPOUT_1", "DROPOUT_4", "R_approx", "R_approx + xi_approx")
+SIZED = ("none", "DROPOUT_1", "DROPOUT_2", "DROPOUT_4", "R_approx", "R_approx + xi_approx")
 QUICK_SIZED = ("none",)
 SHARE = 0.2
 """Of the training rows, in table 2."""
