@@ -32,6 +32,14 @@ OPTIMIZERS: dict[str, Adam] = {
     "rowwise_adam": RowwiseAdam(RATE),
     "adam, beta2 .98": Adam(RATE, beta2=0.98),
     "adam, beta1 .5, beta2 .9": Adam(RATE, beta1=0.5, beta2=0.9),
+    "adam, beta2 .95": Adam(RATE, beta2=0.95),
+    "adam_ar, beta2 .95, alpha 1e-4": AdamAR(RATE, beta2=0.95, alpha=1e-4),
+    "adam_ar by epoch, beta2 .98, alpha 4.5e-6": AdamAR(
+        RATE, beta2=0.98, alpha=4.5e-6, decay="by_epoch", epoch_steps=90
+    ),
+    "adam_ar by epoch, beta2 .95: stored as it is": AdamAR(
+        RATE, beta2=0.95, alpha=5e-5, decay="by_epoch", epoch_steps=90
+    ),
 }
 SIZES: dict[str, tuple[float, float]] = {"1": (0, 0), **{f"1e-{d}": (-d, -d) for d in (2, 4, 6, 7, 8)}, "all": (-8, 0)}
 NUM_ROWS, DIM = 40, 16

@@ -51,7 +51,7 @@ class IdleMomentum:
     ) -> None:
         self.horizon, self.momentum_steps, self.ahead = horizon, momentum_steps, ahead
         self._decay = decay
-        self._terms = MomentumTerms(optimizer, decay.strongest if ahead else 0.0, momentum_steps, smallest)
+        self._terms = MomentumTerms(optimizer, ahead, decay.strongest, momentum_steps, smallest)
         self._powers = optimizer.momentum_ratio ** np.arange(1.0, horizon + 1.0)
         self._size = max(1, min(_STEPS, _AGES // (horizon + 1)))
         # Of which block, and the moments after its last step.
@@ -90,12 +90,11 @@ class IdleMomentum:
         # Stored ahead: this step's term goes. Stored as it is: it comes.
         term = weights[:, None] * (-self._powers if self.ahead else self._powers)
         found, touched = np.zeros((size, count, self.horizon + 1)), np.zeros((size + 1, count))
-        for power in range(count):
-            found[:, power, 1:] = term
-            term = term * distances
+        for power, each in enumerate(quadrature.polynomials(distances, self._terms.basis, count)):
+            found[:, power, 1:] = term * each
         if self.ahead:
             sums_after = self._sums_after(np.append(steps, steps[-1] + 1), None)
-            touched = quadrature.moments(*sums_after, count).T
+            touched = quadrature.moments(*sums_after, self._terms.basis, count).T
             found[:, :, 0] = touched[:-1]
         # Later blocks need no more nodes than earlier ones.
         sums = self._after[1][:count]
@@ -127,13 +126,13 @@ class IdleMomentum:
         movements = np.zeros((size, self.horizon + 1, count, 2))
         movements[..., 1] = 1.0
         for chosen, nodes in ((there & many, count), (there & ~many, 2)):
-            weights, points = quadrature.gauss_rule(sums.transpose(1, 0, 2)[: 2 * nodes, chosen])
+            weights, points = quadrature.gauss_rule(sums.transpose(1, 0, 2)[: 2 * nodes, chosen], terms.basis)
             movements[chosen, :nodes, 0] = -weights if self.ahead else weights
             movements[chosen, :nodes, 1] = terms.eps_terms(starts[chosen][:, None], points)
         lookahead = np.zeros((size, count, 2))
         lookahead[..., 1] = 1.0
         if self.ahead:
-            weights, points = quadrature.gauss_rule(touched.T)
+            weights, points = quadrature.gauss_rule(touched.T, terms.basis)
             lookahead[..., 0], lookahead[..., 1] = weights, terms.eps_terms(self._first_terms(steps[:, 0] + 1), points)
         return [Tables(*each) for each in zip(movements, lookahead, strict=True)]
 
@@ -149,8 +148,9 @@ class IdleMomentum:
             for part in np.unique(steps[counts == count] // size):
                 chosen = (counts == count) & (steps // size == part)
                 mine = steps[chosen]
-                sums = quadrature.moments(*self._sums_after(mine, completed), 2 * count)
-                weights, points = quadrature.gauss_rule(sums)
+                basis = self._terms.basis
+                sums = quadrature.moments(*self._sums_after(mine, completed), basis, 2 * count)
+                weights, points = quadrature.gauss_rule(sums, basis)
                 pairs[chosen, :count, 0] = -weights if self.ahead else weights
                 pairs[chosen, :count, 1] = self._terms.eps_terms(self._first_terms(mine), points)
         return pairs

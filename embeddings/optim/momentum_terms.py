@@ -14,9 +14,11 @@ import numpy as np
 from embeddings.optim import quadrature
 from embeddings.optim.adam import Adam
 
-# The largest error of a sum at any v, with the largest m that v allows, in steps of eta.
-MAX_ERROR = 1e-6
-NUM_NODES = (2, 4, 6, 8, 12)
+# The largest error of a sum at any v, with the largest m that v allows, in steps of eta. Those of many touches add up.
+MAX_ERROR = 4e-7
+NUM_NODES = (2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
+# Of moments of powers no more: rounding would move them by up to 1e-4 of a step.
+MOST_OF_POWERS = 10
 # eps a of no node is larger (its root, where eps is inside): such a term moves nothing, and a product of two roots must
 # not overflow in float32.
 LARGEST = 1e15
@@ -38,19 +40,22 @@ class MomentumTerms:
 
     Args:
         optimizer: an Adam whose momentum moves idle rows.
-        alpha: of the decay that has to be undone where rows are stored ahead; 0 is none.
+        ahead: whether rows are stored ahead.
+        alpha: of the decay that has to be undone where they are; 0 is none.
         horizon: J*, the number of terms of a sum.
         smallest: the smallest eps term.
     """
 
-    def __init__(self, optimizer: Adam, alpha: float, horizon: int, smallest: float) -> None:
+    def __init__(self, optimizer: Adam, ahead: bool, alpha: float, horizon: int, smallest: float) -> None:
         self.optimizer, self.horizon, self.smallest = optimizer, horizon, smallest
         self._power = 1.0 if optimizer.eps_inside_root else 0.5
         self.slope = -self._power * math.log(optimizer.beta2)
         # No two terms are farther apart; what rounding left of a sum of nearly nothing may be.
         self._widest = self.slope * horizon - self._power * math.log1p(-optimizer.beta2)
         self._largest = 2.0 * self._power * math.log(LARGEST) - math.log(optimizer.eps)
-        self._counts = _node_counts(optimizer.beta1, optimizer.beta2, optimizer.eps_inside_root, alpha, horizon)
+        self.basis, self._counts = _basis_and_counts(
+            optimizer.beta1, optimizer.beta2, optimizer.eps_inside_root, ahead, alpha if ahead else 0.0, horizon
+        )
         self.few_from = self._counts[0].first if self._counts[0].nodes == NUM_NODES[0] else math.inf
         self._blocks: dict[int, Terms] = {}
 
@@ -102,36 +107,46 @@ class _Count(NamedTuple):
 
 
 @cache
-def _node_counts(beta1: float, beta2: float, inside: bool, alpha: float, horizon: int) -> tuple[_Count, ...]:
-    """Return the fewest of NUM_NODES with an error below MAX_ERROR, from the last steps to the first.
+def _basis_and_counts(
+    beta1: float, beta2: float, inside: bool, ahead: bool, alpha: float, horizon: int
+) -> tuple[quadrature.Basis, tuple[_Count, ...]]:
+    """Return polynomials for all sums, and the fewest of NUM_NODES with an error below MAX_ERROR.
 
-    The learning rate is taken as constant. m is at most ``bound`` sqrt(v), by Cauchy and Schwarz.
+    The numbers are from the last steps to the first. The learning rate is taken as constant. m is at most ``bound``
+    sqrt(v), by Cauchy and Schwarz. Stored ahead, sums have all terms or the last ones: the polynomials are orthogonal
+    for all of them. Stored as rows are, sums begin with one term: of those that begin powers say more.
     """
     bound = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
     ages = np.arange(1, horizon + 1, dtype=np.float64)
-    undo = 1.0 / np.cumprod(1.0 - np.minimum(1.0, alpha * (ages - 1.0)))
     power = 1.0 if inside else 0.5
+    undone = (beta1 / math.sqrt(beta2)) ** ages / np.cumprod(1.0 - np.minimum(1.0, alpha * (ages - 1.0)))
+    distances = -power * math.log(beta2) * (ages - 1.0)
+    basis = quadrature.orthogonal_basis(undone, distances, 2 * NUM_NODES[-1])
+    choices = [each for each in NUM_NODES if ahead or each <= MOST_OF_POWERS]
+    if not ahead:
+        basis = basis.powers()
     counts: list[_Count] = []
-    step, count = 0, NUM_NODES[-1]
+    step, count = 0, choices[-1]
     while count > NUM_NODES[0] and beta2**step > MAX_ERROR:
         corrections, points = _bias_corrections(beta1, beta2, power, max(step, 1) + ages)
-        points = points - power * math.log(beta2) * ages
-        weights = (beta1 / math.sqrt(beta2)) ** ages * undo * corrections
-        errors = {each: bound * _error(weights, points, each, inside) for each in NUM_NODES}
-        count = next((each for each in NUM_NODES if errors[each] <= MAX_ERROR), NUM_NODES[-1])
+        points = points - points[0] + distances
+        weights = undone * corrections
+        errors = [bound * _error(weights, points, basis, each, inside) for each in choices]
+        count = next((each for each, error in zip(choices, errors, strict=True) if error <= MAX_ERROR), choices[-1])
         # What is left of a sum with age, and so of its error.
-        left = np.cumsum(weights[::-1])[::-1] / weights.sum() * errors[NUM_NODES[0]]
+        left = np.cumsum(weights[::-1])[::-1] / weights.sum() * errors[0]
         counts.insert(0, _Count(step, count, int((left > MAX_ERROR).sum())))
         step = 2 * step or 1
-    return tuple(counts)
+    return basis, tuple(counts)
 
 
-def _error(weights: np.ndarray, points: np.ndarray, count: int, inside: bool) -> float:
+def _error(weights: np.ndarray, points: np.ndarray, basis: quadrature.Basis, count: int, inside: bool) -> float:
     """Return the largest error of sqrt(v) sum_j w_j / (sqrt(v) + e^{y_j}) over all v, by a rule of ``count`` nodes."""
-    sums = quadrature.moments(weights[None], (points - points[0])[None], 2 * count)
-    few_weights, few_points = quadrature.gauss_rule(sums)
+    few_weights, few_points = quadrature.gauss_rule(
+        quadrature.moments(weights[None], points[None], basis, 2 * count), basis
+    )
     # log v where eps is inside, else log sqrt(v); beyond these both sums are one.
-    at = np.arange(points[0] - 5.0, points[-1] + 5.0, 0.25)
+    at = np.arange(-5.0, points[-1] + 5.0, 0.25)
 
     def total(each: np.ndarray, y: np.ndarray) -> np.ndarray:
         found: np.ndarray = (
@@ -139,4 +154,4 @@ def _error(weights: np.ndarray, points: np.ndarray, count: int, inside: bool) ->
         ).sum(axis=0)
         return found
 
-    return float(np.abs(total(few_weights[0], few_points[0] + points[0]) - total(weights, points)).max())
+    return float(np.abs(total(few_weights[0], few_points[0]) - total(weights, points)).max())

@@ -1,43 +1,80 @@
 """Gauss quadrature from moments: a few nodes in place of many terms of a sum with positive weights. Numpy only.
 
 A rule of n nodes has the first 2 n moments of the sum, so it gives sum_i w_i f(y_i) for polynomials f up to degree
-2 n - 1 exactly. Chebyshev's algorithm turns moments into the recurrence of their orthogonal polynomials, whose Jacobi
-matrix has the nodes for eigenvalues (Golub and Welsch 1969; Gautschi, *Orthogonal Polynomials*, 2004, section 2.1.7).
+2 n - 1 exactly. Moments are those of polynomials that are orthogonal for a sum much like it: of powers, those of ten
+nodes and more say nothing any more in float64. The modified Chebyshev algorithm turns them into the recurrence of the
+sum's own orthogonal polynomials, whose Jacobi matrix has the nodes for eigenvalues (Golub and Welsch 1969; Gautschi,
+*Orthogonal Polynomials*, 2004, sections 2.1.7, 2.2.3 and 2.1.1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 
-# A squared distance between nodes below this part of the squared mean is what rounding left: there are fewer points
+# A squared distance between nodes below this part of the squared unit is what rounding left: there are fewer points
 # than nodes.
 _NOTHING = 1e-13
 
 
-def moments(weights: np.ndarray, points: np.ndarray, count: int) -> np.ndarray:
-    """Return sum_i w_i y_i^p over the last axis for p < ``count``, float64 [count, ...]."""
-    sums, terms = np.empty((count, *weights.shape[:-1])), weights
-    for power in range(count):
-        terms = terms * points if power else weights
-        sums[power] = terms.sum(axis=-1)
-    return sums
+class Basis(NamedTuple):
+    """Monic polynomials of x = y / ``unit``: p_{k + 1} = (x - means[k]) p_k - squares[k] p_{k - 1}."""
+
+    unit: float
+    means: np.ndarray
+    squares: np.ndarray
+
+    def powers(self) -> Basis:
+        """Return the powers of x."""
+        return Basis(self.unit, np.zeros_like(self.means), np.zeros_like(self.squares))
 
 
-def gauss_rule(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def orthogonal_basis(weights: np.ndarray, points: np.ndarray, count: int) -> Basis:
+    """Return ``count`` polynomials that are orthogonal for the sum of ``weights`` at ``points``, both [m].
+
+    The unit is its standard deviation. Further polynomials than it has points are any.
+    """
+    total = weights.sum()
+    mean = (weights @ points) / total
+    unit = float(np.sqrt(weights @ (points - mean) ** 2 / total)) or 1.0
+    x = points / unit
+    means, squares = np.full(count, mean / unit), np.zeros(count)
+    before, here, norm = np.zeros_like(x), np.ones_like(x), total
+    for k in range(count):
+        if k:
+            norm_before, norm = norm, weights @ here**2
+            if norm <= _NOTHING * norm_before:
+                break
+            means[k], squares[k] = (weights * x) @ here**2 / norm, norm / norm_before
+        before, here = here, (x - means[k]) * here - squares[k] * before
+    return Basis(unit, means, squares)
+
+
+def polynomials(points: np.ndarray, basis: Basis, count: int) -> Iterator[np.ndarray]:
+    """Yield p_k of points, for each k < ``count``."""
+    x = points / basis.unit
+    before, here = np.zeros_like(x), np.ones_like(x)
+    for k in range(count):
+        yield here
+        before, here = here, (x - basis.means[k]) * here - basis.squares[k] * before
+
+
+def moments(weights: np.ndarray, points: np.ndarray, basis: Basis, count: int) -> np.ndarray:
+    """Return sum_i w_i p_k(y_i) over the last axis for k < ``count``, float64 [count, ...]."""
+    return np.stack([(weights * each).sum(axis=-1) for each in polynomials(points, basis, count)])
+
+
+def gauss_rule(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
     """Return weights and nodes of the rules that have the moments ``sums``, float64 [2 n, m], n >= 2: each [m, n].
 
-    The points have to lie on one side of 0. Where a sum has fewer than n points, further nodes have no weight.
+    Where a sum has fewer than n points, further nodes have no weight.
     """
     total = np.maximum(sums[0], 0.0)
-    one = np.where(total > 0.0, total, 1.0)
-    mean = np.where(total > 0.0, sums[1] / one, 0.0)
-    # In units of the mean, so that high powers neither vanish nor overflow.
-    scale = np.where(mean != 0.0, mean, 1.0)
-    scaled, unit = np.empty_like(sums), one
-    for power, each in enumerate(sums):
-        np.divide(each, unit, out=scaled[power])
-        unit = unit * scale
-    diagonal, beside = _jacobi(scaled)
+    scaled = sums / np.where(total > 0.0, total, 1.0)
+    scaled[0] = 1.0
+    diagonal, beside = _jacobi(scaled, basis)
     if len(diagonal) == 2:
         (first, last), (gap,) = diagonal, beside
         half, middle = (last - first) / 2.0, (first + last) / 2.0
@@ -53,24 +90,25 @@ def gauss_rule(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         matrices[:, at[1:], at[:-1]] = np.sqrt(beside).T
         values, vectors = np.linalg.eigh(matrices)
         nodes, shares = values.T, (vectors[:, 0, :] ** 2).T
-    return (total * shares).T, (scale * nodes).T
+    return (total * shares).T, (basis.unit * nodes).T
 
 
-def _jacobi(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the diagonal [n, m] and the squares beside it [n - 1, m], by Chebyshev's algorithm."""
+def _jacobi(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
+    """Return the diagonal [n, m] and the squares beside it [n - 1, m], by the modified Chebyshev algorithm."""
     count = len(sums) // 2
+    means, squares = basis.means[:, None], basis.squares[:, None]
     diagonal, beside = np.empty((count, sums.shape[1])), np.zeros((count - 1, sums.shape[1]))
-    diagonal[0] = sums[1]
-    before, row = np.zeros((len(sums) + 2, sums.shape[1])), sums
-    row[0] = 1.0
-    square = np.zeros(sums.shape[1])
+    diagonal[0] = means[0] + sums[1]
+    # Row k holds entries from k on: each row before begins one earlier and ends one later.
+    before, row, square = np.zeros((len(sums) + 2, sums.shape[1])), sums, np.zeros(sums.shape[1])
     for k in range(1, count):
-        following = row[2:] - diagonal[k - 1] * row[1:-1] - square * before[2:-2]
+        of = slice(k, 2 * count - k)
+        following = row[2:] - (diagonal[k - 1] - means[of]) * row[1:-1] - square * before[2:-2] + squares[of] * row[:-2]
         square = following[0] / row[0]
         there = square > _NOTHING
         square = np.where(there, square, 0.0)
         lead = np.where(there, following[0], 1.0)
-        diagonal[k] = np.where(there, following[1] / lead - row[1] / row[0], diagonal[k - 1])
+        diagonal[k] = np.where(there, means[k] + following[1] / lead - row[1] / row[0], diagonal[k - 1])
         beside[k - 1] = square
         before, row = row, np.where(there, following, 0.0)
         row[0] = lead
