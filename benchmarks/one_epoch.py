@@ -214,7 +214,7 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.one_epoch", description=__doc__.split("\n")[0])
     parser.add_argument("spec", type=Path, help="YAML file with dataset and job")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1: split, order, MLP and negatives")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1: order, MLP and negatives, of one split")
     parser.add_argument("--methods", default=",".join(METHODS), help=f"comma-separated, of {', '.join(METHODS)}")
     parser.add_argument("--alpha", type=float, help="AdamAR's alpha, instead of choosing it on validation")
     parser.add_argument(
