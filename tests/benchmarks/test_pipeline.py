@@ -38,4 +38,4 @@ def test_reading_and_every_peer_give_a_rate(prepared, monkeypatch):
     monkeypatch.setattr(type(data), "steps_per_epoch", 10)
     data.batch_size = 300
     for kind in pipeline.PEERS:
-        assert pipeline.peer(kind, data, job, 2) > 0
+        assert pipeline.peer(kind, data, job, 1, 2) > 0
