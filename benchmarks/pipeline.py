@@ -280,7 +280,8 @@ def main(options: argparse.Namespace, folder: Path) -> int:
     if options.case in ("", "peers"):
         for kind in PEERS:
             # Dense Adam touches all rows at every step.
-            steps = (1, 4) if kind == "torch_dense_adam" else (200, 200)
+            some = min(200, data.steps_per_epoch // 2)
+            steps = (1, 4) if kind == "torch_dense_adam" else (some, some)
             say("peer", options, peer=kind, examples_per_second=round(peer(kind, data, job, *steps)))
     if options.case in ("", "end_to_end"):
         begun = time.perf_counter()

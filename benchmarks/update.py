@@ -28,7 +28,7 @@ EPS = 1e-8
 SPARSE_EPS = 1e-12
 COPY_BYTES = 1 << 28
 # Steps before any is timed: rows are then as hot as training keeps them, and momentum is past its costly first steps.
-WARM_UP = 200
+WARM_UP = 300
 OPTIMIZERS: dict[str, RowOptimizer] = {
     "adagrad": Adagrad(0.01, eps=EPS),
     "adam_ar dense": AdamAR(1e-3, alpha=1e-5),

@@ -121,8 +121,10 @@ def _basis_and_counts(
     power = 1.0 if inside else 0.5
     undone = (beta1 / math.sqrt(beta2)) ** ages / np.cumprod(1.0 - np.minimum(1.0, alpha * (ages - 1.0)))
     distances = -power * math.log(beta2) * (ages - 1.0)
-    basis = quadrature.orthogonal_basis(undone, distances, 2 * NUM_NODES[-1])
-    choices = [each for each in NUM_NODES if ahead or each <= MOST_OF_POWERS]
+    # As many nodes as terms are enough.
+    most = max(NUM_NODES[0], horizon if ahead else min(horizon, MOST_OF_POWERS))
+    choices = [each for each in NUM_NODES if each <= most]
+    basis = quadrature.orthogonal_basis(undone, distances, 2 * choices[-1])
     if not ahead:
         basis = basis.powers()
     counts: list[_Count] = []
@@ -137,6 +139,9 @@ def _basis_and_counts(
         left = np.cumsum(weights[::-1])[::-1] / weights.sum() * errors[0]
         counts.insert(0, _Count(step, count, int((left > MAX_ERROR).sum())))
         step = 2 * step or 1
+    # Moments are carried from block to block: a later one has no more of them, whatever rounding says of errors.
+    for at in range(1, len(counts)):
+        counts[at] = counts[at]._replace(nodes=max(counts[at].nodes, counts[at - 1].nodes))
     return basis, tuple(counts)
 
 

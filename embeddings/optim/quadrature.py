@@ -17,6 +17,8 @@ import numpy as np
 # A squared distance between nodes below this part of the squared unit is what rounding left: there are fewer points
 # than nodes.
 _NOTHING = 1e-13
+# A weight below this part of all is nothing beside the squares of any polynomial, which may overflow where it is.
+_NO_WEIGHT = 1e-50
 
 
 class Basis(NamedTuple):
@@ -36,13 +38,15 @@ def orthogonal_basis(weights: np.ndarray, points: np.ndarray, count: int) -> Bas
 
     The unit is its standard deviation. Further polynomials than it has points are any.
     """
+    kept = weights > _NO_WEIGHT * weights.sum()
+    weights, points = weights[kept], points[kept]
     total = weights.sum()
     mean = (weights @ points) / total
     unit = float(np.sqrt(weights @ (points - mean) ** 2 / total)) or 1.0
     x = points / unit
     means, squares = np.full(count, mean / unit), np.zeros(count)
     before, here, norm = np.zeros_like(x), np.ones_like(x), total
-    for k in range(count):
+    for k in range(min(count, len(points))):
         if k:
             norm_before, norm = norm, weights @ here**2
             if norm <= _NOTHING * norm_before:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +23,7 @@ from embeddings.optim import (
     RMSpropAR,
     RowOptimizer,
     RowwiseAdam,
+    momentum_terms,
 )
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients, deferred_update_coefficients
 from embeddings.optim.idle_decay import ACROSS_EPOCHS
@@ -170,6 +173,33 @@ def test_two_nodes_are_enough_but_for_the_first_steps(optimizer):
     counts = [coefficients.at(k).movements.shape[1] for k in (1, 63, 128, 256, 5000, 60_000)]
     assert counts == [6, 6, 4, 2, 2, 2]
     assert all(coefficients.at(k).lookahead.shape == coefficients.movements.shape[1:] for k in (5, 200))
+
+
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.1, 0.9), (0.5, 0.9), (0.85, 0.9), (0.9, 0.95), (0.95, 0.9999)])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("decay", [{}, {"alpha": 1e-3}, {"alpha": 4.5e-6, "decay": "by_epoch", "epoch_steps": 90}])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_later_steps_need_no_more_nodes_at_any_betas(beta1, beta2, inside, decay, dtype):
+    """Nor does a number overflow on the way, where momentum hardly dies away beside v."""
+    betas = {"beta1": beta1, "beta2": beta2, "eps_inside_root": inside}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        coefficients = DeferredUpdateCoefficients(AdamAR(**betas, **decay) if decay else Adam(**betas), dtype)
+        counts = [coefficients.at(k).movements.shape[1] for k in (1, 100, 400)]
+    assert counts == sorted(counts, reverse=True)
+    assert np.isfinite(coefficients.movements).all()
+
+
+def test_nodes_do_not_grow_where_errors_say_so(monkeypatch):
+    """Of the sums after steps 0, 1 and 2 errors ask for 4, 8 and 2."""
+    calls = itertools.count()
+
+    def error(weights, points, basis, count, inside):
+        return float(count < (4, 8, 2)[next(calls) // len(momentum_terms.NUM_NODES)])
+
+    monkeypatch.setattr(momentum_terms, "_error", error)
+    counts = momentum_terms._basis_and_counts.__wrapped__(0.9, 0.999, False, True, 0.0, 287)[1]
+    assert [(each.first, each.nodes) for each in counts] == [(2, 2), (1, 8), (0, 8)]
 
 
 @pytest.mark.parametrize("beta1", [0.1, 0.45, 0.49])
