@@ -193,11 +193,15 @@ class ItemTable(Spec):
 
 
 class Negatives(Spec):
-    """Labels where every row is a positive: for each, ``per_positive`` items that its user never had are drawn, once.
+    """Labels where every row is a positive: for each, ``per_positive`` other items are drawn, once.
 
-    ``distribution``: ``uniform`` over all other items, or by ``popularity``, the number of an item's training rows to
-    the ``power``. ``in_batch`` is a setting of models: use ``model.negative_distribution``, or ``loss:
-    sampled_softmax`` of two_tower.
+    For a training row these are items that its user did not have in training, by its own time where rows are split by
+    time; for a held-out row, items that its user had in no split. ``distribution``: ``uniform``, or by ``popularity``,
+    the number of an item's training rows to the ``power``. ``in_batch`` is a setting of models: use
+    ``model.negative_distribution``, or ``loss: sampled_softmax`` of two_tower.
+
+    ``item_features`` names the features of the rows that describe the item, such as a brand: a negative has them from
+    rows of the drawn item, all others from its positive's row. Left out: those that the item determines, by the rows.
     """
 
     per_positive: int = Field(default=1, ge=1, le=100)
@@ -205,6 +209,7 @@ class Negatives(Spec):
     distribution: Literal["uniform", "popularity", "in_batch"] = "uniform"
     power: float = later(0.75, ge=0.0, le=4.0, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**32)
+    item_features: tuple[Identifier, ...] | None = later(None)
 
 
 class Label(Spec):

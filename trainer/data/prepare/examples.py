@@ -9,18 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.columns import values
-from trainer.data.columns.hashing import UInt64s, combine, derive_key, id_keys, random_words
+from trainer.data.columns.hashing import UInt64s, combine, id_keys, random_words
 from trainer.data.columns.jagged import Jagged
-from trainer.data.errors import DataError
 from trainer.data.prepare import split as splits
+from trainer.data.prepare.drawn_negatives import DrawnNegatives
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.history import PreviousValues
-from trainer.data.prepare.negatives import PopularUnseen, SeenItems, popularity_weights
+from trainer.data.prepare.item_features import ItemFeatures, item_features
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.item_table import ITEM_TABLE
 
 CHUNK_ROWS = 1 << 18
-_NEGATIVES = 11
 NO_ID_KEY = 0x6E756C6C  # stands for a missing id in pair keys
 
 
@@ -33,6 +32,7 @@ class Examples:
     sides: npt.NDArray[np.uint8]
     is_negative: npt.NDArray[np.bool_]  # whether the example was drawn as a negative
     rows: npt.NDArray[np.int64]  # the row of the data that each is of
+    item_rows: npt.NDArray[np.int64]  # the row that its item's features are read from: of a negative another one
     weights: dict[str, Jagged]  # of lists that have them
 
 
@@ -75,7 +75,10 @@ class ExampleRows:
         # A column that names no rows to validate leaves that to a share of those that train.
         self._shares_validation = plan.job.evaluation.split.kind == "column" and not self._names_validation()
         self._pair_keys: dict[str, UInt64s] = {}
-        self._negative_items = self._make_negatives()
+        self.negatives = self._make_negatives()
+        """Of a dataset that draws them."""
+        self.item_features = ItemFeatures() if self.negatives is None else item_features(plan, encoded)
+        """Features that a negative has from rows of its own item."""
 
     def chunks(self) -> Iterator[Examples]:
         for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
@@ -90,22 +93,18 @@ class ExampleRows:
             np.ones(len(rows), dtype=np.uint8) if self._encoded.labels is None else self._encoded.labels[start:stop]
         )
         weights = self._weights(features, start, stop)
-        is_negative = np.zeros(len(rows), dtype=bool)
-        short = self._too_short(start, stop)
-        negatives = self._plan.dataset.negatives
-        if negatives is not None:
-            group = negatives.per_positive + 1
-            repeat = np.repeat(np.arange(len(rows)), group)
-            is_negative = np.arange(len(repeat)) % group > 0
-            features = {name: take(column, repeat) for name, column in features.items()}
-            features.update(self._of_negatives(rows, repeat, is_negative))
-            weights = {name: column.take(repeat) for name, column in weights.items()}
-            labels, rows, short = (~is_negative).astype(np.uint8), rows[repeat], short[repeat]
-        sides = self._sides(features, rows)
-        sides[short] = splits.DROPPED
-        if self._plan.half is not None:
-            splits.leave_half_out(sides, self._pairs(features, rows), self._plan.half)
-        return Examples(features, labels, sides, is_negative, rows, weights)
+        sides = self._sides(features, rows) if self.negatives is None else self.negatives.sides[start:stop].copy()
+        sides[self._too_short(start, stop)] = splits.DROPPED
+        examples = Examples(features, labels, sides, np.zeros(len(rows), dtype=bool), rows, rows, weights)
+        return examples if self.negatives is None else self._with_negatives(examples)
+
+    def _weights_at(self, name: str, rows: npt.NDArray[np.int64]) -> Jagged:
+        feature = self._plan.feature(name)
+        assert feature is not None
+        assert feature.use is not None
+        lists = self._encoded.columns[feature.use]
+        assert isinstance(lists, Jagged)
+        return Jagged(self._encoded.weights[feature.use], lists.offsets).take(rows)
 
     def _weights(self, features: dict[str, npt.NDArray[np.int32] | Jagged], start: int, stop: int) -> dict[str, Jagged]:
         found = {}
@@ -156,91 +155,87 @@ class ExampleRows:
 
     # --- negatives
 
-    def _make_negatives(self) -> SeenItems | PopularUnseen | None:
-        spec = self._plan.dataset.negatives
-        if spec is None:
+    def _make_negatives(self) -> DrawnNegatives | None:
+        if self._plan.dataset.negatives is None:
             return None
-        item = self._plan.direct(spec.of)
-        assert item is not None
-        assert self._user is not None
-        users, items = self._encoded.column(self._user), self._encoded.column(item)
-        known = (users >= 0) & (items >= 0)
-        num_users, num_items = (
-            len(self._encoded.codes[self._user.domain].ids),
-            len(self._encoded.codes[item.domain].ids),
-        )
-        seen = SeenItems.from_pairs(users[known], items[known], num_users, num_items)
-        full = np.flatnonzero(seen.num_unseen(np.arange(num_users)) == 0)
-        if len(full):
-            user = self._encoded.codes[self._user.domain].ids[int(full[0])]
-            raise DataError(
-                f"user {user} had every one of the {num_items} items: there is no negative to draw",
-                where=f"dataset '{self._plan.dataset.name}', label.negatives",
-                remedy="leave such users out, or use label: column or rule",
-            )
-        if spec.distribution == "uniform":
-            return seen
-        popular = PopularUnseen(seen, popularity_weights(self._training_counts(items, num_items), spec.power))
-        full = np.flatnonzero(popular.unseen_weight(np.arange(num_users)) == 0)
-        if len(full):
-            user = self._encoded.codes[self._user.domain].ids[int(full[0])]
-            raise DataError(
-                f"user {user} had every item that occurs in training: there is no negative to draw by popularity",
-                where=f"dataset '{self._plan.dataset.name}', label.negatives",
-                remedy="leave such users out, use distribution: uniform, or a smaller held-out share",
-            )
-        return popular
-
-    def _training_counts(self, items: npt.NDArray[np.int32], num_items: int) -> npt.NDArray[np.int64]:
-        """Return the number of rows that train, by item; held-out rows say nothing of how popular an item is."""
-        counts = np.zeros(num_items + 1, dtype=np.int64)
+        parts = []
         for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
             rows = np.arange(start, min(start + CHUNK_ROWS, self._encoded.num_rows))
-            names = ("user", "item")
-            features = {name: self._feature(name, int(rows[0]), int(rows[-1]) + 1) for name in names if self._has(name)}
-            mine = np.asarray(items[rows])[self._sides(features, rows) == splits.TRAIN]
-            counts += np.bincount(mine.astype(np.int64) + 1, minlength=num_items + 1)
-        return counts[1:]
+            names = [name for name in ("user", "item") if self._plan.direct(name) is not None]
+            parts.append(self._sides({name: self._feature(name, start, len(rows) + start) for name in names}, rows))
+        item = self._plan.direct(self._plan.dataset.negatives.of)
+        by_pair = self._item is not None and item is not None and item.column == self._item.column
+        by_pair &= self._row_sides is None or self._shares_validation
+        return DrawnNegatives(self._plan, self._encoded, np.concatenate(parts), self._side_of_pair if by_pair else None)
 
-    def _has(self, name: str) -> bool:
-        return self._plan.direct(name) is not None
+    def _side_of_pair(self, rows: npt.NDArray[np.int64], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return the splits that rows with other items would be in."""
+        spec, item = self._plan.dataset.negatives, self._item
+        assert spec is not None
+        assert item is not None
+        assert self._user is not None
+        drawn = self._plan.direct(spec.of)
+        assert drawn is not None
+        codes = self._as_domain(items.astype(np.int32), drawn.domain, item.domain)
+        users = np.asarray(self._encoded.column(self._user)[rows])
+        return self._sides({"user": users, "item": codes}, rows, whole=True)
 
-    def _of_negatives(
-        self,
-        rows: npt.NDArray[np.int64],
-        repeat: npt.NDArray[np.int64],
-        is_negative: npt.NDArray[np.bool_],
+    def _with_negatives(self, examples: Examples) -> Examples:
+        """Return the examples, each followed by its negatives, in the same split."""
+        assert self.negatives is not None
+        group = self.negatives.per_positive + 1
+        repeat = np.repeat(np.arange(len(examples.rows)), group)
+        is_negative = np.arange(len(repeat)) % group > 0
+        rows, sides = examples.rows[repeat], examples.sides[repeat]
+        drawn = np.flatnonzero(is_negative & (sides != splits.DROPPED))
+        items, item_rows = np.asarray(self.negatives.items[rows]), rows.copy()
+        items[drawn], item_rows[drawn] = self.negatives.draw(rows[drawn], rows[0] * group + drawn)
+        features = {name: take(column, repeat) for name, column in examples.features.items()}
+        features.update(self._of_items(items, rows, item_rows))
+        weights = {}
+        for name, column in examples.weights.items():
+            own = name in self.item_features.names
+            weights[name] = self._weights_at(name, item_rows) if own else column.take(repeat)
+        return Examples(features, (~is_negative).astype(np.uint8), sides, is_negative, rows, item_rows, weights)
+
+    def _of_items(
+        self, items: npt.NDArray[np.int32], rows: npt.NDArray[np.int64], item_rows: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
-        """Return the features that follow the item, with the drawn items in the examples that are negatives."""
+        """Return the features that follow the item.
+
+        Args:
+            items: the code of each example's item, -1 for none.
+            rows: the row that each example is of, whose user and time it has.
+            item_rows: the row that its item's features are read from.
+        """
         spec = self._plan.dataset.negatives
         assert spec is not None
-        assert self._negative_items is not None
-        assert self._user is not None
         item = self._plan.direct(spec.of)
         assert item is not None
-        users = np.asarray(self._encoded.column(self._user))[rows][repeat]
-        position = rows[0] * (spec.per_positive + 1) + np.arange(len(repeat))
-        words = random_words(derive_key(spec.seed, _NEGATIVES), position)
-        items = np.asarray(self._encoded.column(item))[rows][repeat]
-        known = users >= 0
-        negatives = np.empty(len(users), dtype=np.int64)
-        negatives[known] = self._negative_items.draw(users[known], words[known])
-        if not known.all():
-            # Of a row without a user nothing is known but its own item: any other is a negative.
-            others = self._negative_items.with_one(items[~known])
-            negatives[~known] = others.draw(np.arange(len(words[~known])), words[~known])
-        codes = np.where(is_negative, negatives, items).astype(np.int32)
         changed: dict[str, npt.NDArray[np.int32] | Jagged] = {}
         for feature in self._plan.features:
+            of_item = feature.name in self.item_features.names
             if feature.use is not None and not feature.is_list and feature.use.column == item.column:
-                changed[feature.name] = self._as_domain(codes, item.domain, feature.table)
-            if feature.join is not None and feature.join_on == item.column:
+                changed[feature.name] = self._as_domain(items, item.domain, feature.table)
+            elif feature.use is not None and of_item:
+                changed[feature.name] = take(self._encoded.columns[feature.use], item_rows)
+            elif feature.join is not None and feature.join_on == item.column:
                 ids = self._encoded.codes[item.domain].ids
-                of_item = self._plan.joins[feature.name].positions(ids, f"table '{item.domain}'")
-                changed[feature.name] = take(self._joined[feature.name], np.append(of_item, -1)[codes])
+                positions = self._plan.joins[feature.name].positions(ids, f"table '{item.domain}'")
+                changed[feature.name] = take(self._joined[feature.name], np.append(positions, -1)[items])
+            elif feature.join is not None and of_item:
+                positions = np.asarray(self._encoded.joined[feature.name][item_rows])
+                changed[feature.name] = take(self._joined[feature.name], positions)
+            elif feature.by is not None and (of_item or feature.by.column == item.column):
+                assert feature.derive is not None
+                times = np.asarray(self._encoded.orders[feature.derive.order][rows])
+                by = np.asarray(self._encoded.column(feature.by)[item_rows])
+                changed[feature.name] = self._histories[feature.name].before(by, times)
         if self._plan.items is not None and item == self._item:
-            of_item = self._plan.items.lookup.positions(self._encoded.codes[item.domain].ids, f"table '{item.domain}'")
-            changed[ITEM_TABLE] = np.append(of_item, -1)[codes].astype(np.int32)
+            positions = self._plan.items.lookup.positions(
+                self._encoded.codes[item.domain].ids, f"table '{item.domain}'"
+            )
+            changed[ITEM_TABLE] = np.append(positions, -1)[items].astype(np.int32)
         return changed
 
     def _as_domain(self, codes: npt.NDArray[np.int32], source: str, target: str) -> npt.NDArray[np.int32]:
@@ -273,16 +268,20 @@ class ExampleRows:
         return self._row_sides is not None and bool((self._row_sides == splits.VALIDATION).any())
 
     def _sides(
-        self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]
+        self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64], *, whole: bool = False
     ) -> npt.NDArray[np.uint8]:
+        """Return the split of each row by what the job says and, but with ``whole``, by the half that trains."""
         split = self._plan.job.evaluation.split
-        if self._row_sides is not None:
+        if self._row_sides is None:
+            sides = splits.random_split(split, self._pairs(features, rows))
+        else:
             sides = self._row_sides[rows].copy()
             if self._shares_validation:
                 by_hash = splits.random_split(split.model_copy(update={"test": 0.0}), self._pairs(features, rows))
                 sides[(sides == splits.TRAIN) & (by_hash == splits.VALIDATION)] = splits.VALIDATION
-            return sides
-        return splits.random_split(split, self._pairs(features, rows))
+        if self._plan.half is not None and not whole:
+            splits.leave_half_out(sides, self._pairs(features, rows), self._plan.half)
+        return sides
 
     def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:
         """Return a key of each example's (user, item), or of its row where there are none."""

@@ -123,6 +123,8 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
         relevant.append(plan.least_labels)
     if plan.half is not None:
         relevant.append(["half", plan.half])
+    if plan.dataset.negatives is not None:
+        relevant.append("negatives of what trains")
     if plan.keeps_users:
         relevant.append("users")
     if plan.keeps_seen and not plan.is_bpr:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,11 +36,6 @@ class SeenItems:
         starts = np.searchsorted(pairs, np.arange(num_users + 1) * num_items)
         rank = np.arange(len(pairs)) - np.repeat(starts[:-1], np.diff(starts))
         return SeenItems(pairs - rank, starts, num_items)
-
-    def with_one(self, items: npt.NDArray[np.integer]) -> SeenItems:
-        """Return as many users as there are ``items``, each of whom had one of these; -1: none."""
-        users = np.flatnonzero(items >= 0)
-        return SeenItems.from_pairs(users, items[users], len(items), self.num_items)
 
     def num_unseen(self, users: npt.NDArray[np.integer]) -> Int64s:
         return self.num_items - (self.starts[users + 1] - self.starts[users])
@@ -97,7 +94,6 @@ class PopularUnseen:
 
     def __init__(self, seen: SeenItems, weights: Int64s):
         users, items = seen.pairs()
-        self._seen, self._weights = seen, weights
         self._ends = np.cumsum(weights)
         self._total = int(self._ends[-1]) if len(weights) else 0
         own = weights[items]
@@ -105,10 +101,6 @@ class PopularUnseen:
         self._starts, self._through = np.asarray(seen.starts), through
         before = self._ends[items] - own - (through[:-1] - through[self._starts[users]])
         self._shifted = users * self._total + before
-
-    def with_one(self, items: npt.NDArray[np.integer]) -> PopularUnseen:
-        """Return as many users as there are ``items``, each of whom had one of these; -1: none."""
-        return PopularUnseen(self._seen.with_one(items), self._weights)
 
     def unseen_weight(self, users: npt.NDArray[np.integer]) -> Int64s:
         return self._total - (self._through[self._starts[users + 1]] - self._through[self._starts[users]])
@@ -122,9 +114,70 @@ class PopularUnseen:
         unseen = self.unseen_weight(users)
         had_all = unseen <= 0
         chosen = below(words, np.where(had_all, self._total, unseen))
+        return np.where(had_all, np.searchsorted(self._ends, chosen, side="right"), self.unseen_at(users, chosen))
+
+    def unseen_at(self, users: Int64s, chosen: Int64s) -> Int64s:
+        """Return for each user the unseen item that holds ``chosen``, a number below :meth:`unseen_weight`."""
         place = np.searchsorted(self._shifted, users * self._total + chosen, side="right")
         own = self._through[place] - self._through[self._starts[users]]
-        return np.searchsorted(self._ends, chosen + np.where(had_all, 0, own), side="right")
+        return np.searchsorted(self._ends, chosen + own, side="right")
+
+
+class UnseenUntil:
+    """The same draws beside what each user had up to a time: items that the user has later are drawn like others.
+
+    With w the weight of what the user never has, and c_1, c_2, ... the weights of the user's later items by their first
+    time, a number is drawn below w + c_1 + c_2 + ...; from w on it names a later item.
+
+    Args:
+        users: of (user, item) pairs in any order, repeats allowed [n].
+        items: of the pairs [n].
+        times: of the pairs [n]; None: every item counts as had from the beginning.
+        num_users: users are in [0, num_users).
+        weights: of each item [num_items]; every item of a pair has one of at least 1.
+    """
+
+    def __init__(
+        self,
+        users: npt.NDArray[np.integer],
+        items: npt.NDArray[np.integer],
+        times: npt.NDArray[Any] | None,
+        num_users: int,
+        weights: Int64s,
+    ):
+        self._never = PopularUnseen(SeenItems.from_pairs(users, items, num_users, len(weights)), weights)
+        if times is None:
+            times = np.zeros(len(users), dtype=np.int8)
+        by_pair = np.lexsort((times, items, users))
+        users, items, times = (np.asarray(column)[by_pair] for column in (users, items, times))
+        is_first = np.r_[True, (users[1:] != users[:-1]) | (items[1:] != items[:-1])] if len(users) else slice(0)
+        users, items, times = users[is_first].astype(np.int64), items[is_first], times[is_first]
+        by_time = np.lexsort((times, users))
+        users, self._items, times = users[by_time], items[by_time].astype(np.int64), times[by_time]
+        self._times = np.unique(times)
+        self._keys = users * (len(self._times) + 1) + np.searchsorted(self._times, times)
+        self._ends = np.searchsorted(users, np.arange(num_users), side="right")
+        self._through = np.append(0, np.cumsum(weights[self._items]))
+
+    def draw(
+        self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None, words: UInt64s
+    ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """Return (one item for each user and time, chosen by ``words``; where there is none to draw)."""
+        users = users.astype(np.int64)
+        if times is None:
+            had = self._ends[users]
+        else:
+            rank = np.searchsorted(self._times, times, side="right")
+            had = np.searchsorted(self._keys, users * (len(self._times) + 1) + rank)
+        never = self._never.unseen_weight(users)
+        later = self._through[self._ends[users]] - self._through[had]
+        none = never + later <= 0
+        chosen = below(words, np.where(none, 1, never + later))
+        is_later = (chosen >= never) & ~none
+        drawn = self._never.unseen_at(users, np.minimum(chosen, np.maximum(never - 1, 0)))
+        place = np.searchsorted(self._through, self._through[had] + chosen - never, side="right") - 1
+        drawn[is_later] = self._items[place[is_later]]
+        return drawn, none
 
 
 def popularity_weights(counts: npt.NDArray[np.integer], power: float) -> Int64s:

@@ -148,11 +148,15 @@ def write_splits(
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
     progress.start_writing(encoded.num_rows)
     try:
-        for examples in ExampleRows(plan, encoded).chunks():
+        rows = ExampleRows(plan, encoded)
+        for line in ("" if rows.negatives is None else rows.negatives.in_words(), rows.item_features.in_words()):
+            if line:
+                progress.log(line)
+        for examples in rows.chunks():
             seen.add(examples)
             sequences.add(examples)
             recent.add(examples)
-            append_examples(plan, writers, examples, encoded, workers)
+            append_examples(plan, writers, examples, encoded, workers, rows.item_features.names)
             progress.add(int(examples.rows[-1] - examples.rows[0]) + 1)
     finally:
         for writer in writers.values():
@@ -187,9 +191,14 @@ def check_training_split(plan: DataPlan, num_examples: int, weight: float, label
 
 
 def append_examples(
-    plan: DataPlan, writers: Mapping[str, SplitWriter], examples: Examples, encoded: Encoded, workers: Workers
+    plan: DataPlan,
+    writers: Mapping[str, SplitWriter],
+    examples: Examples,
+    encoded: Encoded,
+    workers: Workers,
+    of_item: frozenset[str] = frozenset(),
 ) -> None:
-    """Append examples to their splits, the columns side by side."""
+    """Append examples to their splits, the columns side by side; ``of_item``: numbers and vectors of drawn items."""
     chosen: list[tuple[SplitWriter, npt.NDArray[np.int64]]] = []
     for side, name in enumerate(SPLIT_NAMES):
         mine = examples.sides == side
@@ -205,13 +214,16 @@ def append_examples(
         for writer, places in chosen:
             writer.append_feature(name, examples, places)
 
+    def rows_of(name: str) -> npt.NDArray[np.int64]:
+        return examples.item_rows if name in of_item else examples.rows
+
     def append_numbers(index: int) -> None:
         for writer, places in chosen:
-            writer.append_numbers(index, encoded.numeric[index][examples.rows[places]])
+            writer.append_numbers(index, encoded.numeric[index][rows_of(plan.numeric[index].name)[places]])
 
     def append_vectors(name: str) -> None:
         for writer, places in chosen:
-            writer.append_vectors(name, encoded.vectors[name][examples.rows[places]])
+            writer.append_vectors(name, encoded.vectors[name][rows_of(name)[places]])
 
     def append_item_numbers(index: int) -> None:
         assert plan.items is not None

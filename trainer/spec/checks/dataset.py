@@ -197,6 +197,15 @@ def _negatives_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
             "use uniform or popularity, or with label: column or rule model.negative_distribution: in_batch, or loss: "
             "sampled_softmax of two_tower",
         )
+    for name in negatives.item_features or ():
+        feature = spec.features.get(name)
+        if feature is None:
+            there = ", ".join(sorted(spec.features))
+            yield FieldProblem("label.negatives.item_features", f"no feature '{name}' (there are {there})")
+        elif name == "user" or spec.column_of(name) in (spec.column_of("user"), spec.column_of(negatives.of)):
+            yield FieldProblem(
+                "label.negatives.item_features", f"'{name}' is the user or the drawn item itself", "leave it out"
+            )
     if negatives.distribution != "popularity" and negatives.power != 0.75:
         yield FieldProblem(
             "label.negatives.power", f"{negatives.distribution} has none", "use popularity, or leave it out"
