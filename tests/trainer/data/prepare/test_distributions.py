@@ -68,18 +68,19 @@ def test_weights_of_one_are_the_uniform_draws():
 
 
 def test_drawn_examples_follow_the_popularity_of_training(clicks, dataset_spec, job_spec, tmp_path):
-    """Counted over the rows that train alone, whatever is popular in what is held out."""
+    """Counted over the rows that train alone, beside what a user had there by the row's time."""
     table = clicks(4000, users=400, items=40)
     drawn = {"per_positive": 10, "of": "item", "distribution": "popularity", "power": 2.0}
     dataset = dataset_spec(table, label={"negatives": drawn}, order="ts")
     data = prepare(dataset, job_spec(evaluation={"split": {"kind": "time", "test": 0.2}}), tmp_path / "data")
-    users, items = (np.asarray(table[name]) for name in ("user", "item"))
-    train = np.asarray(table["ts"]) < np.sort(np.asarray(table["ts"]))[-int(4000 * 0.2) - int(4000 * 0.1)]
+    users, items, times = (np.asarray(table[name]) for name in ("user", "item", "ts"))
+    train = times < np.sort(times)[-int(4000 * 0.2) - int(4000 * 0.1)]
     names, of_item = np.unique(items, return_inverse=True)
     weights = np.bincount(of_item[train], minlength=len(names)).astype(float) ** 2
     expected = np.zeros(len(names))
-    for user in users[train]:
-        left = np.where(np.isin(np.arange(len(names)), of_item[users == user]), 0.0, weights)
+    for user, time in zip(users[train], times[train], strict=True):
+        had = of_item[train & (users == user) & (times <= time)]
+        left = np.where(np.isin(np.arange(len(names)), had), 0.0, weights)
         expected += 10 * left / left.sum()
     item = next(key for key in data.keys if key.name == "item")
     negatives = np.asarray(data.column("train", item))[np.asarray(data.labels("train")) == 0]

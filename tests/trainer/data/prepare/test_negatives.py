@@ -12,7 +12,7 @@ from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.hashing import random_words
 from trainer.data.errors import DataError
 from trainer.data.prepare import examples as rows_module
-from trainer.data.prepare.negatives import SeenItems
+from trainer.data.prepare.negatives import SeenItems, UnseenUntil
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources import source as source_module
 
@@ -49,19 +49,106 @@ def examples(data, read_split):
     ]
 
 
-@pytest.mark.parametrize("split", ["random", "per_user_last"])
-def test_label_negatives(split, clicks, dataset_spec, job_spec, read_split, tmp_path):
-    table = clicks(300, users=12)
-    dataset = dataset_spec(table, label=NEGATIVES, order="ts")
-    # The unknown row hides an id: with a split by row no item is out of the training vocabulary for certain.
-    data = prepare(dataset, job_spec(evaluation={"split": {"kind": split}}), tmp_path / "data")
-    positives = {(row["user"], row["item"]) for row in table.to_pylist()}
-    found = examples(data, read_split)
-    assert len(found) == 3 * 300
-    assert sum(label for _, _, label, _ in found) == 300
-    for user, item, label, _ in found:
-        if user is not None and item is not None:
-            assert ((user, item) in positives) == bool(label)
+SPLITS = {
+    "random": {"kind": "random", "validation": 0.1, "test": 0.2},
+    "time": {"kind": "time", "validation": 0.1, "test": 0.2},
+    "per_user_last": {"kind": "per_user_last", "num_test": 3},
+    "column": {"kind": "column", "column": "side", "validation": 0.1},
+}
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "popularity"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_label_negatives(split, distribution, clicks, dataset_spec, job_spec, read_split, tmp_path):
+    """Against the rows themselves: who had what, in which split and when."""
+    table = clicks(900, users=12, items=120)
+    sides = ["test" if row % 5 == 0 else "train" for row in range(900)]
+    table = table.append_column("side", pa.array(sides))
+    label = {"negatives": {**NEGATIVES["negatives"], "distribution": distribution}}
+    dataset = dataset_spec(table, label=label, timestamp="ts")
+    data = prepare(dataset, job_spec(evaluation={"split": SPLITS[split]}), tmp_path / "data")
+    rows = {name: read_split(data, name).to_pylist() for name in ("train", "validation", "test")}
+    times = {}  # by pair, of all rows
+    for row in table.to_pylist():
+        times.setdefault((row["user"], row["item"]), []).append(row["ts"])
+    trained = {(row["user"], row["item"]) for row in rows["train"] if row["label"]}
+    trained_items = {item for _, item in trained}
+    later = held_out = 0
+    for name, examples in rows.items():
+        # In the order of rows: a positive, then its negatives, in one split.
+        assert [row["label"] for row in examples] == [1, 0, 0] * (len(examples) // 3)
+        for positive, *negatives in zip(examples[::3], examples[1::3], examples[2::3], strict=True):
+            for negative in negatives:
+                assert negative["user"] == positive["user"]
+                pair = negative["user"], negative["item"]
+                if name != "train":
+                    # The unknown row hides the ids that training does not have.
+                    assert negative["item"] is None or pair not in times
+                    continue
+                assert negative["item"] in trained_items
+                held_out += pair in times and pair not in trained
+                if pair in trained:
+                    assert split in ("time", "per_user_last")
+                    later += 1
+        if name != "train":
+            assert not trained & {(row["user"], row["item"]) for row in examples}
+    # A pair's hash says its split: what is held out there is not drawn for training, nor anything else of that split.
+    assert (held_out > 0) == (split != "random")
+    assert (later > 0) == (split in ("time", "per_user_last"))
+
+
+def test_what_a_user_had_by_a_rows_time_is_not_drawn_for_it(dataset_spec, job_spec, read_split, tmp_path):
+    """One user has the items 0 to 29, one at each time: at time t only later ones are left, of 30 that others have."""
+    table = pa.table({"user": [0] * 30 + [1] * 2, "item": [*range(30), 0, 1], "ts": [*range(30), 30, 31]})
+    table = table.append_column("click", pa.array([1] * 32))
+    label = {"negatives": {"per_positive": 20, "of": "item"}}
+    job = job_spec(evaluation={"split": {"kind": "time", "validation": 0.0, "test": 0.0}})
+    with pytest.raises(DataError, match=r"user 0 had every one of the 30 items of training"):
+        prepare(dataset_spec(table, label=label, timestamp="ts"), job, tmp_path / "data")
+    table = pa.concat_tables([table, table.slice(31).set_column(1, "item", pa.array([30]))])
+    rows = read_split(prepare(dataset_spec(table, label=label, timestamp="ts"), job, tmp_path / "data"), "train")
+    drawn = {}
+    for row in rows.to_pylist():
+        if row["label"]:
+            positive = row["item"] if row["user"] == 0 else None
+        elif positive is not None:
+            drawn.setdefault(positive, set()).add(row["item"])
+    assert all(min(items) > time for time, items in drawn.items())
+    # Of at most 30 items left 300 draws miss a given one with probability e^-10.
+    assert set.union(*drawn.values()) >= set(range(15, 31))
+
+
+def test_a_held_out_row_that_repeats_a_pair_of_training_is_left_out(dataset_spec, job_spec, tmp_path):
+    table = pa.table({"user": [1, 1, 2, 1, 2], "item": [5, 6, 7, 5, 8], "ts": range(5), "click": [1] * 5})
+    label = {"negatives": {"per_positive": 1, "of": "item"}}
+    job = job_spec(evaluation={"split": {"kind": "time", "validation": 0.0, "test": 0.4}})
+    said = []
+    data = prepare(dataset_spec(table, label=label, timestamp="ts"), job, tmp_path / "data", log=said.append)
+    assert data.num_examples == {"train": 6, "validation": 0, "test": 2}
+    assert [line for line in said if "left out: 1 of 2 held-out rows (50.0%)" in line]
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "popularity"])
+def test_draws_until_a_time_have_their_weights(distribution):
+    """Chi-square against the weights of what is left, for each time of a user."""
+    generator = np.random.default_rng(0)
+    weights = generator.integers(1, 9, 30) if distribution == "popularity" else np.ones(30, np.int64)
+    items, times = np.array([3, 9, 9, 20, 4, 3]), np.array([5, 1, 7, 1, 8, 9])
+    unseen = UnseenUntil(np.zeros(6, np.int64), items, times, 1, weights)
+    first = {3: 5, 9: 1, 20: 1, 4: 8}
+    for time in (0, 1, 4, 5, 8, 12):
+        drawn, none = unseen.draw(
+            np.zeros(40_000, np.int64), np.full(40_000, time), random_words(time, np.arange(40_000))
+        )
+        assert not none.any()
+        left = np.array([0 if first.get(item, 99) <= time else weights[item] for item in range(30)])
+        expected = 40_000 * left / left.sum()
+        counts = np.bincount(drawn, minlength=30)
+        assert counts[left == 0].sum() == 0
+        chi = (np.square(counts - expected)[left > 0] / expected[left > 0]).sum()
+        # Of d degrees of freedom its mean is d and its standard deviation sqrt(2 d).
+        degrees = int((left > 0).sum()) - 1
+        assert abs(chi - degrees) < 5 * np.sqrt(2 * degrees)
 
 
 def test_negatives_do_not_depend_on_chunks(clicks, dataset_spec, job_spec, read_split, tmp_path, monkeypatch):
@@ -102,8 +189,9 @@ def test_a_row_without_a_user_may_draw_every_item_but_its_own(
 
 def test_a_user_who_had_every_item_is_an_error(clicks, dataset_spec, job_spec, tmp_path):
     dataset = dataset_spec(clicks(400, users=1, items=3), label=NEGATIVES)
-    with pytest.raises(DataError, match=r"user 3 had every one of the 3 items.*leave such users out"):
-        prepare(dataset, job_spec(), tmp_path / "data")
+    job = job_spec(evaluation={"split": {"validation": 0.0, "test": 0.0}})
+    with pytest.raises(DataError, match=r"user 3 had every one of the 3 items of training.*leave such users out"):
+        prepare(dataset, job, tmp_path / "data")
 
 
 def test_bpr_draws_fresh_negatives_each_epoch(clicks, dataset_spec, job_spec, tmp_path):
