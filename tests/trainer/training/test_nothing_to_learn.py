@@ -5,7 +5,10 @@ A model that had learned which negatives were drawn would know the held-out clic
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -54,7 +57,7 @@ def specs(folder, kind=EACH_ONCE, split="time", model=None, label=None, **fields
 
 
 def three_errors(num_positives: int, num_negatives: int) -> float:
-    """Three standard errors of the AUC of scores that say nothing (Mann and Whitney)."""
+    """Three standard errors of the AUC of scores that say nothing, by Mann and Whitney."""
     return 3 * float(np.sqrt((num_positives + num_negatives + 1) / (12 * num_positives * num_negatives)))
 
 
@@ -64,7 +67,8 @@ def three_errors(num_positives: int, num_negatives: int) -> float:
 def test_what_was_drawn_says_nothing_of_the_test(split, distribution, kind, tmp_path):
     """Scores that a model may come to: of a pair by how often it was drawn and clicked, of an item, of a user."""
     label = {"negatives": {"per_positive": 4, "of": "item", "distribution": distribution}}
-    data = prepare(*specs(tmp_path, kind, split, label=label), tmp_path / "data")
+    dataset, job = specs(tmp_path, kind, split, label=label)
+    data = prepare(dataset, job, tmp_path / "data")
     keys = {key.name: key for key in data.keys}
 
     def columns(split):
@@ -82,7 +86,7 @@ def test_what_was_drawn_says_nothing_of_the_test(split, distribution, kind, tmp_
         assert abs(auc(rates[test[name]], labels) - 0.5) < bound, name
 
 
-def auc(scores, labels) -> float:
+def auc(scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64]) -> float:
     """The chance that a positive is above a negative, ties one half."""
     below = np.sort(scores[labels == 0])
     positives = scores[labels == 1]
@@ -90,7 +94,7 @@ def auc(scores, labels) -> float:
     return float(places.mean() / (2 * len(below)))
 
 
-JOBS = {
+JOBS: dict[str, dict[str, Any]] = {
     "fm": {},
     "fm of a half of the pairs": {"half": 0},
     "dnn with the item's brand": {
@@ -119,7 +123,7 @@ def test_no_model_knows_the_next_click(name, tmp_path):
         trainer_of(job, data, hooks=hooks).train()
     (*_, last) = [one for one in found if one["split"] == "test"]
     positives = data.num_positives["test"]
-    # 100 negatives of an example of a sequence model are drawn from 20 items: they say no more than these.
-    negatives = ITEMS if job.model.reads_sequences else data.num_examples["test"] - positives
-    bound = three_errors(positives, 20 * positives if job.model.reads_sequences else negatives)
+    # The 100 negatives of an example of a sequence model are some 20 items.
+    is_sequence = job.model.reads_sequences
+    bound = three_errors(positives, 20 * positives if is_sequence else data.num_examples["test"] - positives)
     assert abs(last["auc"] - 0.5) < bound

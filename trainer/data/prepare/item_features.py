@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ DETERMINED, RELATED = 0.8, 0.25
 """Kappa from which on a column is the item's, and from which on the dataset has to say whether it is."""
 
 Rows = npt.NDArray[np.int64]
+ValuesAt = Callable[[Rows], npt.NDArray[Any]]
+"""A column's values at rows: hashes, 0 where missing, or ranks, NaN where missing."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +82,19 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
     return ItemFeatures(frozenset(name for name, value in kappas.items() if value >= DETERMINED), kappas)
 
 
-def kappa(
-    values_at: Callable[[Rows], UInt64s | npt.NDArray[np.float64]], same: tuple[Rows, Rows], every: tuple[Rows, Rows]
-) -> float:
-    """Return how far what pairs of rows share determines a column, at most 1; 0 where there are no pairs.
+def kappa(values_at: ValuesAt, same: tuple[Rows, Rows], every: tuple[Rows, Rows]) -> float:
+    """Compute how far the item, or the user, that pairs of rows share determines a column: 0 not at all, 1 wholly.
 
     Args:
-        values_at: the column's values at rows: hashes, 0 where missing, or numbers, NaN where missing.
-        same: the rows of pairs that share an item, or a user.
-        every: the rows of any pairs.
+        values_at: the column.
+        same: rows of pairs that share it; without any kappa is 0.
+        every: rows of any pairs.
     """
     within, anywhere = (_disagreement(values_at(pairs[0]), values_at(pairs[1])) for pairs in (same, every))
     return 0.0 if not anywhere or within is None else max(0.0, 1.0 - within / anywhere)
 
 
-def _disagreement(left: npt.NDArray[np.generic], right: npt.NDArray[np.generic]) -> float | None:
+def _disagreement(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> float | None:
     """Return the share of pairs that differ, of numbers the mean distance; None without pairs."""
     if left.dtype.kind == "f":
         distances = np.abs(left - right)
@@ -111,7 +112,7 @@ def _pairs(of: npt.NDArray[np.int32], other: npt.NDArray[np.int32], sample: Rows
     return left[chosen], right[chosen]
 
 
-def _columns(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, Callable[[Rows], npt.NDArray[np.generic]]]]:
+def _columns(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, ValuesAt]]:
     """Yield (feature, its values at rows) of the features that neither the user nor the drawn item alone gives."""
     spec = plan.dataset.negatives
     assert spec is not None

@@ -116,7 +116,7 @@ class PopularUnseen:
         chosen = below(words, np.where(had_all, self._total, unseen))
         return np.where(had_all, np.searchsorted(self._ends, chosen, side="right"), self.unseen_at(users, chosen))
 
-    def unseen_at(self, users: Int64s, chosen: Int64s) -> Int64s:
+    def unseen_at(self, users: npt.NDArray[np.integer], chosen: Int64s) -> Int64s:
         """Return for each user the unseen item that holds ``chosen``, a number below :meth:`unseen_weight`."""
         place = np.searchsorted(self._shifted, users * self._total + chosen, side="right")
         own = self._through[place] - self._through[self._starts[users]]

@@ -63,7 +63,8 @@ def lists_of(data, split, name):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_negative_has_the_columns_of_its_own_item(split, dataset_spec, job_spec, tmp_path, brands):
-    table, said = shop(), []
+    table = shop()
+    said: list[str] = []
     dataset = dataset_spec(table, features=FEATURES, label=NEGATIVES, timestamp="ts")
     data = prepare(dataset, job_spec(evaluation={"split": SPLIT}), tmp_path / "data", log=said.append)
     (line,) = [line for line in said if "from rows of the drawn item" in line]
@@ -77,7 +78,8 @@ def test_a_negative_has_the_columns_of_its_own_item(split, dataset_spec, job_spe
 
     items, users = raw("item"), raw("user")
     tags, tag_ids = lists_of(data, split, "tags"), data.vocabulary("tags").to_pylist()
-    titles, title_of = lists_of(data, split, "title"), {}
+    titles = lists_of(data, split, "title")
+    title_of: dict[int, list[int]] = {}
     weights = np.asarray(data.weights(split, keys["tags"])).reshape(-1, 2)
     numbers = np.asarray(data.numbers(split))
     images = np.asarray(data.row_vectors(split, data.vectors[0]))
