@@ -79,6 +79,11 @@ class ExampleRows:
         """Of a dataset that draws them."""
         self.item_features = ItemFeatures() if self.negatives is None else item_features(plan, encoded)
         """Features that a negative has from rows of its own item."""
+        self._follows_item = bool(self.item_features.names) or any(
+            feature.by is not None and feature.by == plan.direct(plan.dataset.negatives.of)
+            for feature in plan.features
+            if plan.dataset.negatives is not None
+        )
 
     def chunks(self) -> Iterator[Examples]:
         for start in range(0, self._encoded.num_rows, CHUNK_ROWS):
@@ -189,7 +194,9 @@ class ExampleRows:
         rows, sides = examples.rows[repeat], examples.sides[repeat]
         drawn = np.flatnonzero(is_negative & (sides != splits.DROPPED))
         items, item_rows = np.asarray(self.negatives.items[rows]), rows.copy()
-        items[drawn], item_rows[drawn] = self.negatives.draw(rows[drawn], rows[0] * group + drawn)
+        items[drawn], item_rows[drawn] = self.negatives.draw(
+            rows[drawn], rows[0] * group + drawn, needs_rows=self._follows_item
+        )
         features = {name: take(column, repeat) for name, column in examples.features.items()}
         features.update(self._of_items(items, rows, item_rows))
         weights = {}

@@ -33,24 +33,34 @@ class SeenItems:
         Users are in [0, num_users), items in [0, num_items).
         """
         pairs = sorted_unique(users.astype(np.int64) * num_items + items.astype(np.int64))
+        return SeenItems.from_sorted(pairs, num_users, num_items)
+
+    @staticmethod
+    def from_sorted(pairs: Int64s, num_users: int, num_items: int) -> SeenItems:
+        """Build from distinct ``user * num_items + item``, ascending."""
         starts = np.searchsorted(pairs, np.arange(num_users + 1) * num_items)
         rank = np.arange(len(pairs)) - np.repeat(starts[:-1], np.diff(starts))
         return SeenItems(pairs - rank, starts, num_items)
 
-    def num_unseen(self, users: npt.NDArray[np.integer]) -> Int64s:
+    def unseen_weight(self, users: npt.NDArray[np.integer]) -> Int64s:
+        """Return the number of items that each user never had."""
         return self.num_items - (self.starts[users + 1] - self.starts[users])
+
+    def unseen_at(self, users: npt.NDArray[np.integer], chosen: Int64s) -> Int64s:
+        """Return for each user item number ``chosen``, below :meth:`unseen_weight`, of those that it never had."""
+        before = np.searchsorted(self.shifted, users * self.num_items + chosen, side="right") - self.starts[users]
+        return chosen + before
 
     def draw(self, users: npt.NDArray[np.integer], words: UInt64s) -> Int64s:
         """Return one item per user, uniform over the items that the user never had, chosen by ``words``.
 
-        A user who had every item gets any item: callers that cannot accept that check :meth:`num_unseen`.
+        A user who had every item gets any item: callers that cannot accept that check :meth:`unseen_weight`.
         """
         users = users.astype(np.int64)
-        unseen = self.num_unseen(users)
+        unseen = self.unseen_weight(users)
         had_all = unseen <= 0
         chosen = below(words, np.where(had_all, self.num_items, unseen))
-        before = np.searchsorted(self.shifted, users * self.num_items + chosen, side="right") - self.starts[users]
-        return np.where(had_all, chosen, chosen + before)
+        return np.where(had_all, chosen, self.unseen_at(users, chosen))
 
     def pairs(self) -> tuple[Int64s, Int64s]:
         """Return (users, items) of what they had, ascending."""
@@ -130,54 +140,56 @@ class UnseenUntil:
     time, a number is drawn below w + c_1 + c_2 + ...; from w on it names a later item.
 
     Args:
-        users: of (user, item) pairs in any order, repeats allowed [n].
-        items: of the pairs [n].
+        pairs: ``user * num_items + item``, in any order, repeats allowed [n].
         times: of the pairs [n]; None: every item counts as had from the beginning.
         num_users: users are in [0, num_users).
-        weights: of each item [num_items]; every item of a pair has one of at least 1.
+        num_items: items are in [0, num_items).
+        weights: of each item, at least 1; None: 1.
     """
 
     def __init__(
         self,
-        users: npt.NDArray[np.integer],
-        items: npt.NDArray[np.integer],
+        pairs: Int64s,
         times: npt.NDArray[Any] | None,
         num_users: int,
-        weights: Int64s,
+        num_items: int,
+        weights: Int64s | None = None,
     ):
-        self._never = PopularUnseen(SeenItems.from_pairs(users, items, num_users, len(weights)), weights)
+        self._times = None
         if times is None:
-            times = np.zeros(len(users), dtype=np.int8)
-        by_pair = np.lexsort((times, items, users))
-        users, items, times = (np.asarray(column)[by_pair] for column in (users, items, times))
-        is_first = np.r_[True, (users[1:] != users[:-1]) | (items[1:] != items[:-1])] if len(users) else slice(0)
-        users, items, times = users[is_first].astype(np.int64), items[is_first], times[is_first]
-        by_time = np.lexsort((times, users))
-        users, self._items, times = users[by_time], items[by_time].astype(np.int64), times[by_time]
-        self._times = np.unique(times)
-        self._keys = users * (len(self._times) + 1) + np.searchsorted(self._times, times)
-        self._ends = np.searchsorted(users, np.arange(num_users), side="right")
-        self._through = np.append(0, np.cumsum(weights[self._items]))
+            self.pairs = sorted_unique(pairs)
+            """Distinct pairs, ascending."""
+        else:
+            by_time = np.argsort(times, kind="stable")
+            self._times = times[by_time]
+            self.pairs, first = np.unique(pairs[by_time], return_index=True)
+            # A user and the place of a pair's first row in the order of time, as one key.
+            self._keys = np.sort(self.pairs // num_items * len(times) + first)
+            self._items = pairs[by_time][self._keys % len(times)] % num_items if len(times) else pairs
+            ones = np.ones(num_items, np.int64)
+            self._through = np.append(0, np.cumsum((ones if weights is None else weights)[self._items]))
+        seen = SeenItems.from_sorted(self.pairs, num_users, num_items)
+        self._ends = np.asarray(seen.starts)[1:]
+        self._never: SeenItems | PopularUnseen = seen if weights is None else PopularUnseen(seen, weights)
 
     def draw(
         self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None, words: UInt64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """Return (one item for each user and time, chosen by ``words``; where there is none to draw)."""
         users = users.astype(np.int64)
-        if times is None:
-            had = self._ends[users]
-        else:
-            rank = np.searchsorted(self._times, times, side="right")
-            had = np.searchsorted(self._keys, users * (len(self._times) + 1) + rank)
-        never = self._never.unseen_weight(users)
-        later = self._through[self._ends[users]] - self._through[had]
-        none = never + later <= 0
-        chosen = below(words, np.where(none, 1, never + later))
-        is_later = (chosen >= never) & ~none
+        weight = never = self._never.unseen_weight(users)
+        if self._times is not None:
+            assert times is not None
+            places = np.searchsorted(self._times, times, side="right")
+            had = np.searchsorted(self._keys, users * len(self._times) + places)
+            weight = never + self._through[self._ends[users]] - self._through[had]
+        chosen = below(words, np.maximum(weight, 1))
         drawn = self._never.unseen_at(users, np.minimum(chosen, np.maximum(never - 1, 0)))
-        place = np.searchsorted(self._through, self._through[had] + chosen - never, side="right") - 1
-        drawn[is_later] = self._items[place[is_later]]
-        return drawn, none
+        if self._times is not None:
+            later = np.flatnonzero((chosen >= never) & (weight > 0))
+            beyond = self._through[had[later]] + chosen[later] - never[later]
+            drawn[later] = self._items[np.searchsorted(self._through, beyond, side="right") - 1]
+        return drawn, weight <= 0
 
 
 def popularity_weights(counts: npt.NDArray[np.integer], power: float) -> Int64s:

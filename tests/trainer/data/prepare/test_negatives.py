@@ -27,7 +27,7 @@ def test_draws_are_never_seen_items_and_reach_every_other(data, num_items, num_u
     for user in range(num_users):
         had = {item for u, item in pairs if u == user}
         draws = seen.draw(np.full(600, user), random_words(user, np.arange(600)))
-        assert seen.num_unseen(np.array([user]))[0] == num_items - len(had)
+        assert seen.unseen_weight(np.array([user]))[0] == num_items - len(had)
         expected = set(range(num_items)) - had or set(range(num_items))
         # 600 draws over at most 12 items: missing one of them has probability below 12 * exp(-50).
         assert set(draws.tolist()) == expected
@@ -134,7 +134,7 @@ def test_draws_until_a_time_have_their_weights(distribution):
     generator = np.random.default_rng(0)
     weights = generator.integers(1, 9, 30) if distribution == "popularity" else np.ones(30, np.int64)
     items, times = np.array([3, 9, 9, 20, 4, 3]), np.array([5, 1, 7, 1, 8, 9])
-    unseen = UnseenUntil(np.zeros(6, np.int64), items, times, 1, weights)
+    unseen = UnseenUntil(items, times, 1, 30, None if distribution == "uniform" else weights)
     first = {3: 5, 9: 1, 20: 1, 4: 8}
     for time in (0, 1, 4, 5, 8, 12):
         drawn, none = unseen.draw(
