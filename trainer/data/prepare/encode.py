@@ -21,6 +21,7 @@ from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.labels import label_dtype, labels_of, row_weights_of, several_labels_of
 from trainer.data.columns.ngrams import ngram_lists
 from trainer.data.columns.numeric import read_number
+from trainer.data.columns.orders import as_order
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vectors import Vector, read_vectors
@@ -272,8 +273,10 @@ class _EncodedWriter:
             return labels_of(chunk, dataset.label, least.get("label"))
         return several_labels_of(chunk, dataset.labels, least).reshape(-1)
 
-    def _order(self, chunk: Chunk, column: str) -> tuple[Appender, npt.NDArray[Any]]:
-        numbers = values.as_numbers(chunk, column, "order of rows")
+    def _order(self, chunk: Chunk, column: str) -> tuple[Appender, npt.NDArray[Any]] | None:
+        if not len(chunk):
+            return None
+        numbers = as_order(chunk, column, self._plan.orders[column])
         if column not in self._orders:
             self._orders[column] = self._order_file(column, numbers.dtype)
         order = self._orders[column]
@@ -361,8 +364,9 @@ def _positions(chunk: Chunk, join: JoinTable, column: str) -> npt.NDArray[np.int
     return join.positions(chunk.column(column), chunk.where(column))
 
 
-def _append_to(found: tuple[Appender, npt.NDArray[Any]]) -> None:
-    found[0].append(found[1])
+def _append_to(found: tuple[Appender, npt.NDArray[Any]] | None) -> None:
+    if found is not None:
+        found[0].append(found[1])
 
 
 def _nothing(found: None) -> None:

@@ -19,7 +19,8 @@ import yaml
 
 from trainer.data.columns import values
 from trainer.data.errors import DataError
-from trainer.data.sources.source import Source, local_path, to_days
+from trainer.data.sources.source import Source, local_path
+from trainer.data.sources.times import DATE, ZONED, read_days, read_times
 from trainer.spec import parse_dataset
 
 SAMPLE_ROWS = 1_000_000
@@ -422,19 +423,14 @@ def _mean_words(column: pa.ChunkedArray) -> float:
 
 
 def _are_dates(column: pa.ChunkedArray) -> bool:
-    try:
-        days = to_days(column.slice(0, 1000).combine_chunks(), "")
-    except DataError:
-        return False
+    days, is_day = read_days(column.slice(0, 1000).combine_chunks())
     # Between 1990 and 2100: small integers are no dates.
-    return len(days) > 0 and bool((days > 7305).all() and (days < 47482).all())
+    return len(days) > 0 and bool((is_day & (days > 7305) & (days < 47482)).all())
 
 
 def _are_times(column: pa.ChunkedArray) -> bool:
-    try:
-        return values.text_as_times(column.slice(0, 1000).drop_null()).length() > 0
-    except pa.ArrowInvalid:
-        return False
+    forms = read_times(column.slice(0, 1000).drop_null().combine_chunks()).forms
+    return len(forms) > 0 and bool((forms >= DATE).all() and len(np.unique(forms == ZONED)) == 1)
 
 
 def _flow(value: Any) -> str:
