@@ -18,6 +18,7 @@ from trainer.data.sources.source import Chunk, Source
 from trainer.data.sources.times import (
     ANY_NUMBER,
     NUMBER,
+    UNITS,
     UNREADABLE,
     WHOLE_NUMBER,
     ZONED,
@@ -78,7 +79,7 @@ class Order:
         if not self.is_timed:
             return f"{value}"
         at = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(value))
-        return at.isoformat() + ("Z" if self.kind == "time with a zone" else "")
+        return at.isoformat() + ("+00:00" if self.kind == "time with a zone" else "")
 
 
 def order_of(source: Source, column: str) -> Order:
@@ -144,6 +145,27 @@ def as_order(chunk: Chunk, column: str, order: Order, purpose: str = "order of r
         remedy="write ISO 8601 of the years 1 to 9999 or a number, remove the row, set max_bad_rows of the dataset, or "
         "name another column",
     )
+
+
+def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
+    """Check that numbers which order rows are not times since 1970 in several units.
+
+    Raises:
+        DataError: every number above 0 is such a time, some in one unit and some in another.
+    """
+    high = numbers.max()
+    low = numbers.min(initial=high, where=numbers > 0)
+    # Of one unit the last is at most four times the first.
+    if float(high) < 200 * float(low) or high <= 0:
+        return
+    inside = {name: (numbers >= first) & (numbers < end) for name, (_, first, end) in UNITS.items()}
+    shown = [f"{numbers[np.argmax(rows)]} are {name}" for name, rows in inside.items() if rows.any()]
+    if len(shown) > 1 and sum(int(rows.sum()) for rows in inside.values()) == int((numbers > 0).sum()):
+        raise DataError(
+            f"has times since 1970 in several units: {' and '.join(shown)}",
+            where=where,
+            remedy="write all of them in one unit",
+        )
 
 
 def _of_type(type_: pa.DataType) -> Order | None:

@@ -31,8 +31,12 @@ _DAY_SECONDS = 86_400
 _DAY_MICROS = _DAY_SECONDS * 1_000_000
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # Numbers of these years have a unit each: as seconds none is a date with an hour, such as 2026010517.
-_FIRST_SECOND = (datetime.date(1990, 1, 1) - _EPOCH).days * _DAY_SECONDS
-_END_SECOND = (datetime.date(2033, 1, 1) - _EPOCH).days * _DAY_SECONDS
+_UNIT_DAYS = ((datetime.date(1990, 1, 1) - _EPOCH).days, (datetime.date(2033, 1, 1) - _EPOCH).days)
+UNITS = {
+    name: (count, *(day * _DAY_SECONDS * count for day in _UNIT_DAYS))
+    for name, count in {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}.items()
+}
+"""Units of numbers since 1970: how many are a second, the first number that is read as one, and the end of those."""
 
 _WRITTEN_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK = r"[ T][0-9]{2}(:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?"
@@ -70,7 +74,9 @@ def read_times(array: pa.Array) -> Times:
         first, end = (max(day * _DAY_SECONDS * per_second, -(2**63)) for day in (_FIRST_DAY, _END_DAY))
         is_known = (counts >= first) & (counts <= min(end - 1, 2**63 - 1))
         # Arrow cuts nanoseconds towards 1970, and text is cut towards the past.
-        instants = counts // 1000 if per_second > 10**6 else np.where(is_known, counts, 0) * (10**6 // per_second)
+        instants = counts // 1000 if per_second > 10**6 else counts * (10**6 // per_second)
+        if not is_known.all():
+            instants = np.where(is_known, instants, np.where(counts > 0, 2**63 - 1, -(2**63)))
         form = NAIVE if type_.tz is None else ZONED
     else:
         return Times(instants, forms)
@@ -237,8 +243,8 @@ def _days_of_numbers(column: pa.Array, zone: str) -> tuple[Int64s, Mask]:
         numbers = np.minimum(numbers, 2**63 - 1)
     numbers = numbers.astype(np.int64)
     days, is_day = _days_as_written(numbers)
-    for per_second in _PER_SECOND.values():
-        inside = (numbers >= _FIRST_SECOND * per_second) & (numbers < _END_SECOND * per_second)
+    for per_second, first, end in UNITS.values():
+        inside = (numbers >= first) & (numbers < end)
         if inside.any():
             of_unit = numbers[inside]
             micros = of_unit // 1000 if per_second > 10**6 else of_unit * (10**6 // per_second)
