@@ -190,8 +190,9 @@ def read_days(column: pa.Array, zone: str = "UTC") -> tuple[Int64s, Mask]:
     is_day = times.forms >= DATE
     days = _days_of(times.instants, zone, times.forms > DATE)
     if is_text(type_) and (times.forms == NUMBER).any():
-        places, numbers = cast_matching(column, WHOLE_NUMBER, pa.int64())
-        days[places], is_day[places] = _days_of_numbers(numbers, zone)
+        for shape, number in ((ANY_NUMBER, pa.float64()), (WHOLE_NUMBER, pa.int64())):
+            places, numbers = cast_matching(column, shape, number)
+            days[places], is_day[places] = _days_of_numbers(numbers, zone)
     return days, is_day
 
 
@@ -234,15 +235,17 @@ def _offset(second: int, zone: ZoneInfo) -> int:
 def _days_of_numbers(column: pa.Array, zone: str) -> tuple[Int64s, Mask]:
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    is_whole = True
     if pa.types.is_floating(column.type):
-        # A float that is no exact integer is beyond every number that is a day.
         valid = valid & (np.abs(numbers) < 2**63)
-        numbers = np.where(valid, numbers, 0)
-        numbers = np.floor(numbers)
+        given = np.where(valid, numbers, 0)
+        numbers = np.floor(given)
+        is_whole = numbers == given
     elif pa.types.is_unsigned_integer(column.type):
         numbers = np.minimum(numbers, 2**63 - 1)
     numbers = numbers.astype(np.int64)
     days, is_day = _days_as_written(numbers)
+    is_day &= is_whole
     for per_second, first, end in UNITS.values():
         inside = (numbers >= first) & (numbers < end)
         if inside.any():
