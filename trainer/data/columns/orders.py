@@ -122,10 +122,10 @@ def as_order(chunk: Chunk, column: str, order: Order, purpose: str = "order of r
     """
     array = chunk.column(column)
     numbers, unreadable, other = order.read(array)
-    bad = np.flatnonzero(unreadable | other)
-    if not len(bad):
+    bad = unreadable | other
+    if not bad.any():
         return numbers
-    row = int(bad[0])
+    row = int(np.argmax(bad))
     value, where = written(array, row), chunk.where(column, row)
     if value == "null" or value == "nan":
         raise DataError(

@@ -5,7 +5,6 @@ A time without a zone is in UTC. A plain date is that day in every zone, and as 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
@@ -62,32 +61,28 @@ def read_times(array: pa.Array) -> Times:
     type_ = array.type
     if is_text(type_):
         return _read_text(array)
-    forms = np.full(len(array), UNREADABLE, dtype=np.uint8)
-    instants = np.zeros(len(array), dtype=np.int64)
     if pa.types.is_date(type_):
-        days = array.cast(pa.date32(), safe=False).cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
-        is_known = (days >= _FIRST_DAY) & (days < _END_DAY)
-        instants = np.where(is_known, days.astype(np.int64), 0) * _DAY_MICROS
-        form = DATE
+        counts, per_day, form = array.cast(pa.date32(), safe=False).cast(pa.int32()), 1, DATE
     elif pa.types.is_timestamp(type_):
-        counts, per_second = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), _PER_SECOND[type_.unit]
-        first, end = (max(day * _DAY_SECONDS * per_second, -(2**63)) for day in (_FIRST_DAY, _END_DAY))
-        is_known = (counts >= first) & (counts <= min(end - 1, 2**63 - 1))
-        # Arrow cuts nanoseconds towards 1970, and text is cut towards the past.
-        instants = counts // 1000 if per_second > 10**6 else counts * (10**6 // per_second)
-        if not is_known.all():
-            instants = np.where(is_known, instants, np.where(counts > 0, 2**63 - 1, -(2**63)))
+        counts, per_day = array.cast(pa.int64()), _DAY_SECONDS * _PER_SECOND[type_.unit]
         form = NAIVE if type_.tz is None else ZONED
     else:
-        return Times(instants, forms)
-    forms[is_known] = form
-    _mark_nulls(array, forms)
-    return Times(instants, forms)
-
-
-def _mark_nulls(array: pa.Array, forms: npt.NDArray[np.uint8]) -> None:
+        return Times(np.zeros(len(array), dtype=np.int64), np.full(len(array), UNREADABLE, dtype=np.uint8))
+    numbers = (counts.fill_null(0) if array.null_count else counts).to_numpy(zero_copy_only=False)
+    if per_day > _DAY_MICROS:
+        # Arrow cuts nanoseconds towards 1970, and text is cut towards the past.
+        instants = numbers // (per_day // _DAY_MICROS)
+    else:
+        instants = numbers if per_day == _DAY_MICROS else np.multiply(numbers, _DAY_MICROS // per_day, dtype=np.int64)
+    forms = np.full(len(array), form, dtype=np.uint8)
+    first, last = max(_FIRST_DAY * per_day, -(2**63)), min(_END_DAY * per_day - 1, 2**63 - 1)
+    if len(numbers) and (numbers.min() < first or numbers.max() > last):
+        beyond = (numbers < first) | (numbers > last)
+        instants = np.where(beyond, np.where(numbers > 0, 2**63 - 1, -(2**63)), instants)
+        forms[beyond] = UNREADABLE
     if array.null_count:
         forms[array.is_null().to_numpy(zero_copy_only=False)] = UNREADABLE
+    return Times(instants, forms)
 
 
 def _read_text(array: pa.Array) -> Times:
@@ -108,23 +103,23 @@ def text_as_times(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArr
     Raises:
         pa.ArrowInvalid: a text is no time.
     """
-    with contextlib.suppress(pa.ArrowInvalid):
-        return pc.cast(array, pa.timestamp("us"))
-    with contextlib.suppress(pa.ArrowInvalid):
-        return pc.cast(array, pa.timestamp("us", "UTC"))
-    text = _plainly_written(array)
-    try:
-        return pc.cast(text, pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return pc.cast(text, pa.timestamp("us", "UTC"))
+    error = pa.ArrowInvalid()
+    for write in (lambda text: text, _plainly_written):
+        text = write(array)
+        for type_ in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+            try:
+                # Arrow words an error for each value that it cannot cast: a few are tried first.
+                pc.cast(text.slice(0, 64), type_)
+                return pc.cast(text, type_)
+            except pa.ArrowInvalid as failed:
+                error = failed
+    raise error
 
 
 def _plainly_written(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return text without nanoseconds, which are cut, and with ``UTC`` and `` +0100`` as ``Z`` and ``+0100``."""
-    text = array
-    for pattern, replacement in ((r"(\.[0-9]{6})[0-9]+", r"\1"), (r" ?UTC$", "Z"), (r" ([+-][0-9:]+)$", r"\1")):
-        text = pc.replace_substring_regex(text, pattern, replacement)
-    return text
+    """Return text without nanoseconds, which are cut, and with `` UTC`` and `` +0100`` as ``Z`` and ``+0100``."""
+    text = pc.replace_substring(array, " UTC", "Z")
+    return pc.replace_substring_regex(text, r"(\.[0-9]{6})[0-9]+| ([+-][0-9:]+)$", r"\1\2")
 
 
 def _read_by_shape(text: pa.Array) -> Times:
