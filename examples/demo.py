@@ -346,11 +346,10 @@ class Demo:
 
 def partition_days(dataset: DatasetSpec) -> list[str]:
     """The distinct values of the partition column, in order."""
-    assert dataset.partition is not None
+    column = dataset.partition_column
+    assert column is not None
     rows = pads.dataset(dataset.uri, partitioning="hive")
-    return sorted(
-        {str(day) for batch in rows.to_batches(columns=[dataset.partition]) for day in batch[0].unique().to_pylist()}
-    )
+    return sorted({str(day) for batch in rows.to_batches(columns=[column]) for day in batch[0].unique().to_pylist()})
 
 
 def lead(demo: Demo, keep: bool = False) -> int:

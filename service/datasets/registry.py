@@ -99,8 +99,7 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
     yield from spec.label_columns.items()
     if spec.filter is not None:
         yield from (("filter", column) for column in filter_columns(spec.filter))
-    for field in ("order", "timestamp", "partition"):
-        column = getattr(spec, field)
+    for field, column in {"order": spec.order, "timestamp": spec.timestamp, "partition": spec.partition_column}.items():
         if column is not None:
             yield field, column
 

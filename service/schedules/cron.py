@@ -12,9 +12,11 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
+
+from trainer.spec.zones import zone_of
 
 ALL_AT_ONCE = 100
 MISSED_KEPT = 1000
@@ -27,28 +29,6 @@ CHANGES_APART = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)
 UTC = datetime.UTC
 Instant = datetime.datetime
-
-
-def zone_of(name: str) -> ZoneInfo:
-    """Return the time zone of this name.
-
-    Raises:
-        ValueError: It is not an IANA time zone, or this machine does not know it.
-    """
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"'{name}' is not an IANA time zone such as Europe/Berlin or UTC") from None
-
-
-def check_zone(name: str) -> str:
-    """Return the name if it is an IANA time zone.
-
-    Raises:
-        ValueError: It is not.
-    """
-    zone_of(name)
-    return name
 
 
 def check_cron(expression: str) -> str:

@@ -26,9 +26,9 @@ from service.schedules import cron
 from service.webhooks import webhook_records
 from trainer.spec import JobSpec, Name
 from trainer.spec.problems import FieldProblem
+from trainer.spec.zones import Zone
 
 Cron = Annotated[str, Field(max_length=255, json_schema_extra={"minLength": 9}), AfterValidator(cron.check_cron)]
-Zone = Annotated[str, Field(max_length=64, json_schema_extra={"minLength": 1}), AfterValidator(cron.check_zone)]
 NUM_SHOWN = 5
 Grace = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
 

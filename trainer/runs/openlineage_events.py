@@ -136,7 +136,7 @@ def columns_read(dataset: DatasetSpec) -> dict[str, Columns]:
     for field, column in dataset.label_columns.items():
         role = "label mask" if field.endswith(".mask") else "weight" if field == "weight" else "label"
         files[dataset.uri].setdefault(column, role)
-    for role, named in {"order": dataset.ordering, "partition": dataset.partition}.items():
+    for role, named in {"order": dataset.ordering, "partition": dataset.partition_column}.items():
         if named is not None:
             files[dataset.uri].setdefault(named, role)
     for column in () if dataset.filter is None else filter_columns(dataset.filter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
 from trainer.spec.base import Column, Name, Positive, Spec, later
 from trainer.spec.checks.dataset import dataset_problems
@@ -15,6 +15,7 @@ from trainer.spec.messages import Messages
 from trainer.spec.ngrams import NGrams
 from trainer.spec.problems import raise_if_invalid
 from trainer.spec.row_filter import parse_filter
+from trainer.spec.zones import Zone
 
 if TYPE_CHECKING:
     LabelLoss = str
@@ -273,12 +274,34 @@ class Graph(Spec):
     of: str
 
 
+class Partition(Spec):
+    """The column that says of which day a row is, and the time zone, such as ``Europe/Berlin``, in which days begin.
+
+    A time without a zone is in UTC. A plain date is that day in every zone.
+    """
+
+    column: Column
+    timezone: Zone
+
+
+def _form_of_partition(given: object) -> str:
+    return "zoned" if isinstance(given, dict | Partition) else "plain"
+
+
+# An error is then of the form that was written, not of both.
+ColumnOfDays = Annotated[
+    Annotated[Column, Tag("plain")] | Annotated[Partition, Tag("zoned")], Discriminator(_form_of_partition)
+]
+
+
 class DatasetSpec(Spec):
     """A registered dataset: where its rows are and what their columns mean.
 
     ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative one is resolved against the
     working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join`` or
     ``graph`` uri without a directory is looked up in the directory of ``uri``.
+
+    ``partition`` names the column of days, in UTC, that the window of a job selects by, or both column and time zone.
 
     Each row has one ``label``, or one of each of the ``labels`` by name, in their order, for models of several labels.
     ``weight`` names a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
@@ -302,7 +325,7 @@ class DatasetSpec(Spec):
     weight: Column | None = later(None)
     order: Column | None = None
     timestamp: Column | None = None
-    partition: Column | None = None
+    partition: ColumnOfDays | None = None
     filter: str | None = later(None, min_length=1, max_length=4096)
     graphs: dict[Name, Graph] = {}
     max_bad_rows: float | None = later(None, ge=0.0, le=1.0)
@@ -323,6 +346,16 @@ class DatasetSpec(Spec):
     def ordering(self) -> str | None:
         """The column that orders rows in time, if any."""
         return self.order or self.timestamp
+
+    @property
+    def partition_column(self) -> str | None:
+        """The column of days, if any."""
+        return self.partition.column if isinstance(self.partition, Partition) else self.partition
+
+    @property
+    def partition_zone(self) -> str:
+        """The time zone in which days begin."""
+        return self.partition.timezone if isinstance(self.partition, Partition) else "UTC"
 
     @property
     def joined_features(self) -> dict[str, Feature]:

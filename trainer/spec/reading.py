@@ -40,6 +40,8 @@ def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
         if part == "model" and where[index + 1] in MODELS:
             del where[index + 1]
             break
+    if where[:1] == ["partition"]:
+        del where[1:2]
     if error["type"] == "extra_forbidden":
         message, remedy = "no such field", "check the spelling"
     elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:

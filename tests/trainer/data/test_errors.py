@@ -194,7 +194,35 @@ def test_one_class_in_the_training_split(value, model, refused, clicks, job_spec
 def test_no_training_rows(refused, clicks, job_spec):
     table = clicks(100).set_column(3, "ts", pa.array(np.zeros(100)))
     job = job_spec(evaluation={"split": {"kind": "time"}})
-    refused(table, "training split: has no rows", job, order="ts")  # equal times all fall on the later side
+    said = r"'ts': a split by time leaves no rows for train and validation: times are from 0.0 to 0.0, and 100 of 100"
+    refused(table, said, job, order="ts")  # equal times all fall on the later side
+
+
+@pytest.mark.parametrize(
+    ("times", "empty", "last"),
+    [
+        ([5] * 100, "train and validation: times are from 5 to 5", 100),
+        ([5] * 30 + [9] * 70, "validation: times are from 5 to 9", 70),
+        (["2026-01-05"] * 85 + ["2026-01-06T09:00:00"] * 15, "train: times are from 2026-01-05T00:00:00 to", 15),
+        ([5] * 85 + [9] * 15, None, 0),
+    ],
+)
+def test_equal_times_that_leave_a_split_empty(times, empty, last, refused, clicks, dataset_spec, job_spec, tmp_path):
+    table = clicks(100).set_column(3, "ts", pa.array(times))
+    if empty is None:
+        share = job_spec(evaluation={"split": {"kind": "time", "validation": 0, "test": 0.1}})
+        assert prepare(dataset_spec(table, order="ts"), share, tmp_path / "data").num_examples["test"] == 15
+        return
+    said = rf"a split by time leaves no rows for {empty}.*{last} of 100 rows are of the last"
+    refused(table, said, job_spec(evaluation={"split": {"kind": "time"}}), order="ts")
+
+
+def test_one_time_is_told_where_the_order_of_files_decides(clicks, dataset_spec, job_spec, tmp_path):
+    said: list[str] = []
+    table = clicks(100).set_column(3, "ts", pa.array(["2026-01-05"] * 100))
+    job = job_spec(evaluation={"split": {"kind": "per_user_last"}})
+    prepare(dataset_spec(table, order="ts"), job, tmp_path / "data", log=said.append)
+    assert any("every row has the ts 2026-01-05T00:00:00: per_user_last takes the rows as files" in one for one in said)
 
 
 class TestWindow:
@@ -218,7 +246,12 @@ class TestWindow:
     @pytest.mark.parametrize("values", [["2026-01-05", "yesterday"], ["2026-01-05", None], [1.5, 2.5]])
     def test_partition_is_no_date(self, values, refused, clicks, job_spec):
         table = clicks(2).append_column("date", pa.array(values))
-        refused(table, "column 'date': (is not a date|has no date)", self.job(job_spec, "2026-01-05"), partition="date")
+        refused(
+            table,
+            "column 'date', row [01]: ('.*' is not a date|has no date)",
+            self.job(job_spec, "2026-01-05"),
+            partition="date",
+        )
 
 
 class TestFeaturesThatReadNoColumn:

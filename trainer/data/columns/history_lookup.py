@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.jagged import Jagged, gather_spans
-from trainer.data.columns.point_in_time import is_time
+from trainer.data.columns.orders import as_order, order_of
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.sources.source import Source
@@ -36,14 +36,13 @@ class HistoryLookup:
         distinct = DistinctIds(kind)
         for chunk in source.stream([by]):
             distinct.add(values.as_ids(chunk.column(by), kind, chunk.where(by)))
-        self.is_timed = is_time(source.column_type(order))
-        """Whether the order is by times; else it is by numbers."""
+        self.order = order_of(source, order)
         self._kind: Kind = kind
         self._codes = Codes(distinct.sorted())
         parts: list[tuple[npt.NDArray[Any], ...]] = []
         for chunk in source.stream([by, order, previous]):
             of = self._codes.encode(values.as_ids(chunk.column(by), kind, chunk.where(by)))
-            times = values.as_numbers(chunk, order, "order of rows")
+            times = as_order(chunk, order, self.order)
             parts.append((of.astype(np.int32), times, rows_of(chunk).astype(np.int32)))
         of, times, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
         sequence = np.lexsort((times, of))  # stable: equal times stay in the order of rows

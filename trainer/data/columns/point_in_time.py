@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from trainer.data.columns import values
+from trainer.data.columns.orders import Order, as_order
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.source import Chunk
+from trainer.data.sources.times import written
 
 NUM_EXAMPLES = 3
 
@@ -34,9 +34,6 @@ class PointInTime:
         self._examples: list[str] = []
         if state is not None:
             self._num_late, self._examples = state["num_late"], state["examples"]
-        self._joined: dict[str, pa.Array] = {}
-        for feature in plan.join_times:
-            self._joined[feature] = plan.joins[feature].times()
 
     def look(self, chunk: Chunk) -> None:
         """Compare the times of a chunk.
@@ -48,22 +45,20 @@ class PointInTime:
             return
         ordering = self._plan.dataset.ordering
         assert ordering is not None
-        rows = values.as_numbers(chunk, ordering, "order of rows")
-        kind = is_time(chunk.column(ordering).type)
+        rows = as_order(chunk, ordering, self._plan.orders[ordering])
         for feature, column in self._times.items():
-            self._same_kind(feature, kind, chunk.column(column).type, chunk.where(column))
-            known = values.as_numbers(chunk, column, f"time of feature '{feature}'")
+            order = self._plan.orders[column]
+            self._same_kind(feature, order, chunk.where(column))
+            known = as_order(chunk, column, order, f"time of feature '{feature}'")
             self._compare(feature, chunk, rows, known, np.arange(len(chunk)))
         for feature, column in self._plan.join_times.items():
             join = self._plan.joins[feature]
-            on = next(one.join_on for one in self._plan.features if one.name == feature)
+            on = self._plan.join_on(feature)
             positions = join.positions(chunk.column(on), chunk.where(on))
             there = np.flatnonzero(positions >= 0)
-            times = self._joined[feature]
-            self._same_kind(feature, kind, times.type, f"{join.source.uri}, column '{column}'")
-            taken = pa.RecordBatch.from_arrays([times.take(pa.array(positions[there]))], names=[column])
-            part = Chunk(join.source.files[0], positions[there], taken)
-            self._compare(feature, chunk, rows, values.as_numbers(part, column, f"time of feature '{feature}'"), there)
+            self._same_kind(feature, join.order, f"{join.source.uri}, column '{column}'")
+            join.require_times(positions[there], f"time of feature '{feature}'")
+            self._compare(feature, chunk, rows, join.times[0][positions[there]], there)
 
     def state(self) -> dict[str, Any]:
         """Return what was found so far, as JSON."""
@@ -99,22 +94,19 @@ class PointInTime:
         self._num_late[feature] += len(late)
         ordering = self._plan.dataset.ordering
         assert ordering is not None
-        timed = is_time(chunk.column(ordering).type)
+        timed = self._plan.orders[ordering].is_timed
         for one in late[: NUM_EXAMPLES - len(self._examples)]:
             row = int(places[one])
             when = f"known {(known[one] - rows[row]) / 1e6:g} s later" if timed else f"of {known[one]}"
-            shown = f"{chunk.file.path.name}, row {chunk.rows[row]}: {ordering} {chunk.column(ordering)[row].as_py()}"
+            shown = f"{chunk.file.path.name}, row {chunk.rows[row]}: {ordering} {written(chunk.column(ordering), row)}"
             self._examples.append(f"{shown}, '{feature}' {when}")
 
-    def _same_kind(self, feature: str, rows: bool, type_: pa.DataType, where: str) -> None:
-        if is_time(type_) != rows:
+    def _same_kind(self, feature: str, order: Order, where: str) -> None:
+        rows = self._plan.orders[str(self._plan.dataset.ordering)]
+        if order.is_timed != rows.is_timed:
             raise DataError(
-                f"the time of feature '{feature}' is {type_}, which cannot be compared with the order of rows",
+                f"the time of feature '{feature}' is a {order.kind}, which cannot be compared with a {rows.kind}, the "
+                "order of rows",
                 where=where,
                 remedy="write both as times, or both as numbers of the same unit",
             )
-
-
-def is_time(type_: pa.DataType) -> bool:
-    """Return whether the type is a date, a time, or text, which is read as a time; numbers are none."""
-    return bool(pa.types.is_temporal(type_) or pa.types.is_string(type_) or pa.types.is_large_string(type_))

@@ -21,7 +21,7 @@ from trainer.data.columns.history_lookup import HistoryLookup
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.numeric import Numeric, read_numeric
-from trainer.data.columns.point_in_time import is_time
+from trainer.data.columns.orders import as_order, order_in
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vectors import Vector, arranged, columns_of, read_vectors, require_lists
 from trainer.data.columns.vocabulary import Codes
@@ -327,14 +327,14 @@ class RowEncoder:
             )
         lookup, times = self._histories[name], None
         if derive.order in chunk.batch.schema.names:
-            type_ = chunk.column(derive.order).type
-            if is_time(type_) != lookup.is_timed:
+            order = order_in(chunk.column(derive.order))
+            if order.is_timed != lookup.order.is_timed:
                 raise DataError(
-                    f"is {type_}, and the dataset is ordered by {'times' if lookup.is_timed else 'numbers'}",
+                    f"has a {order.kind}, and the dataset is ordered by a {lookup.order.kind}",
                     where=chunk.where(derive.order),
                     remedy="write it as the dataset has it, or leave it out: a history is then all that there is",
                 )
-            times = values.as_numbers(chunk, derive.order, "order of rows")
+            times = as_order(chunk, derive.order, order)
         return lookup.before(chunk.column(by), times, chunk.where(by))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk
+from trainer.data.sources.times import text_as_times
 from trainer.data.sources.types import is_list
 
 Kind = Literal["int", "string"]
@@ -168,22 +168,6 @@ def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
         if len(bad):
             raise _bad_number("NaN", chunk, column, int(bad[0]), purpose)
     return numbers
-
-
-def text_as_times(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return times of text in ISO 8601, in microseconds: all without a zone, or all with one, which are then in UTC.
-
-    Raises:
-        pa.ArrowInvalid: a text is no time.
-    """
-    # Nanoseconds, as some loggers write them, are cut.
-    text = pc.replace_substring_regex(array, r"(\.\d{6})\d+", r"\1")
-    try:
-        return pc.cast(text, pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        with contextlib.suppress(pa.ArrowInvalid):
-            return pc.cast(text, pa.timestamp("us", "UTC"))
-        raise
 
 
 def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: str) -> DataError:

@@ -3,10 +3,11 @@
 ``max_bad_rows`` limits their share.
 
 A row is bad where its label is missing (of several labels a missing one is absent, and no fault), no number, neither 0
-nor 1, or less than its loss can learn; its weight is missing or negative; a mask is neither 0 nor 1; its time is
-missing; a numeric feature is text, infinite, or missing where ``missing: error``; a vector has another length, a number
-that is missing or infinite, or is missing where ``missing: error``; an id is missing where ``missing: error``, or no
-integer where the table's are, in a list too; the weights of a list are not as many as its ids, missing, or negative.
+nor 1, or less than its loss can learn; its weight is missing or negative; a mask is neither 0 nor 1; its time, its day
+or the time of a feature is missing, cannot be read, or has a zone where others have none; a numeric feature is text,
+infinite, or missing where ``missing: error``; a vector has another length, a number that is missing or infinite, or is
+missing where ``missing: error``; an id is missing where ``missing: error``, or no integer where the table's are, in a
+list too; the weights of a list are not as many as its ids, missing, or negative.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from trainer.data.columns.weights import weighted_lists
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan, make_plan, window_of
 from trainer.data.sources.source import Chunk, Source
+from trainer.data.sources.times import read_days, written
+from trainer.data.sources.types import is_text
 from trainer.spec import DatasetSpec, JobSpec, Label, OneOfSeveral
 from trainer.storage.shared_directory import link_or_copy
 
@@ -169,10 +172,10 @@ class BadRows:
         shown = self._examples.setdefault(reason, [])
         for position in positions[: NUM_EXAMPLES - len(shown)]:
             where = f"{chunk.file.path.name}, row {chunk.rows[position]}"
-            shown.append(f"{where}: {column} = {chunk.column(column)[int(position)].as_py()!r}")
+            shown.append(f"{where}: {column} = {_value(chunk.column(column), int(position))!r}")
         if self._writer is None:
             self._writer = pa.ipc.new_stream(str(self._file(self._num_files)), _SCHEMA)
-        said = [str(value.as_py()) for value in chunk.column(column).take(pa.array(positions))]
+        said = [str(_value(chunk.column(column), int(position))) for position in positions]
         count = len(positions)
         arrays: list[Any] = [
             [str(chunk.file.path)] * count, chunk.rows[positions], [column] * count, said, [reason] * count,
@@ -184,7 +187,7 @@ def with_numbers(plan: DataPlan, chunk: Chunk) -> pa.RecordBatch:
     """Return labels as numbers, where a column has them as text because of a bad row."""
     batch = chunk.batch
     for column in plan.label_columns:
-        if _is_text(chunk.column(column).type):
+        if is_text(chunk.column(column).type):
             numbers, _ = as_floats(chunk.column(column))
             batch = batch.set_column(batch.schema.get_field_index(column), column, pa.array(numbers))
     return batch
@@ -200,8 +203,16 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
     if plan.dataset.weight is not None:
         weights, bad = as_floats(chunk.column(plan.dataset.weight))
         yield plan.dataset.weight, "weight of the row that is no number of at least 0", bad | ~(weights >= 0)
-    for column in plan.order_columns:
-        yield column, "no time", ~_there(chunk, column)
+    window = plan.bad_window
+    if window is not None:
+        yield window.column, "no date", ~read_days(chunk.column(window.column), window.zone)[1]
+    for column, order in plan.orders.items():
+        for reason, rows in order.problems(chunk.column(column)):
+            yield column, reason, rows
+    for feature in plan.join_times:
+        join, on = plan.joins[feature], plan.join_on(feature)
+        positions = join.positions(chunk.column(on), chunk.where(on))
+        yield on, f"no time of '{feature}' in {join.source.uri}", (positions >= 0) & join.times[1][positions]
     for feature in plan.numeric:
         bad = problems_of(feature, chunk.column(feature.column))[1]
         yield feature.column, "no finite number", bad & _there(chunk, feature.column)
@@ -213,7 +224,7 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
             yield vector.column, "missing", missing
     for use in plan.uses:
         array = chunk.column(use.column)
-        if use.ngrams is None and (plan.kinds[use.domain] == "int" or not _is_text(values.element_type(array.type))):
+        if use.ngrams is None and (plan.kinds[use.domain] == "int" or not is_text(values.element_type(array.type))):
             yield use.column, "no integer id", ~(_are_lists_of_ids(array) if use.is_list else _are_ids(array))
         if use.weights is not None:
             yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
@@ -221,9 +232,9 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
         yield column, "missing", ~_there(chunk, column)
 
 
-def bad_events(chunk: Chunk, ids: Mapping[str, Kind], order: str, label: Label | None) -> Mask:
-    """Return which rows are bad by these columns alone: of ids, of the time, and of the label if any."""
-    bad = ~_there(chunk, order)
+def bad_events(chunk: Chunk, ids: Mapping[str, Kind], label: Label | None) -> Mask:
+    """Return which rows are bad by these columns alone: of ids, and of the label if any."""
+    bad = np.zeros(len(chunk), dtype=bool)
     for column, kind in ids.items():
         bad |= (kind == "int") & ~_are_ids(chunk.column(column))
     for _, _, mask in () if label is None else _label_problems(chunk, label, None):
@@ -280,6 +291,12 @@ def _present_label_problems(chunk: Chunk, label: OneOfSeveral, least: float | No
         yield name, reason, rows & there
 
 
+def _value(array: pa.Array, position: int) -> Any:
+    """Return a value for messages; Python has not every time that Arrow has."""
+    is_time = pa.types.is_temporal(array.type) and array[position].is_valid
+    return written(array, position) if is_time else array[position].as_py()
+
+
 def _there(chunk: Chunk, column: str) -> Mask:
     """Return where values are neither null nor NaN."""
     return is_there(chunk.column(column))
@@ -303,7 +320,7 @@ def _are_ids(array: pa.Array) -> Mask:
     may_be = valid
     if values.is_list(array.type):
         may_be = np.zeros(len(array), dtype=bool)
-    elif _is_text(array.type):
+    elif is_text(array.type):
         may_be = pc.match_substring_regex(array, _INTEGER).fill_null(False).to_numpy(zero_copy_only=False)
     mask = ~valid
     # The others are found by halves.
@@ -317,7 +334,3 @@ def _are_ids(array: pa.Array) -> Mask:
             if len(places) > 1:
                 work += np.array_split(places, 2)
     return mask
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)

@@ -21,6 +21,7 @@ from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.labels import label_dtype, labels_of, row_weights_of, several_labels_of
 from trainer.data.columns.ngrams import ngram_lists
 from trainer.data.columns.numeric import read_number
+from trainer.data.columns.orders import as_order, require_one_unit
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vectors import Vector, read_vectors
@@ -99,7 +100,26 @@ def encode(
         check_rows(plan, writer.num_rows, writer.times)
         if parts.state is not None and not writer.is_complete:
             writer.save(is_complete=True)
-        return writer.encoded()
+        encoded = writer.encoded()
+        for column, order in encoded.orders.items():
+            check_order(plan, column, order)
+        ordering = plan.dataset.ordering
+        if plan.job.evaluation.split.kind == "per_user_last" and ordering is not None:
+            times = encoded.orders[ordering]
+            if times[0] == times.min() == times.max():
+                shown = plan.orders[ordering].shown(times[0])
+                progress.log(f"every row has the {ordering} {shown}: per_user_last takes the rows as files have them")
+        return encoded
+
+
+def check_order(plan: DataPlan, column: str, order: npt.NDArray[Any]) -> None:
+    """Check what is known of a column that orders rows once all rows were read.
+
+    Raises:
+        DataError: its numbers are times in several units.
+    """
+    if not plan.orders[column].is_timed:
+        require_one_unit(order, f"{plan.source.uri}, column '{column}'")
 
 
 def encode_span(
@@ -272,8 +292,10 @@ class _EncodedWriter:
             return labels_of(chunk, dataset.label, least.get("label"))
         return several_labels_of(chunk, dataset.labels, least).reshape(-1)
 
-    def _order(self, chunk: Chunk, column: str) -> tuple[Appender, npt.NDArray[Any]]:
-        numbers = values.as_numbers(chunk, column, "order of rows")
+    def _order(self, chunk: Chunk, column: str) -> tuple[Appender, npt.NDArray[Any]] | None:
+        if not len(chunk):
+            return None
+        numbers = as_order(chunk, column, self._plan.orders[column])
         if column not in self._orders:
             self._orders[column] = self._order_file(column, numbers.dtype)
         order = self._orders[column]
@@ -361,8 +383,9 @@ def _positions(chunk: Chunk, join: JoinTable, column: str) -> npt.NDArray[np.int
     return join.positions(chunk.column(column), chunk.where(column))
 
 
-def _append_to(found: tuple[Appender, npt.NDArray[Any]]) -> None:
-    found[0].append(found[1])
+def _append_to(found: tuple[Appender, npt.NDArray[Any]] | None) -> None:
+    if found is not None:
+        found[0].append(found[1])
 
 
 def _nothing(found: None) -> None:

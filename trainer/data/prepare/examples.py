@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,30 @@ class AllRows:
     first_row: int = 0
     time_limits: splits.TimeLimits | None = None
     names_validation: bool | None = None
+
+
+def limits_by_time(plan: DataPlan, order: npt.NDArray[Any]) -> splits.TimeLimits:
+    """Return the limits of a split by time from the times of all rows.
+
+    Raises:
+        DataError: rows of equal times, which fall on one side, leave none for another.
+    """
+    split, column = plan.job.evaluation.split, str(plan.dataset.ordering)
+    limits = splits.time_limits(split, order)
+    counts = np.bincount(limits.sides(order), minlength=len(splits.SPLIT_NAMES))
+    asked = (len(order), int(len(order) * split.validation), int(len(order) * split.test))
+    empty = [name for name, some, count in zip(splits.SPLIT_NAMES, asked, counts, strict=True) if some and not count]
+    if empty:
+        low, high = order.min(), order.max()
+        shown = [plan.orders[column].shown(one) for one in (low, high)]
+        last = int((order == high).sum())
+        raise DataError(
+            f"a split by time leaves no rows for {' and '.join(empty)}: times are from {shown[0]} to {shown[1]}, and "
+            f"{last:,} of {len(order):,} rows are of the last; rows of equal times fall on one side",
+            where=f"{plan.source.uri}, column '{column}'",
+            remedy="name a column with finer times, set other shares in evaluation.split, or split by another kind",
+        )
+    return limits
 
 
 class ExampleRows:
@@ -264,7 +289,7 @@ class ExampleRows:
         assert ordering is not None
         order = self._encoded.orders[ordering]
         if split.kind == "time":
-            limits = self._all_rows.time_limits or splits.time_limits(split, order)
+            limits = self._all_rows.time_limits or limits_by_time(self._plan, order)
             return limits.sides(order)
         assert self._user is not None
         return splits.per_user_last(split, self._encoded.column(self._user), order)

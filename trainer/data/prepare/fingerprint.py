@@ -14,6 +14,7 @@ import pyarrow as pa
 from trainer.data.batches.prepared_columns import FORMAT_VERSION
 from trainer.data.columns.dynamic_ids import IdMap, hashes_of
 from trainer.data.columns.numeric import Numeric
+from trainer.data.columns.orders import order_of
 from trainer.data.columns.values import as_ids, id_kind
 from trainer.data.columns.vectors import Vector
 from trainer.data.errors import DataError
@@ -135,9 +136,23 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
         relevant.append("vectors")
     if base.profile is not None:
         relevant.append(base.profile)
+    if _has_days_of_times(plan.source):
+        relevant.append("days of times")
     # As text, in which features and labels have their order: it is that of the keys of batches.
     spec = json.dumps(plan.dataset.model_dump(mode="json"))
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])
+
+
+def _has_days_of_times(source: Source) -> bool:
+    """Tell days of instants from dates as written, which text and times of other zones may also be cut to."""
+    if source.window is None:
+        return False
+    column = source.window.column
+    source.require([column])
+    order, type_ = order_of(source, column), source.column_type(column)
+    if pa.types.is_timestamp(type_):
+        return type_.tz not in (None, "UTC")
+    return order.is_timed and len(order.first) > len("2026-01-31")
 
 
 def _digest(base: IdMap) -> str:

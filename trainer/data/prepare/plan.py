@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from trainer.data.columns import values
 from trainer.data.columns.ngrams import require_text
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.numeric import planned as planned_numeric
+from trainer.data.columns.orders import Order, order_of
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vectors import Vector, require_lists, vectors_of
 from trainer.data.errors import DataError
@@ -72,6 +74,7 @@ class DataPlan:
     uses: tuple[ColumnUse, ...]
     order_columns: tuple[str, ...]
     graphs: dict[str, EdgeFile]  # those that the job uses
+    orders: Mapping[str, Order]  # by order_columns and feature_times
     numeric: tuple[Numeric, ...] = ()  # without statistics yet
     item_numeric: tuple[Numeric, ...] = ()  # those of the item table
     items: ItemFile | None = None
@@ -198,6 +201,16 @@ class DataPlan:
         joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
         return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
 
+    @property
+    def bad_window(self) -> Window | None:
+        """The window, where a row whose value is no day is bad."""
+        window = self.source.window
+        return window if window is not None and window.keeps_undated else None
+
+    def join_on(self, feature: str) -> str:
+        """Return the column of the rows by which a feature is joined."""
+        return next(one.join_on for one in self.features if one.name == feature)
+
     def columns(self) -> list[str]:
         """Return every column of the rows that is read."""
         columns = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
@@ -205,6 +218,7 @@ class DataPlan:
         columns += [feature.column for feature in self.numeric]
         columns += [vector.column for vector in self.row_vectors]
         columns += self.feature_times.values()
+        columns += [] if self.bad_window is None else [self.bad_window.column]
         return list(dict.fromkeys([*columns, *self.label_columns, *filter(None, (self.job.evaluation.split.column,))]))
 
     def feature(self, name: str) -> FeaturePlan | None:
@@ -231,12 +245,13 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
             where=f"job '{job.name}', dataset.window",
             remedy="submit it through a schedule, or give a date (YYYY-MM-DD)",
         )
-    if dataset.partition is None:
+    if dataset.partition_column is None:
         raise DataError(
             "has no partition column", where=f"dataset '{dataset.name}'", remedy="set partition, or leave window out"
         )
     last = datetime.date.fromisoformat(window.start)
-    return Window(dataset.partition, last - datetime.timedelta(days=window.days - 1), last)
+    first, keeps_undated = last - datetime.timedelta(days=window.days - 1), dataset.max_bad_rows is not None
+    return Window(dataset.partition_column, first, last, dataset.partition_zone, keeps_undated)
 
 
 def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) -> DataPlan:
@@ -297,7 +312,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         orders.append(dataset.ordering)
     plan = DataPlan(
         dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
-        numeric, item_numeric, vectors=vectors,
+        {}, numeric, item_numeric, vectors=vectors,
     )  # fmt: skip
     if plan.draws_recent and dataset.timestamp is not None:
         plan = replace(plan, order_columns=tuple(dict.fromkeys([*orders, dataset.timestamp])))
@@ -317,7 +332,11 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         # Ids of another type than the rows' would be found in none of them.
         values.as_ids(items.ids, kinds[dataset.features["item"].shares or "item"], f"{items.source.uri}, its ids")
         joins[ITEM_TABLE] = items.lookup
-    return replace(plan, joins=joins, kinds=kinds, graphs=edge_files(dataset, job), items=items)
+    timed = dict.fromkeys([*plan.order_columns, *plan.feature_times.values()])
+    return replace(
+        plan, joins=joins, kinds=kinds, orders={column: order_of(source, column) for column in timed},
+        graphs=edge_files(dataset, job), items=items,
+    )  # fmt: skip
 
 
 def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:

@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trainer.data.columns import values
 from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
 from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.numeric import as_floats
+from trainer.data.columns.orders import Order, as_order, order_of
 from trainer.data.columns.vectors import Vector, vector_problems, vectors_of
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
-from trainer.data.sources.types import plain_type
 from trainer.spec import DatasetSpec, Feature, Label
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.losses import LOSSES
@@ -44,7 +43,10 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     }
     nulls = dict.fromkeys(direct, 0)
     num_rows = 0
-    order = None if spec.ordering is None else _Bounds(_order_type(source, spec.ordering))
+    order = None
+    if spec.ordering is not None:
+        kind, type_ = order_of(source, spec.ordering), source.column_type(spec.ordering)
+        order = _Bounds(kind, type_, spec.max_bad_rows is not None)
     for chunk in source.stream(columns):
         num_rows += len(chunk)
         for name, column in direct.items():
@@ -85,46 +87,31 @@ def _kind(feature: Feature, type_: pa.DataType, where: str) -> values.Kind:
 
 
 class _Bounds:
-    """The first and the last value of the order, in the type that the files have in common."""
+    """The first and the last value of the order; where rows may be bad, of those that are not."""
 
-    def __init__(self, type_: pa.DataType):
-        self._type = type_
-        self._low: Any = None
-        self._high: Any = None
+    def __init__(self, order: Order, type_: pa.DataType, may_be_bad: bool):
+        self._order, self._may_be_bad, self._is_day = order, may_be_bad, pa.types.is_date(type_)
+        self._bounds: list[Any] = []
 
     def add(self, chunk: Chunk, column: str) -> None:
         """Raise DataError where a value is neither a number nor a time."""
-        array = chunk.column(column)
-        try:
-            if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-                raise pa.ArrowInvalid(f"values are {array.type}")
-            is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
-            if is_text and pa.types.is_temporal(self._type):
-                array = values.text_as_times(array)
-            bounds = pc.min_max(array if array.type == self._type else array.cast(self._type, safe=False)).as_py()
-        except pa.ArrowException as error:
-            raise DataError(
-                f"is not a number or time, as the order of rows must be: {str(error).splitlines()[0]}",
-                where=chunk.where(column),
-                remedy="convert the column, or name another one",
-            ) from None
-        low, high = bounds["min"], bounds["max"]
-        if low is not None:
-            self._low = low if self._low is None else min(self._low, low)
-            self._high = high if self._high is None else max(self._high, high)
+        valid = chunk.column(column).is_valid()
+        there = Chunk(chunk.file, chunk.rows[valid.to_numpy(zero_copy_only=False)], chunk.batch.filter(valid))
+        numbers, unreadable, other = self._order.read(there.column(column))
+        if not self._may_be_bad:
+            numbers = as_order(there, column, self._order)
+        numbers = numbers[~(unreadable | other)]
+        if len(numbers):
+            self._bounds += [numbers.min().item(), numbers.max().item()]
 
     def as_json(self) -> dict[str, Any]:
-        return {"min": _plain(self._low), "max": _plain(self._high)}
-
-
-def _order_type(source: Source, column: str) -> pa.DataType:
-    """Return the type that the order is compared in: text is times where a file has times, and else stays as it is."""
-    type_ = source.column_type(column)
-    if pa.types.is_temporal(type_) or not source.reader.has_types:
-        return type_
-    schemas = [source.reader.schema(file.path) for file in source.files]
-    there = (schema.field(column).type for schema in schemas if column in schema.names)
-    return next((one for one in map(plain_type, there) if pa.types.is_temporal(one)), type_)
+        if not self._bounds:
+            return {"min": None, "max": None}
+        bounds: dict[str, Any] = {"min": min(self._bounds), "max": max(self._bounds)}
+        if self._order.is_timed:
+            length = len("2026-01-31") if self._is_day else None
+            bounds = {name: self._order.shown(value)[:length] for name, value in bounds.items()}
+        return bounds
 
 
 class _Labels:
@@ -212,7 +199,3 @@ class Range:
             "nulls": self.nulls, "bad": self.bad, "min": self.low if known else None,
             "max": self.high if known else None,
         }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if hasattr(value, "isoformat") else value

@@ -19,7 +19,8 @@ import yaml
 
 from trainer.data.columns import values
 from trainer.data.errors import DataError
-from trainer.data.sources.source import Source, local_path, to_days
+from trainer.data.sources.source import Source, local_path
+from trainer.data.sources.times import DATE, ZONED, read_days, read_times
 from trainer.spec import parse_dataset
 
 SAMPLE_ROWS = 1_000_000
@@ -79,6 +80,8 @@ class _Column:
     is_dates: bool = False
     is_times: bool = False
     """Text in which times are written."""
+    has_hours: bool = False
+    """Text in which times are written that are no plain dates."""
     beyond_ids: bool = False
     """Whole numbers that are no int64, or no exact ones."""
 
@@ -278,7 +281,7 @@ def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
     able = [one for one in columns.values() if one.nulls == 0 and one.name != label and not one.beyond_ids]
     for column in able:
         is_named = _TIME_NAMES.match(column.plain_name) and (column.low is not None or column.is_times)
-        is_time = pa.types.is_timestamp(column.type) or is_named
+        is_time = pa.types.is_timestamp(column.type) or column.has_hours or is_named
         if is_time:
             return {"timestamp": column.name}
     for column in able:
@@ -291,7 +294,7 @@ def _feature_type(column: _Column) -> str | None:
     """Return ``id``, ``id_list``, ``text``, ``vector``, or None for what no model should read."""
     if any(pattern.match(column.plain_name) for pattern in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES)):
         return None
-    if pa.types.is_temporal(column.type) or _is_fraction(column.type) or _unreadable(column):
+    if pa.types.is_temporal(column.type) or column.has_hours or _is_fraction(column.type) or _unreadable(column):
         return None
     if values.is_list(column.type):
         return "vector" if _is_vector(column) else "id_list"
@@ -394,7 +397,7 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     words = _mean_words(column) if is_text else 0.0
     return _Column(
         name, type_, rows, nulls, distinct, mean_length=length, mean_words=words, is_dates=_are_dates(column),
-        is_times=is_text and _are_times(column),
+        is_times=is_text and _are_times(column), has_hours=is_text and _are_times(column, with_hours=True),
     )  # fmt: skip
 
 
@@ -422,19 +425,15 @@ def _mean_words(column: pa.ChunkedArray) -> float:
 
 
 def _are_dates(column: pa.ChunkedArray) -> bool:
-    try:
-        days = to_days(column.slice(0, 1000).combine_chunks(), "")
-    except DataError:
-        return False
+    days, is_day = read_days(column.slice(0, 1000).combine_chunks())
     # Between 1990 and 2100: small integers are no dates.
-    return len(days) > 0 and bool((days > 7305).all() and (days < 47482).all())
+    return len(days) > 0 and bool((is_day & (days > 7305) & (days < 47482)).all())
 
 
-def _are_times(column: pa.ChunkedArray) -> bool:
-    try:
-        return values.text_as_times(column.slice(0, 1000).drop_null()).length() > 0
-    except pa.ArrowInvalid:
-        return False
+def _are_times(column: pa.ChunkedArray, with_hours: bool = False) -> bool:
+    forms = read_times(column.slice(0, 1000).drop_null().combine_chunks()).forms
+    least = DATE + 1 if with_hours else DATE
+    return len(forms) > 0 and bool((forms >= least).all() and len(np.unique(forms == ZONED)) == 1)
 
 
 def _flow(value: Any) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -10,10 +13,11 @@ import pyarrow.compute as pc
 from trainer.data.columns import values
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.ngrams import ngram_lists, require_text
+from trainer.data.columns.orders import Order, as_order, order_of
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.errors import DataError
-from trainer.data.sources.source import Source
+from trainer.data.sources.source import Chunk, Source
 from trainer.spec import Join
 from trainer.spec.ngrams import NGrams
 
@@ -71,10 +75,35 @@ class JoinTable:
         """The ids of ``on``, by position."""
         return self._codes.ids
 
-    def times(self) -> pa.Array:
-        """Return the column ``timestamp`` of the join file, by position."""
+    @functools.cached_property
+    def order(self) -> Order:
+        """The kind of the values of ``timestamp``."""
         assert self._timestamp is not None
-        return pa.concat_arrays([chunk.column(self._timestamp) for chunk in self.source.stream([self._timestamp])])
+        return order_of(self.source, self._timestamp)
+
+    @functools.cached_property
+    def times(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """The column ``timestamp`` of the join file as numbers, and where it has no such time, by position."""
+        assert self._timestamp is not None
+        found = [self.order.read(chunk.column(self._timestamp)) for chunk in self.source.stream([self._timestamp])]
+        numbers, unreadable, other = (np.concatenate(part) for part in zip(*found, strict=True))
+        return numbers, unreadable | other
+
+    def require_times(self, positions: npt.NDArray[np.int64], purpose: str) -> None:
+        """Check that the join file has a time at each of the positions.
+
+        Raises:
+            DataError: at the first that it has none at.
+        """
+        assert self._timestamp is not None
+        bad = positions[self.times[1][positions]]
+        start = 0
+        for chunk in self.source.stream([self._timestamp]) if len(bad) else ():
+            row = int(bad[0]) - start
+            if row < len(chunk):
+                one = Chunk(chunk.file, chunk.rows[row:], chunk.batch.slice(row))
+                as_order(one, self._timestamp, self.order, purpose)
+            start += len(chunk)
 
     def add_to(self, distinct: DistinctIds) -> None:
         """Add the values to the ids of the feature's table."""

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.errors import DataError
+from trainer.data.sources.times import DATE, read_times
+from trainer.data.sources.types import is_text
 from trainer.spec.row_filter import (
     AllOf,
     AnyOf,
@@ -36,6 +38,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+
+
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class RowFilter:
@@ -88,6 +93,10 @@ class _Evaluation:
         of_left = self._column(left) if isinstance(left, Column) else None
         of_right = self._column(right) if isinstance(right, Column) else None
         try:
+            if of_right is None and isinstance(right, str) and of_left is not None:
+                return _compared(of_left, condition.comparison, right)
+            if of_left is None and isinstance(left, str) and of_right is not None:
+                return _compared(of_right, _MIRRORED.get(condition.comparison, condition.comparison), left)
             first = of_left if of_left is not None else _scalar(left, of_right)
             second = of_right if of_right is not None else _scalar(right, of_left)
             return _FUNCTIONS[condition.comparison](first, second)
@@ -117,22 +126,26 @@ def _joined(function: Callable[..., Any], arrays: list[pa.Array]) -> pa.Array:
 
 
 def _scalar(value: Column | Constant, beside: pa.Array | None) -> pa.Scalar:
-    """Return a value as what it is compared with: a date, a time or a boolean column has values of its own type."""
+    """Return a number or a boolean, which is compared with its like alone."""
     assert beside is not None
-    scalar = pa.scalar(value)
     kind = beside.type
-    if isinstance(value, str) and not pa.types.is_temporal(kind) and not _is_text(kind):
+    if pa.types.is_temporal(kind) or is_text(kind) or isinstance(value, bool) != pa.types.is_boolean(kind):
         raise TypeError(value)
-    if isinstance(value, bool) != pa.types.is_boolean(kind):
-        raise TypeError(value)
-    if pa.types.is_temporal(kind):
-        if not isinstance(value, str):
-            raise TypeError(value)
-        return scalar.cast(pa.timestamp("us")).cast(kind) if pa.types.is_timestamp(kind) else scalar.cast(kind)
-    if _is_text(kind) and not isinstance(value, str):
-        raise TypeError(value)
-    return scalar
+    return pa.scalar(value)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def _compared(array: pa.Array, comparison: str, text: str) -> pa.Array:
+    """Return a column compared with text: as instants where both are dates or times, which text may be too."""
+    compare, kind = _FUNCTIONS[comparison], array.type
+    given = read_times(pa.array([text]))
+    is_dated = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    if (is_dated and given.forms[0] < DATE) or not (pa.types.is_temporal(kind) or is_text(kind)):
+        raise TypeError(text)
+    if not is_text(kind) and not is_dated:
+        return compare(array, pa.scalar(text).cast(kind))
+    if given.forms[0] < DATE:
+        return compare(array, text)
+    times = read_times(array)
+    instants = pa.array(times.instants, mask=array.is_null().to_numpy(zero_copy_only=False))
+    by_instant = compare(instants, given.instants[0])
+    return by_instant if is_dated else pc.if_else(pa.array(times.forms >= DATE), by_instant, compare(array, text))

@@ -16,7 +16,6 @@ from urllib.parse import unquote
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trainer.data.errors import DataError
 from trainer.data.prefetch import read_ahead
@@ -33,9 +32,10 @@ from trainer.data.sources.readers.registry import (
 from trainer.data.sources.row_mask import RowFilter
 from trainer.data.sources.tables.base import Snapshot
 from trainer.data.sources.tables.registry import snapshot_of
+from trainer.data.sources.times import no_day, read_days
 
 CHUNK_ROWS = 1 << 18
-__all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path", "to_days"]
+__all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path"]
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """The folder of rows whose partition column is null."""
@@ -53,14 +53,23 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Window:
-    """Rows whose ``column`` lies in [first, last], as dates."""
+    """Rows whose ``column`` lies in [first, last], as days of a time zone.
+
+    With ``keeps_undated`` rows whose value is no day are read too: who reads them counts them as bad.
+    """
 
     column: str
     first: datetime.date
     last: datetime.date
+    zone: str = "UTC"
+    keeps_undated: bool = False
 
     def __str__(self) -> str:
-        return f"{self.column} in [{self.first}, {self.last}]"
+        return f"{self.column} in [{self.first}, {self.last}]" + (f" of {self.zone}" if self.zone != "UTC" else "")
+
+    def has(self, days: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return where days since 1970-01-01 lie in it."""
+        return np.asarray((days >= _day(self.first)) & (days <= _day(self.last)))
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,9 @@ class Source:
             self.files = self._files_in_window(window)
         self.reader = found.reader([file.path for file in self.files])
         if isinstance(self.reader, TextReader):
-            self.reader.text = text
+            # As text a plain date is told from a time at midnight.
+            has_zone = window is not None and window.zone != "UTC"
+            self.reader.text = [*text, window.column] if window is not None and has_zone else text
 
     @property
     def has_all_rows(self) -> bool:
@@ -242,8 +253,12 @@ class Source:
                 rows = np.arange(first_row, first_row + batch.num_rows)
                 first_row += batch.num_rows
                 if window_column is not None and self.window is not None:
-                    days = to_days(batch.column(window_column), f"{file.path}, column '{window_column}'")
-                    inside = np.flatnonzero((days >= _day(self.window.first)) & (days <= _day(self.window.last)))
+                    dated = batch.column(window_column)
+                    days, is_day = read_days(dated, self.window.zone)
+                    if not (is_day.all() or self.window.keeps_undated):
+                        undated = int(np.argmin(is_day))
+                        raise no_day(dated, undated, f"{file.path}, column '{window_column}', row {rows[undated]}")
+                    inside = np.flatnonzero(self.window.has(days) | ~is_day)
                     rows, batch = rows[inside], batch.take(pa.array(inside))
                 if self.filter is not None:
                     read_by_filter = self._with_hive(file, batch, list(filtered))
@@ -279,9 +294,12 @@ class Source:
         inside, days = [], []
         for file in self.files:
             text = dict(file.partitions)[window.column]
-            day = int(to_days(pa.array([text]), f"{file.path.parent}, folder {window.column}={text}")[0])
-            days.append(day)
-            if _day(window.first) <= day <= _day(window.last):
+            value = pa.array([None if text == HIVE_NULL else text], pa.string())
+            day, is_day = read_days(value, window.zone)
+            if not (is_day[0] or window.keeps_undated):
+                raise no_day(value, 0, f"{file.path.parent}, folder {window.column}={text}")
+            days += day[is_day].tolist()
+            if not is_day[0] or window.has(day)[0]:
                 inside.append(file)
         if not inside:
             raise no_rows_in_window(self.uri, window, min(days), max(days))
@@ -306,30 +324,6 @@ def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, la
         where=uri,
         remedy="choose dataset.window inside the data, or add the missing days",
     )
-
-
-def to_days(column: pa.Array, where: str) -> npt.NDArray[np.int64]:
-    """Return the days since 1970-01-01 of a partition column.
-
-    It holds dates, timestamps, 'YYYY-MM-DD' strings, or integers YYYYMMDD.
-    """
-    kind = column.type
-    try:
-        if pa.types.is_integer(kind):
-            column = pc.cast(column, pa.string())
-            kind = column.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            # The month and the day need two digits each; '20260105' gets the dashes that the parser wants.
-            column = pc.replace_substring_regex(column, r"^(\d{4})(\d{2})(\d{2})$", r"\1-\2-\3")
-            column = pc.cast(pc.utf8_slice_codeunits(column, 0, 10), pa.date32())
-        elif not pa.types.is_temporal(kind):
-            raise pa.ArrowInvalid(f"values are {kind}")
-        days = pc.cast(pc.cast(column, pa.date32(), safe=False), pa.int32())
-    except pa.ArrowException as error:
-        raise DataError(f"is not a date: {error}", where=where, remedy="write partitions as YYYY-MM-DD") from None
-    if days.null_count:
-        raise DataError("has no date in some rows", where=where, remedy="fill the partition column in every row")
-    return days.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _day(date: datetime.date) -> int:

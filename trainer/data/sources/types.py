@@ -38,7 +38,7 @@ def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if is_list(left) and is_list(right):
         values = common_type(left.value_type, right.value_type)
         return None if values is None else pa.large_list(values)
-    if _is_text(left) and _is_text(right):
+    if is_text(left) and is_text(right):
         return pa.large_string()
     if _is_number(left) and _is_number(right):
         return _common_number(left, right)
@@ -53,8 +53,8 @@ def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
     These are text beside numbers or times, and single values beside lists of them.
     """
     left, right = (type_.value_type if is_list(type_) else type_ for type_ in map(plain_type, (left, right)))
-    if _is_text(left) or _is_text(right):
-        return all(_is_text(one) or _is_number(one) or _is_time(one) for one in (left, right))
+    if is_text(left) or is_text(right):
+        return all(is_text(one) or _is_number(one) or _is_time(one) for one in (left, right))
     return common_type(left, right) is not None
 
 
@@ -99,7 +99,7 @@ def _leaves(path: FieldPath, type_: pa.DataType) -> Iterator[tuple[FieldPath, pa
         yield from _leaves((*path, field.name), field.type)
 
 
-def _is_text(type_: pa.DataType) -> bool:
+def is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from trainer.data.columns import values
 from trainer.data.columns.labels import labels_of
+from trainer.data.columns.orders import as_order, order_of
 from trainer.data.columns.values import Kind
 from trainer.data.sources.source import Chunk, Source
 from trainer.spec import DatasetSpec, Label
@@ -26,7 +27,7 @@ def are_events(source: Source, dataset: DatasetSpec) -> bool:
     return not values.is_list(source.column_type(columns[1]))
 
 
-BadEvents = Callable[[Chunk, Mapping[str, Kind], str, Label | None], npt.NDArray[np.bool_]]
+BadEvents = Callable[[Chunk, Mapping[str, Kind], Label | None], npt.NDArray[np.bool_]]
 
 
 def users_of(source: Source, dataset: DatasetSpec, bad_events: BadEvents | None = None) -> pa.Table:
@@ -38,8 +39,8 @@ def users_of(source: Source, dataset: DatasetSpec, bad_events: BadEvents | None 
     Args:
         source: the rows.
         dataset: says what their columns are.
-        bad_events: says of a chunk, with the kinds of its ids, its column of times and its label if any, which rows are
-            left out because they are bad; None: the first bad one is an error.
+        bad_events: says of a chunk, with the kinds of its ids and its label if any, which rows are left out because
+            they are bad, as are those without a time; None: the first bad one is an error.
 
     Raises:
         DataError: ids or times cannot be read.
@@ -52,9 +53,12 @@ def users_of(source: Source, dataset: DatasetSpec, bad_events: BadEvents | None 
     source.require(read)
     users, items, times = [], [], []
     kinds = [values.id_kind(source.column_type(name), f"{source.uri}, column '{name}'") for name in (user, item)]
+    kind_of_times = order_of(source, order)
     for chunk in source.stream(read):
         if bad_events is not None:
-            bad = bad_events(chunk, dict(zip((user, item), kinds, strict=True)), order, label if labelled else None)
+            bad = bad_events(chunk, dict(zip((user, item), kinds, strict=True)), label if labelled else None)
+            for _, rows in kind_of_times.problems(chunk.column(order)):
+                bad |= rows
             chunk = replace(chunk, rows=chunk.rows[~bad], batch=chunk.batch.filter(pa.array(~bad)))
         of, had = (
             values.as_ids(chunk.column(name), kind, chunk.where(name))
@@ -65,7 +69,7 @@ def users_of(source: Source, dataset: DatasetSpec, bad_events: BadEvents | None 
             is_positive = pc.and_(is_positive, pa.array(labels_of(chunk, label) == 1))
         users.append(of.filter(is_positive))
         items.append(had.filter(is_positive))
-        times.append(values.as_numbers(chunk, order, "order of rows")[is_positive.to_numpy(zero_copy_only=False)])
+        times.append(as_order(chunk, order, kind_of_times)[is_positive.to_numpy(zero_copy_only=False)])
     types = [pa.int64() if kind == "int" else pa.large_string() for kind in kinds]
     encoded_users = pa.concat_arrays([pa.array([], types[0]), *users]).dictionary_encode()
     number = encoded_users.indices.to_numpy(zero_copy_only=False)

@@ -252,7 +252,7 @@ def partitioned(tmp_path, table):
     return tmp_path / "log", days
 
 
-@pytest.mark.parametrize("column", ["folder", "date", "string", "integer", "timestamp"])
+@pytest.mark.parametrize("column", ["folder", "date", "string", "integer", "timestamp", "time of a zone"])
 def test_window_of_days(column, clicks, dataset_spec, job_spec, read_split, tmp_path):
     table = clicks(300)
     path, days = partitioned(tmp_path, table)
@@ -261,6 +261,7 @@ def test_window_of_days(column, clicks, dataset_spec, job_spec, read_split, tmp_
         "date": pa.array(dates),
         "string": pa.array([str(date) for date in dates]),
         "integer": pa.array([int(date.strftime("%Y%m%d")) for date in dates]),
+        "time of a zone": pa.array([f"{datetime.date(2026, 1, int(day) + 1)}T01:00:00.5-05:00" for day in days]),
         "timestamp": pa.array([datetime.datetime(d.year, d.month, d.day, 23, 59) for d in dates], pa.timestamp("us")),
     }
     source = path if column == "folder" else table.append_column("date", written[column])
@@ -268,7 +269,9 @@ def test_window_of_days(column, clicks, dataset_spec, job_spec, read_split, tmp_
         dataset={"name": "clicks", "window": {"start": "2026-01-04", "days": 2}},
         evaluation={"split": {"validation": 0, "test": 0}},
     )
-    data = prepare(dataset_spec(source, partition="date"), job, tmp_path / "data")
+    zone = {"column": "date", "timezone": "America/Los_Angeles"}
+    partition = zone if column == "time of a zone" else "date"
+    data = prepare(dataset_spec(source, partition=partition), job, tmp_path / "data")
     expected = sorted(tuple(r.values())[:3] for r, day in zip(table.to_pylist(), days, strict=True) if day in (3, 4))
     assert sorted((r["user"], r["item"], r["label"]) for r in read_split(data, "train").to_pylist()) == expected
 

@@ -18,6 +18,7 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.row_mask import RowFilter
 from trainer.data.sources.source import Source
+from trainer.data.sources.times import read_times
 from trainer.spec import parse_dataset
 
 ROWS = pa.record_batch(
@@ -35,6 +36,36 @@ ROWS = pa.record_batch(
 def passing(text: str, batch: pa.RecordBatch = ROWS) -> list[int]:
     found: list[int] = RowFilter(text).passing(batch, "rows.parquet").tolist()
     return found
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("t >= '2026-03-02'", [1, 2]),
+        ("t < '2026-03-01T23:30:00.5-05:00'", [0]),
+        ("'2026-03-02T04:30:00.5Z' <= t", [1, 2]),
+        ("t in ('2026-03-01T23:30:00.5-05:00', '2027-01-01')", [1]),
+        ("t != '2026-03-02T04:30:00.5'", [0, 2]),
+        ("t <= '2026-03-01 00:00:00+01:00'", []),
+        ("t is None", [3]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["text", "no zone", "UTC", "seconds", "another zone"])
+def test_times_are_compared_as_instants_however_they_are_written(text, rows, kind):
+    times = ["2026-03-01T00:00:00Z", "2026-03-01T23:30:00.5-05:00", "2026-03-03 01:00:00 UTC", None]
+    column = pa.array(times)
+    if kind != "text":
+        types = {"no zone": pa.timestamp("ns"), "UTC": pa.timestamp("us", "UTC"), "seconds": pa.timestamp("ms")}
+        column = pa.array(read_times(column).instants, mask=np.array([False, False, False, True]))
+        column = column.cast(pa.timestamp("us")).cast(types.get(kind, pa.timestamp("us", "Asia/Tokyo")))
+    assert passing(text, pa.record_batch({"t": column})) == rows
+
+
+def test_text_that_is_no_time_is_compared_as_text():
+    batch = pa.record_batch({"t": ["2026-03-01", "unknown", "2026-03-01T00:00:00Z", ""]})
+    assert passing("t >= '2026-03-01'", batch) == [0, 1, 2]
+    assert passing("t == 'unknown'", batch) == [1]
+    assert passing("t in ('2026-03-01', 'unknown')", batch) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

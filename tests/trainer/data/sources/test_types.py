@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.columns import values
+from trainer.data.columns.orders import as_order, order_in
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.figures import profile
@@ -275,19 +276,20 @@ def test_times_of_text_order_rows(write, micros, ending, dataset_spec, tmp_path)
     assert propose(path).document["timestamp"] == "ts"
     (chunk,) = Source(str(path)).stream(["ts"])
     begin = 1_767_225_600_000_000 + micros
-    assert values.as_numbers(chunk, "ts", "order").tolist() == [begin + 1_000_000 * second for second in range(9)]
+    assert as_order(chunk, "ts", order_in(chunk.column("ts"))).tolist() == [
+        begin + 1_000_000 * second for second in range(9)
+    ]
 
 
 def test_text_that_is_no_time_orders_nothing(tmp_path):
     path = folder_of(tmp_path, BASE["item"])
-    for times in (["01/02/2026 00:00"] * 9, ["2026-01-01T00:00:00Z", "2026-01-01T00:00:01", "2026-01-01T00:00:02"] * 3):
+    several = ["2026-01-01T00:00:00Z", "2026-01-01T00:00:01", "2026-01-01T00:00:02"] * 3
+    for times, what in ((["01/02/2026"] * 9, "not a number or time, as the order"), (several, "no time with a zone")):
         pq.write_table(pa.table({**BASE, "ts": times}), path / "0.parquet")
         assert "timestamp" not in propose(path).document
         (chunk,) = Source(str(path)).stream(["ts"])
-        with pytest.raises(
-            DataError, match="column 'ts': is not a number or time, as the order must be: Failed to parse"
-        ):
-            values.as_numbers(chunk, "ts", "order")
+        with pytest.raises(DataError, match=f"column 'ts', row [01]: '.*' is {what}"):
+            as_order(chunk, "ts", order_in(chunk.column("ts")), "order")
 
 
 def test_a_column_without_a_name_is_no_feature(tmp_path):
@@ -488,7 +490,7 @@ TEXT = ["2026-01-01T00:00:00.5"] * 9
         ([TIME, DAY], "2026-01-02T03:00:00", "2026-01-03T00:00:00"),
         ([TEXT, TIME], "2026-01-01T00:00:00.500000", "2026-01-02T03:00:00"),
         ([TIME, TEXT], "2026-01-01T00:00:00.500000", "2026-01-02T03:00:00"),
-        ([TEXT, TEXT], TEXT[0], TEXT[0]),
+        ([TEXT, TEXT], "2026-01-01T00:00:00.500000", "2026-01-01T00:00:00.500000"),
         ([DAY, DAY], "2026-01-03", "2026-01-03"),
         ([[5] * 9, [1.5] * 9], 1.5, 5),
         ([[1, 2, 3] * 3, pa.nulls(9)], 1, 3),

@@ -23,15 +23,15 @@ from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks import stages
 from trainer.data.prepare.by_tasks.encoded_files import open_ids, order_file
 from trainer.data.prepare.by_tasks.tasks import PARTS, Desk, Hosts, Setting, Task, TaskRunner
-from trainer.data.prepare.encode import Encoded, check_rows
-from trainer.data.prepare.examples import AllRows
+from trainer.data.prepare.encode import Encoded, check_order, check_rows
+from trainer.data.prepare.examples import AllRows, limits_by_time
 from trainer.data.prepare.fingerprint import WarmStart, files_of
 from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.numbers import inherited_numeric
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.spans import SPAN_ROWS, Span, cut_spans
-from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits, time_limits
+from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits
 from trainer.data.prepare.table_rows import tell_unknown
 from trainer.data.prepare.workers import Workers
 from trainer.data.prepare.writing import FinishedSplits, check_training_split, code_files
@@ -245,7 +245,9 @@ class Assembly:
         (dtype,) = types[plan.dataset.ordering]
         name = order_file(Path(), plan.order_columns.index(plan.dataset.ordering)).name
         orders = [map_array(desk.fetch(f"read-{number:05d}", [name]) / name, dtype) for number in spans]
-        limits = time_limits(split, np.concatenate(orders))
+        order = np.concatenate(orders)
+        check_order(plan, plan.dataset.ordering, order)
+        limits = limits_by_time(plan, order)
         return AllRows(time_limits=TimeLimits(*(None if one is None else one.item() for one in limits)))
 
     def _check_training_split(self, made: Sequence[dict[str, Any]]) -> tuple[LabelFigures, ...]:

@@ -1,6 +1,6 @@
 """JSON Lines: one object in each line, read in blocks of whole lines. Torch-free.
 
-A column is int64, float64, a timestamp, bool, string, or a list of one of them: the narrowest that every value of every
+A column is int64, float64, bool, string, or a list of one of them: the narrowest that every value of every
 file fits. A key that a line lacks is null there.
 """
 
@@ -31,19 +31,20 @@ class JsonLinesReader(TextReader):
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of the file's first block."""
-        return next((table.schema for table in self._tables(path)), pa.schema([]))
+        first = next((table.schema for table in self._tables(path)), pa.schema([]))
+        return pa.schema([(field.name, _untimed(field.type)) for field in first])
 
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
         types: dict[str, pa.DataType] = {}
         for table in self._tables(path):
-            self.merge(types, {field.name: field.type for field in table.schema if field.name in columns})
+            self.merge(types, {field.name: _untimed(field.type) for field in table.schema if field.name in columns})
         return types
 
     def as_text(self, kind: pa.DataType) -> pa.DataType:
         """Return text for what is quoted alone: a number is none."""
         if pa.types.is_list(kind):
             return pa.list_(self.as_text(kind.value_type))
-        return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_null(kind) else kind
+        return pa.string() if pa.types.is_null(kind) else kind
 
     def common_type(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
         if pa.types.is_list(left) and pa.types.is_list(right):
@@ -52,11 +53,9 @@ class JsonLinesReader(TextReader):
         if pa.types.is_struct(left) and pa.types.is_struct(right):
             return self._common_struct(left, right)
         common = super().common_type(left, right)
-        # Strings may look like times in one place alone; a number is never read as text.
-        quoted = [
-            pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_timestamp(kind) for kind in (left, right)
-        ]
-        return None if common == pa.string() and not all(quoted) else common
+        # A number is never read as text.
+        quoted = all(pa.types.is_null(kind) or pa.types.is_string(kind) for kind in (left, right))
+        return None if common == pa.string() and not quoted else common
 
     def _common_struct(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
         """Return the fields of both; one that an object lacks is null there."""
@@ -107,6 +106,15 @@ class JsonLinesReader(TextReader):
                     rest += tail
         if rest.strip():
             yield rest
+
+
+def _untimed(kind: pa.DataType) -> pa.DataType:
+    """Return text for what Arrow takes for times: JSON has none, and a time with a zone is not one without."""
+    if pa.types.is_list(kind):
+        return pa.list_(_untimed(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _untimed(field.type)) for field in kind])
+    return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
 def depth_of(block: bytes) -> int:

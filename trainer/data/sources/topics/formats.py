@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from trainer.data.columns.values import text_as_times
 from trainer.data.sources.readers.json_lines import MAX_DEPTH, depth_of
+from trainer.data.sources.times import text_as_times
 from trainer.spec.messages import Messages
 
 _TYPES: dict[str, pa.DataType] = {

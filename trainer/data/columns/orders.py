@@ -1,0 +1,218 @@
+"""Columns that order rows: numbers or times, as int64 or float64. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Chunk, Source
+from trainer.data.sources.times import (
+    ANY_NUMBER,
+    NUMBER,
+    UNITS,
+    UNREADABLE,
+    WHOLE_NUMBER,
+    ZONED,
+    cast_matching,
+    read_times,
+    written,
+)
+from trainer.data.sources.types import is_text
+
+Mask = npt.NDArray[np.bool_]
+Kind = Literal["number", "time without a zone", "time with a zone"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The kind of a column's values: by its type, of text by the first one that can be read.
+
+    Attributes:
+        kind: of every value; a value of another kind is refused, or makes its row bad.
+        first: the text that decided, empty where the type did.
+        is_whole: True if numbers of text are integers.
+    """
+
+    kind: Kind
+    first: str = ""
+    is_whole: bool = True
+
+    @property
+    def is_timed(self) -> bool:
+        return self.kind != "number"
+
+    def read(self, array: pa.Array) -> tuple[npt.NDArray[Any], Mask, Mask]:
+        """Read int64 or float64, times as microseconds since 1970.
+
+        Returns:
+            The values, where none can be read (null, NaN, no time), and where one of another kind is.
+        """
+        if not (is_text(array.type) or pa.types.is_temporal(array.type)):
+            numbers, unreadable = _numbers(array)
+            return numbers, unreadable, ~unreadable & self.is_timed
+        times = read_times(array)
+        unreadable = times.forms == UNREADABLE
+        if self.is_timed:
+            is_zoned = times.forms == ZONED
+            other = (times.forms == NUMBER) | (is_zoned != (self.kind == "time with a zone"))
+            return times.instants, unreadable, other & ~unreadable
+        numbers, is_read = _numbers_of_text(array, self.is_whole)
+        return numbers, unreadable | (~is_read & (times.forms == NUMBER)), times.forms > NUMBER
+
+    def problems(self, array: pa.Array) -> Iterator[tuple[str, Mask]]:
+        """Yield (reason, rows) of values that order no row."""
+        _, unreadable, other = self.read(array)
+        yield "no time", unreadable
+        yield f"no {self.kind}" + (f", as '{self.first}' is" if self.first else ""), other
+
+    def shown(self, value: Any) -> str:
+        """Return a number of :meth:`read` as messages write it."""
+        if not self.is_timed:
+            return f"{value}"
+        at = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(value))
+        return at.isoformat() + ("+00:00" if self.kind == "time with a zone" else "")
+
+
+def order_of(source: Source, column: str) -> Order:
+    """Return the kind of a column that was required; of text it reads the first rows.
+
+    Numbers in text are read to the end: a single fraction makes all of them floats.
+    """
+    type_ = source.column_type(column)
+    found = _of_type(type_)
+    if found is not None:
+        return found
+    # Of a subclass, too, all rows are read: those that it leaves out are found by what is decided here.
+    with contextlib.closing(Source.stream(source, [column])) as chunks:
+        for chunk in chunks:
+            array = chunk.column(column)
+            if not is_text(array.type):
+                continue
+            found = found or _of_text(array)
+            if found is not None and found.is_timed:
+                break
+            if found is not None and not _are_whole(array):
+                return replace(found, is_whole=False)
+    return found or Order("time without a zone")
+
+
+def order_in(array: pa.Array) -> Order:
+    """Return the kind of the values of one array."""
+    found = _of_type(array.type)
+    if found is None:
+        found = _of_text(array) or Order("time without a zone")
+        return found if found.is_timed else replace(found, is_whole=_are_whole(array))
+    return found
+
+
+def as_order(chunk: Chunk, column: str, order: Order, purpose: str = "order of rows") -> npt.NDArray[Any]:
+    """Return int64 or float64 of a column that orders rows.
+
+    Raises:
+        DataError: at the first value that is missing, cannot be read, or is of another kind.
+    """
+    array = chunk.column(column)
+    numbers, unreadable, other = order.read(array)
+    bad = unreadable | other
+    if not bad.any():
+        return numbers
+    row = int(np.argmax(bad))
+    value, where = written(array, row), chunk.where(column, row)
+    if value == "null" or value == "nan":
+        raise DataError(
+            f"{'NaN' if value == 'nan' else value} where the {purpose} must be",
+            where=where,
+            remedy="fill the value in, remove the row, or set max_bad_rows of the dataset",
+        )
+    if other[row]:
+        raise DataError(
+            f"'{value}' is no {order.kind}, as " + (f"'{order.first}' before it is" if order.first else "others are"),
+            where=where,
+            remedy="write the whole column as numbers, as times with a zone, or as times without one, which are in UTC",
+        )
+    raise DataError(
+        f"'{value}' is not a number or time, as the {purpose} must be",
+        where=where,
+        remedy="write ISO 8601 of the years 1 to 9999 or a number, remove the row, set max_bad_rows of the dataset, or "
+        "name another column",
+    )
+
+
+def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
+    """Check that numbers which order rows are not times since 1970 in several units.
+
+    Raises:
+        DataError: every number above 0 is such a time, some in one unit and some in another.
+    """
+    high = numbers.max()
+    low = numbers.min(initial=high, where=numbers > 0)
+    # Of one unit the last is at most four times the first.
+    if float(high) < 200 * float(low) or high <= 0:
+        return
+    inside = {name: (numbers >= first) & (numbers < end) for name, (_, first, end) in UNITS.items()}
+    shown = [f"{numbers[np.argmax(rows)]} are {name}" for name, rows in inside.items() if rows.any()]
+    if len(shown) > 1 and sum(int(rows.sum()) for rows in inside.values()) == int((numbers > 0).sum()):
+        raise DataError(
+            f"has times since 1970 in several units: {' and '.join(shown)}",
+            where=where,
+            remedy="write all of them in one unit",
+        )
+
+
+def _of_type(type_: pa.DataType) -> Order | None:
+    """Return what a type says; None of text."""
+    if is_text(type_):
+        return None
+    if pa.types.is_timestamp(type_) and type_.tz is not None:
+        return Order("time with a zone")
+    return Order("time without a zone" if pa.types.is_temporal(type_) else "number")
+
+
+def _of_text(array: pa.Array) -> Order | None:
+    times = read_times(array)
+    readable = np.flatnonzero(times.forms)
+    if not len(readable):
+        return None
+    form, first = times.forms[readable[0]], written(array, int(readable[0]))
+    if form == NUMBER:
+        return Order("number", first)
+    return Order("time with a zone" if form == ZONED else "time without a zone", first)
+
+
+def _are_whole(array: pa.Array) -> bool:
+    numbers = array.filter(pc.match_substring_regex(array, ANY_NUMBER))
+    return pc.all(pc.match_substring_regex(numbers, WHOLE_NUMBER)).as_py() is not False
+
+
+def _numbers_of_text(array: pa.Array, is_whole: bool) -> tuple[npt.NDArray[Any], Mask]:
+    type_, shape = (pa.int64(), WHOLE_NUMBER) if is_whole else (pa.float64(), ANY_NUMBER)
+    places, values = cast_matching(array, shape, type_)
+    numbers, is_read = np.zeros(len(array), dtype=type_.to_pandas_dtype()), np.zeros(len(array), dtype=bool)
+    numbers[places] = values.to_numpy(zero_copy_only=False)
+    is_read[places] = np.isfinite(numbers[places])
+    return numbers, is_read
+
+
+def _numbers(array: pa.Array) -> tuple[npt.NDArray[Any], Mask]:
+    """Return int64 or float64 of numbers, and where there is none; of anything else there is none."""
+    type_ = array.type
+    unreadable = array.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(type_) or pa.types.is_decimal(type_):
+        numbers = array.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+        return numbers, unreadable | np.isnan(numbers)
+    if pa.types.is_uint64(type_):
+        # Beyond int64 the order of bits is another.
+        beyond = pc.greater(array, pa.scalar(2**63 - 1, pa.uint64())).fill_null(False).to_numpy(zero_copy_only=False)
+        array, unreadable = pc.if_else(pa.array(beyond), pa.scalar(0, pa.uint64()), array), unreadable | beyond
+    elif not (pa.types.is_integer(type_) or pa.types.is_boolean(type_)):
+        return np.zeros(len(array), dtype=np.int64), np.ones(len(array), dtype=bool)
+    return array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), unreadable
