@@ -188,7 +188,7 @@ class _Past:
             dataset, job = self._run.dataset, self._run.job
             if dataset.max_bad_rows is not None:
                 return GoodRows(dataset, job)
-            return Source(dataset.uri, window_of(dataset, job), dataset.filter)
+            return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
         except DataError as error:
             raise DataError(
                 f"histories are looked up in the dataset's rows, and {error.what}",
@@ -251,7 +251,7 @@ def predict(
     dataset = predictor.run.dataset
     with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
         if sequence and are_events(source, dataset):
-            events = Source(str(rows), None, dataset.filter, text=predictor.text_columns)
+            events = Source(str(rows), None, dataset.filter, text=predictor.text_columns, ids=dataset.id_columns)
             users = users_of(events, dataset, bad_events if dataset.max_bad_rows is not None else None)
             scored: Path | str = Path(folder) / "users.parquet"
             pq.write_table(users, scored)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -27,7 +29,7 @@ class JoinTable:
     """
 
     def __init__(self, join: Join, uri: str, ngrams: NGrams | None = None):
-        self.source = Source(uri)
+        self.source = Source(uri, ids=(join.on, join.column))
         self._timestamp = join.timestamp
         self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
         self.takes_list = join.take == "all" or ngrams is not None
@@ -76,12 +78,26 @@ class JoinTable:
         assert self._timestamp is not None
         return pa.concat_arrays([chunk.column(self._timestamp) for chunk in self.source.stream([self._timestamp])])
 
+    @cached_property
+    def _codes_of_text(self) -> Codes:
+        return Codes(values.as_ids(self.keys, "string", self.source.uri))
+
+    @cached_property
+    def has_text(self) -> bool:
+        """Whether the values are text that integers cannot stand for."""
+        return self.kind == "string" and not values.are_written_as_integers(self._elements)
+
     def add_to(self, distinct: DistinctIds) -> None:
         """Add the values to the ids of the feature's table."""
         distinct.add(values.as_ids(self._elements, distinct.kind, self.source.uri))
 
     def positions(self, keys: pa.Array, where: str) -> npt.NDArray[np.int64]:
-        """Return the position in the join file of each key; -1 where it has none."""
+        """Return the position in the join file of each key; -1 where it has none.
+
+        Text is compared with integers as they are written.
+        """
+        if self._key_kind == "int" and values.is_text(keys.type):
+            return self._codes_of_text.encode(values.as_ids(keys, "string", where))
         return self._codes.encode(values.as_ids(keys, self._key_kind, where))
 
     def ids(self, positions: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
