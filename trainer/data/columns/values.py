@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from trainer.data.errors import DataError
 from trainer.data.sources.id_types import are_written_as_integers, is_text
+from trainer.data.sources.id_types import some_are_written_as_integers as some_are_written_as_integers
 from trainer.data.sources.source import Chunk
 from trainer.data.sources.types import element_type as element_type
 from trainer.data.sources.types import is_list

@@ -12,7 +12,7 @@ from trainer.data.sources.types import is_list
 
 # Whole floats as pandas writes them: from 1e+16 on they were rounded, which is refused where ids are read.
 _WHOLE_FLOAT = r"^((0|-?[1-9][0-9]{0,18})(\.0)?|-?[1-9](\.[0-9]+)?e\+(1[6-9]|[2-9][0-9]|[1-9][0-9]{2}))$"
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_WRITTEN = r"^(0|-?[1-9][0-9]{0,18})$"
 _DIGITS = r"^-?[0-9]+$"
 _NUMBER = (
     r"^\s*([-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|0x[0-9a-f]+"
@@ -29,9 +29,15 @@ def are_written_as_integers(texts: pa.Array) -> bool:
         return False
 
 
+def some_are_written_as_integers(texts: pa.Array) -> bool:
+    """Check that some texts are how integers are written, and others are not."""
+    found = pc.match_substring_regex(texts, _WRITTEN)
+    return bool(pc.any(found).as_py()) and not pc.all(found).as_py()
+
+
 def is_written_as_integer(text: str) -> bool:
     """Check whether a text is how an int64 is written."""
-    return _INTEGER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
+    return re.fullmatch(_WRITTEN, text) is not None and -(2**63) <= int(text) < 2**63
 
 
 def number_of(text: str) -> int | None:
@@ -125,6 +131,5 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
 
 
 def _example_of(texts: pa.Array) -> str:
-    written = pc.match_substring_regex(texts, r"^(0|-?[1-9][0-9]{0,17})$")
-    others = texts.filter(pc.invert(written))
+    others = texts.filter(pc.invert(pc.match_substring_regex(texts, _WRITTEN)))
     return str((others if len(others) else texts)[0].as_py())

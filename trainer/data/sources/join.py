@@ -84,8 +84,8 @@ class JoinTable:
 
     @cached_property
     def has_text(self) -> bool:
-        """Whether the values are text that integers cannot stand for."""
-        return self.kind == "string" and not values.are_written_as_integers(self._elements)
+        """Whether the values are text, which is written as integers are in a part of them alone."""
+        return self.kind == "string" and values.some_are_written_as_integers(self._elements)
 
     def add_to(self, distinct: DistinctIds) -> None:
         """Add the values to the ids of the feature's table."""
