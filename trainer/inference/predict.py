@@ -240,12 +240,13 @@ def predict(
     Returns:
         What the command prints as JSON.
     """
-    job = run_of(run_dir).job
+    run = run_of(run_dir)
+    job = run.job
     sequence = is_sequence(job)
     if k is not None and (not sequence or k < 1):
         hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
         raise ValueError(f"--k is how many items a model of sequences finds for each user, at least 1{hint}")
-    source = Source(str(rows))
+    source = Source(str(rows), ids=run.dataset.id_columns)
     output = output if output is not None else default_output(source)
     predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)
     dataset = predictor.run.dataset
