@@ -18,7 +18,7 @@ from service.core.errors import Problem
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 # The first that fits counts, so a class comes before its base.
 _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -109,9 +109,12 @@ def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
     features = read_features(dataset, job)
     for name, feature in features.items():
         if feature.join is not None:
-            _write_join(work / f"join-{name}.parquet", feature.join, beside(feature.join.uri, dataset.uri))
+            on, column = feature.join.on, feature.join.column
+            uri = beside(feature.join.uri, dataset.uri)
+            _write_columns(work / f"join-{name}.parquet", uri, [on, column], ids=[on, column])
     if dataset.items is not None and (columns_read := _item_columns(dataset)):
-        _write_columns(work / ITEM_FILE, beside(dataset.items.uri, dataset.uri), [dataset.items.on, *columns_read])
+        columns_read = [dataset.items.on, *columns_read]
+        _write_columns(work / ITEM_FILE, beside(dataset.items.uri, dataset.uri), columns_read, dataset.items.id_columns)
     part = dense_part(predictor)
     # save_file's files are their owner's alone, and an export is for others, as far as the umask lets them.
     (work / WEIGHTS_FILE).write_bytes(save({name: value.contiguous() for name, value in part.weights().items()}))
@@ -175,12 +178,8 @@ def _item_columns(dataset: DatasetSpec) -> list[str]:
     return [one.column or name for name, one in features.items()]
 
 
-def _write_join(path: Path, join: Any, uri: str) -> None:
-    _write_columns(path, uri, [join.on, join.column])
-
-
-def _write_columns(path: Path, uri: str, columns: Sequence[str]) -> None:
-    source = Source(uri)
+def _write_columns(path: Path, uri: str, columns: Sequence[str], ids: Collection[str]) -> None:
+    source = Source(uri, ids=ids)
     names = list(dict.fromkeys(columns))
     source.require(names)
     schema = pa.schema([(name, source.column_type(name)) for name in names])

@@ -164,7 +164,9 @@ def _read(predictor: Predictor, rows: str, number: int, max_rows: int) -> tuple[
     may_be_bad = dataset.max_bad_rows is not None
     text = predictor.text_columns
     source = (
-        GoodRows(dataset, predictor.job, rows, text) if may_be_bad else Source(rows, None, dataset.filter, text=text)
+        GoodRows(dataset, predictor.job, rows, text)
+        if may_be_bad
+        else Source(rows, None, dataset.filter, text=text, ids=dataset.id_columns)
     )
     columns = [*predictor.columns(source.column_names(), source.uri), label.source_column, getattr(label, "mask", None)]
     read = list(dict.fromkeys(column for column in columns if column is not None))

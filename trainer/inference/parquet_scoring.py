@@ -39,6 +39,11 @@ class Scorer(Protocol):
         """The columns of rows that it reads as text, whatever a file without types seems to have in them."""
         ...
 
+    @property
+    def id_columns(self) -> Collection[str]:
+        """The columns of rows that it reads ids from."""
+        ...
+
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what it reads of rows that have the columns ``there``.
 
@@ -90,7 +95,7 @@ def score_files(
         DataError: the model cannot read the rows, or ``output`` is there already.
     """
     began, output = time.monotonic(), Path(output)
-    source = Source(str(rows), text=scorer.text_columns)
+    source = Source(str(rows), text=scorer.text_columns, ids=scorer.id_columns)
     there = source.column_names()
     columns = _kept(source, there, keep, scorer.outputs)
     read = scorer.columns(there, source.uri)

@@ -188,7 +188,7 @@ class _Past:
             dataset, job = self._run.dataset, self._run.job
             if dataset.max_bad_rows is not None:
                 return GoodRows(dataset, job)
-            return Source(dataset.uri, window_of(dataset, job), dataset.filter)
+            return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
         except DataError as error:
             raise DataError(
                 f"histories are looked up in the dataset's rows, and {error.what}",
@@ -240,18 +240,19 @@ def predict(
     Returns:
         What the command prints as JSON.
     """
-    job = run_of(run_dir).job
+    run = run_of(run_dir)
+    job = run.job
     sequence = is_sequence(job)
     if k is not None and (not sequence or k < 1):
         hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
         raise ValueError(f"--k is how many items a model of sequences finds for each user, at least 1{hint}")
-    source = Source(str(rows))
+    source = Source(str(rows), ids=run.dataset.id_columns)
     output = output if output is not None else default_output(source)
     predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)
     dataset = predictor.run.dataset
     with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
         if sequence and are_events(source, dataset):
-            events = Source(str(rows), None, dataset.filter, text=predictor.text_columns)
+            events = Source(str(rows), None, dataset.filter, text=predictor.text_columns, ids=dataset.id_columns)
             users = users_of(events, dataset, bad_events if dataset.max_bad_rows is not None else None)
             scored: Path | str = Path(folder) / "users.parquet"
             pq.write_table(users, scored)

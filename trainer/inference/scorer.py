@@ -73,6 +73,10 @@ class RowScorer(ABC):
     def text_columns(self) -> Collection[str]:
         return self.encoder.text_columns
 
+    @property
+    def id_columns(self) -> Collection[str]:
+        return self.encoder.id_columns
+
     def columns(self, there: Sequence[str], where: str) -> list[str]:
         """Return what is read of rows that have the columns ``there``.
 

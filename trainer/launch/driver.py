@@ -213,6 +213,7 @@ class _Attempt:
         from trainer.data.prepare.preparation import check_files_read, prepare
         from trainer.data.prepare.shared import shared_on_host
         from trainer.data.prepare.stored import fetch_prepared, put_prepared
+        from trainer.publishing.published_ids import check_published_ids, tables_served_as_text
 
         run = self.run
         # What an attempt on another host has prepared.
@@ -242,14 +243,13 @@ class _Attempt:
         vectors = None if parent is None else vectors_read(parent)
         prepare(
             run.dataset, run.job, run.data,
-            base_vocabulary=base, base_numeric=numeric, base_profile=profile, base_vectors=vectors, hosts=self.hosts,
+            base_vocabulary=base, base_numeric=numeric, base_profile=profile, base_vectors=vectors,
+            text_tables=tables_served_as_text(run), hosts=self.hosts,
             shared=shared_on_host(run.store_url, run.directory, self._info), log=self._info,
             report=functools.partial(self.events.write, "preparation"), fence=run.fence,
         )  # fmt: skip
         check_memory(run)
         if run.job.publish is not None:
-            from trainer.publishing.published_ids import check_published_ids
-
             check_published_ids(run, PreparedData.open(run.data))
         if run.job.publish is not None and run.job.publish.anchor is not None:
             from trainer.publishing.anchor import write_targets

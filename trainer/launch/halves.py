@@ -27,6 +27,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import train_rank
 from trainer.publishing.publish import candidate_of
+from trainer.publishing.published_ids import tables_served_as_text
 from trainer.runs.directory import RUN_FILE, Run, read_run, write_run
 from trainer.runs.protocol import LOG_FILE
 from trainer.spec import JobSpec
@@ -161,7 +162,7 @@ def _trained(run: Run, directory: Path, half: int, number: int, start: str | Non
     base, numeric = (None, None) if parent is None else (id_maps(parent), numeric_features(parent))
     prepare(
         trained.dataset, trained.job, trained.data, base_vocabulary=base, base_numeric=numeric, half=half,
-        fence=run.fence,
+        text_tables=tables_served_as_text(run), fence=run.fence,
     )  # fmt: skip
     # The run's log is of its own training.
     with open(directory / LOG_FILE, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log), single_rank_group():

@@ -33,6 +33,15 @@ def check_published_ids(run: Run, data: PreparedData) -> None:
     require_publishable(ids, lambda place: where)
 
 
+def tables_served_as_text(run: Run) -> tuple[str, ...]:
+    """Return the table whose ids are published, where those that are served are text."""
+    publish = run.job.publish
+    feature = None if publish is None else run.dataset.joined_features.get(publish.feature)
+    if publish is None or feature is None or _served_type(run, publish.collection) != "string":
+        return ()
+    return (feature.shares or publish.feature,)
+
+
 def _column_of(run: Run, name: str) -> str:
     feature = run.dataset.features[name]
     if feature.join is not None:
@@ -41,15 +50,19 @@ def _column_of(run: Run, name: str) -> str:
     return f"{run.dataset.uri}, column '{column}'"
 
 
-def _check_type(run: Run, collection: str, id_type: str, where: str) -> None:
+def _served_type(run: Run, collection: str) -> str | None:
     if run.parent_version is None:
-        return
+        return None
     try:
-        served = open_store(run.store_url).collection(collection).manifest(run.parent_version)["id_type"]
+        return str(open_store(run.store_url).collection(collection).manifest(run.parent_version)["id_type"])
     except StoreError:
         # What the stage says of a version that is gone or damaged is more.
-        return
-    if served != id_type:
+        return None
+
+
+def _check_type(run: Run, collection: str, id_type: str, where: str) -> None:
+    served = _served_type(run, collection)
+    if served is not None and served != id_type:
         words = {"int64": "integers", "string": "text"}
         raise ValueError(
             f"publish.collection: the ids of '{collection}' are {words[served]}, those of {where} {words[id_type]}: "

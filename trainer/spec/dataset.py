@@ -181,6 +181,12 @@ class ItemTable(Spec):
     on: Column = "item"
     features: dict[Identifier, Feature] = Field(min_length=1)
 
+    @property
+    def id_columns(self) -> frozenset[str]:
+        """Columns of the file that ids are read from."""
+        of_features = (one.column or name for name, one in self.features.items() if one.has_ids)
+        return frozenset([self.on, *of_features])
+
     @model_validator(mode="before")
     @classmethod
     def _unquoted_on(cls, document: object) -> object:
@@ -379,6 +385,19 @@ class DatasetSpec(Spec):
         feature = self.features.get(name)
         reads = feature is not None and feature.join is None and feature.derive is None
         return (feature.column or name) if feature is not None and reads else name
+
+    @property
+    def id_columns(self) -> frozenset[str]:
+        """Columns of the rows that ids are read from, keys of joins and of histories among them."""
+        columns = {"item"} if self.items is not None else set()
+        for name, feature in self.features.items():
+            if feature.join is not None:
+                columns.add(feature.join.on)
+            elif feature.derive is not None:
+                columns |= {feature.derive.by, feature.derive.previous, name}
+            elif feature.has_ids:
+                columns.add(name)
+        return frozenset(map(self.column_of, columns))
 
     @property
     def has_positives_alone(self) -> bool:

@@ -284,8 +284,13 @@ class TestFeaturesThatReadNoColumn:
 
 
 def test_warm_start_with_other_kinds_of_ids(clicks, dataset_spec, job_spec, tmp_path):
+    """Texts are hashed by their n-grams, whatever ids the warm start has."""
+    table = clicks()
+    dataset = dataset_spec(
+        table.set_column(1, "item", table["item"].cast(pa.string())), features={"item": {"type": "text"}}
+    )
     with pytest.raises(DataError, match=r"table 'item': the warm start's ids are string, this data's are int64"):
-        prepare(dataset_spec(clicks()), job_spec(), tmp_path / "data", base_vocabulary={"item": IdMap(pa.array(["a"]))})
+        prepare(dataset, job_spec(), tmp_path / "data", base_vocabulary={"item": IdMap(pa.array(["a"]))})
     assert not (tmp_path / "data").exists()
 
 

@@ -10,6 +10,7 @@ import pytest
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, keys_of
+from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
 
 JOB = {"model": {"kind": "bpr", "embedding_dim": 4}, "sse": {}}
@@ -53,19 +54,29 @@ def test_ids_of_512_bytes_are_published(make_run, tmp_path):
     assert reached_training(make_run("longest", uri=uri, publish=PUBLISH, **JOB))
 
 
-@pytest.mark.parametrize(("served", "ids"), [([1, 2, 3], ["a", "b"]), (["a", "b", "c"], [1, 2])])
-def test_ids_of_another_type_than_the_collection_s_are_refused_before_training(make_run, small, tmp_path, served, ids):
+def run_beside(make_run, tmp_path, served, ids):
+    """A run with these ids, to publish beside a version with those that are served."""
     run = make_run(uri=rows_of(tmp_path / "rows.parquet", *ids), publish=PUBLISH, parent_version="v000001", **JOB)
     vectors = np.eye(3, 4, dtype=np.float32)
     candidate = ItemVectors(keys_of(served), vectors, norms=np.ones(3, np.float32), evidence=np.ones(3, bool))
     publish_candidate(
         open_store(run.store_url), "items", candidate, run.job.publish, job_id="first", parent_version=None
     )
+    return run
+
+
+def test_text_is_refused_before_training_where_integers_are_served(make_run, small, tmp_path):
+    run = run_beside(make_run, tmp_path, [1, 2, 3], ["a", "b"])
     assert not reached_training(run)
     (error,) = small.events(run.directory, "error")
-    theirs, ours = ("integers", "text") if ids == ["a", "b"] else ("text", "integers")
-    assert f"publish.collection: the ids of 'items' are {theirs}, those of" in error["message"]
-    assert f"publish to another collection, or write the ids as {theirs}" in error["message"] + error["remedy"]
-    assert ours in error["message"]
-    same = rows_of(tmp_path / "same.parquet", *served)
+    assert "publish.collection: the ids of 'items' are integers, those of" in error["message"]
+    assert "publish to another collection, or write the ids as integers" in error["message"] + error["remedy"]
+    assert "text" in error["message"]
+    same = rows_of(tmp_path / "same.parquet", 1, 2, 3)
     assert reached_training(make_run("same", uri=same, publish=PUBLISH, parent_version="v000001", **JOB))
+
+
+def test_integers_are_text_where_text_is_served(make_run, tmp_path):
+    run = run_beside(make_run, tmp_path, ["007", "7", "c"], [7, 2])
+    assert reached_training(run)
+    assert PreparedData.open(run.data).vocabulary("item").to_pylist() == ["2", "7"]

@@ -54,6 +54,11 @@ class IdMap:
         if not len(self.last_seen):
             object.__setattr__(self, "last_seen", np.full(len(self.ids), self.run, dtype=np.int32))
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the ids are text, or the hashes of it."""
+        return not pa.types.is_int64(self.ids.type)
+
     def hashed(self) -> IdMap:
         """Return the map with the hashes of strings in their place."""
         if not pa.types.is_large_string(self.ids.type):

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import VALUE
 from trainer.data.sources.source import Chunk
+from trainer.data.sources.types import is_text
 from trainer.spec import Feature
 
 NUMERIC_FILE = "numeric.json"
@@ -161,7 +162,7 @@ def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
     """Return (values, NaN where missing; which of them are bad: infinite, beyond float32, or no numbers at all)."""
-    if _is_text(array.type):
+    if is_text(array.type):
         values, bad = _parsed(array)
     elif pa.types.is_null(array.type):
         values, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
@@ -191,10 +192,6 @@ def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
         except ValueError:
             bad[number] = True
     return values, bad
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
 
 
 def problems_of(feature: Numeric, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:

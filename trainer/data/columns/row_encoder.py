@@ -130,6 +130,11 @@ class RowEncoder:
         return columns_of(of_rows, of_items, self._vectors)
 
     @property
+    def id_columns(self) -> frozenset[str]:
+        """Columns of rows that ids are read from."""
+        return self._dataset.id_columns
+
+    @property
     def text_columns(self) -> frozenset[str]:
         """Columns of rows whose values are text, also where all of a file that does not say so are digits."""
         features = {**self._dataset.features, **self._features}

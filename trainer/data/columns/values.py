@@ -10,9 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.errors import DataError
+from trainer.data.sources.id_types import are_written_as_integers
+from trainer.data.sources.id_types import some_are_written_as_integers as some_are_written_as_integers
 from trainer.data.sources.source import Chunk
 from trainer.data.sources.times import text_as_times
-from trainer.data.sources.types import is_list
+from trainer.data.sources.types import element_type as element_type
+from trainer.data.sources.types import is_list, is_text
 
 Kind = Literal["int", "string"]
 LIST_SEPARATOR = "|"
@@ -32,14 +35,9 @@ def id_kind(type_: pa.DataType, where: str) -> Kind:
         or (pa.types.is_decimal(type_) and type_.scale == 0)
     ):
         return "int"
-    if _is_string(type_):
+    if is_text(type_):
         return "string"
     raise DataError(f"holds {type_}: ids are integers or strings", where=where, remedy="convert the column")
-
-
-def element_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type of single ids in the column: a list's element, or the type itself."""
-    return type_.value_type if is_list(type_) else type_
 
 
 def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
@@ -50,23 +48,33 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
     """
     try:
         if kind == "string":
-            if not _is_string(array.type):
+            if not is_text(array.type):
                 array = as_ids(array, "int", where)
             return array.cast(pa.large_string())
-        if pa.types.is_floating(array.type):
+        if is_text(array.type):
+            _require_written_as_integers(array, where)
+        elif id_kind(array.type, where) == "int" and pa.types.is_floating(array.type):
             array = pc.if_else(pc.is_nan(array), None, array)
             _require_exact(array, where)
         return array.cast(pa.int64())
     except pa.ArrowException as error:
-        remedy = "make every id of this table an integer, or every one a string"
-        if not _is_string(array.type):
-            # In CSV and JSON Lines integers that are no int64 are floats, and in CSV numbers in quotes are numbers.
-            remedy = (
-                "write the column as text (in CSV with a letter in each), or as int64: ids are of -2^63 to 2^63 - 1"
-            )
         raise DataError(
-            f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}", where=where, remedy=remedy
+            f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}",
+            where=where,
+            remedy="write the column as text, or as int64: ids are of -2^63 to 2^63 - 1",
         ) from None
+
+
+def _require_written_as_integers(texts: pa.Array, where: str) -> None:
+    """Check that no two texts are one integer, as 7 and 007 are."""
+    if are_written_as_integers(texts):
+        return
+    wrong = next(one for one in texts if one.is_valid and not are_written_as_integers(pa.array([one.as_py()])))
+    raise DataError(
+        f"has an id that is no 64-bit integer as it is written, '{wrong}', and those of its table are integers",
+        where=where,
+        remedy="make every id of this table an integer, without zeros in front, or every one a string",
+    )
 
 
 def exact_below(type_: pa.DataType) -> int:
@@ -125,7 +133,7 @@ def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArra
     """Return (elements, null ones too; the row of each) of a column of lists, read as by :func:`as_lists`."""
     if pa.types.is_null(array.type):
         array = array.cast(pa.large_list(pa.null()))
-    if split and _is_string(array.type):
+    if split and is_text(array.type):
         array = pc.if_else(pc.equal(array, ""), None, array)
         array = pc.split_pattern(array, LIST_SEPARATOR)
     if not is_list(array.type):
@@ -145,7 +153,7 @@ def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
         position = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise _bad_number("null", chunk, column, position, purpose)
     try:
-        if _is_string(kind):
+        if is_text(kind):
             array = text_as_times(array)
             kind = array.type
         if pa.types.is_temporal(kind):
@@ -176,7 +184,3 @@ def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: st
         where=chunk.where(column, position),
         remedy="fill the value in, or remove the row",
     )
-
-
-def _is_string(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)

@@ -22,6 +22,7 @@ from trainer.data.batches.order import rank_slice, shuffled
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric, open_numeric
+from trainer.data.columns.values import Kind
 from trainer.data.errors import DataError
 from trainer.data.one_pass.folder_rows import UNSEEN_SECONDS, FolderRows
 from trainer.data.one_pass.following import (
@@ -99,13 +100,19 @@ class OnePassData(PreparedData):
         data = cls.open(directory)
         numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
         if job.dataset.follow is None:
-            data._windows = WindowReader(make_plan(dataset, job), data._files, data.keys, numeric)
+            plan = data._as_begun(make_plan(dataset, job))
+            data._windows = WindowReader(plan, data._files, data.keys, numeric)
         else:
             of_folder = dataset.messages is None
             plan = make_plan(dataset, job, Source(str(data.directory / COLUMNS_FILE)) if of_folder else None)
-            data._windows = data._following(plan, job.dataset.follow, numeric)
+            data._windows = data._following(data._as_begun(plan), job.dataset.follow, numeric)
         data.begin(Place())
         return data
+
+    def _as_begun(self, plan: DataPlan) -> DataPlan:
+        """Return the plan with ids of the kinds that the tables began with."""
+        kinds: dict[str, Kind] = {name: "string" if self.id_map(name).is_text else "int" for name in self.tables}
+        return replace(plan, kinds=plan.kinds | kinds)
 
     def _following(self, plan: DataPlan, follow: Follow, numeric: Sequence[Numeric]) -> FollowingReader:
         """Return the reader of what is followed. Rank 0 looks at it, and tells the others."""

@@ -49,7 +49,7 @@ class FolderRows:
             DataError: it cannot be read, or is not as it was when its reading began.
         """
         only = [file_below(taken.parts, self._seen(taken, stopped))]
-        source = Source(self._dataset.uri, None, self._dataset.filter, only=only)
+        source = Source(self._dataset.uri, None, self._dataset.filter, only=only, ids=self._dataset.id_columns)
         for chunk in source.stream(self._columns, start=(0, place.row)):
             if not _is_still(taken, chunk.file.path):
                 raise DataError("has changed since its reading began", where=self._where(taken), remedy=_REMEDY)

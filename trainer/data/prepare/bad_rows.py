@@ -49,8 +49,8 @@ _SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-# What may be one of 64 bits: at most 19 digits behind leading zeros, or 16 of base 16.
-_INTEGER = r"^(-?0*[0-9]{1,19}|0[xX][0-9a-fA-F]{1,16})$"
+# What may be one of 64 bits, as it is written.
+_INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 
 Mask = npt.NDArray[np.bool_]
 
@@ -250,7 +250,7 @@ class GoodRows(Source):
 
     def __init__(self, dataset: DatasetSpec, job: JobSpec, uri: str | None = None, text: Collection[str] = ()):
         window = window_of(dataset, job) if uri is None else None
-        super().__init__(uri or dataset.uri, window, dataset.filter, text=text)
+        super().__init__(uri or dataset.uri, window, dataset.filter, text=text, ids=dataset.id_columns)
         self._plan = make_plan(dataset, job, self)
 
     def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Iterator[Chunk]:

@@ -138,6 +138,8 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
         relevant.append(base.profile)
     if _has_days_of_times(plan.source):
         relevant.append("days of times")
+    if written := plan.ids_as_written:
+        relevant.append(["ids as written", written])
     # As text, in which features and labels have their order: it is that of the keys of batches.
     spec = json.dumps(plan.dataset.model_dump(mode="json"))
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])

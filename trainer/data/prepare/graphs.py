@@ -43,7 +43,7 @@ def edge_files(dataset: DatasetSpec, job: JobSpec) -> dict[str, EdgeFile]:
     files = {}
     for name in sorted(used):
         graph = dataset.graphs[name]
-        source = Source(beside(graph.uri, dataset.uri))
+        source = Source(beside(graph.uri, dataset.uri), ids=(graph.source, graph.target))
         source.require([graph.source, graph.target])
         for column in (graph.source, graph.target):
             values.id_kind(source.column_type(column), f"{source.uri}, column '{column}'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -80,6 +80,21 @@ class DataPlan:
     items: ItemFile | None = None
     vectors: tuple[Vector, ...] = ()  # of the rows, then of the item table
     half: int | None = None  # of the (user, item) pairs, the ones whose rows train; None: all
+    text_tables: tuple[str, ...] = ()  # of text, though their own column has integers
+    notes: tuple[str, ...] = ()  # what the user should know of how ids are read
+
+    def with_text(self, tables: Collection[str]) -> DataPlan:
+        """Return the plan with ids of text in these tables; their integers are read as they are written."""
+        features = self.dataset.joined_features.items()
+        ngrams = {one.shares or name for name, one in features if one.effective_ngrams is not None}
+        changed = sorted(table for table in {*tables} - ngrams if self.kinds.get(table) == "int")
+        notes = (
+            f"ids of {table}: integers are read as text, like those that the job goes on from" for table in changed
+        )
+        return replace(
+            self, kinds=self.kinds | dict.fromkeys(changed, "string"), text_tables=(*self.text_tables, *changed),
+            notes=(*self.notes, *notes),
+        )  # fmt: skip
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -221,6 +236,34 @@ class DataPlan:
         columns += [] if self.bad_window is None else [self.bad_window.column]
         return list(dict.fromkeys([*columns, *self.label_columns, *filter(None, (self.job.evaluation.split.column,))]))
 
+    def table_of(self, join: str) -> str:
+        """Return the table that the values of one of ``joins`` are ids of."""
+        name = "item" if join == ITEM_TABLE else join
+        return next(feature.table for feature in self.features if feature.name == name)
+
+    @property
+    def ids_as_written(self) -> list[str]:
+        """Where ids are told apart by how they are written, though numbers could be read from them."""
+        sources = enumerate(self.sources)
+        found = [f"{number} {name}" for number, one in sources for name in sorted(one.reader.number_like)]
+        found += [f"table {table}" for table in sorted(self.text_tables)]
+        for use in self.uses:
+            is_text = values.is_text(values.element_type(self.source.column_type(use.column)))
+            if is_text and use.ngrams is None and self.kinds[use.domain] == "int":
+                found.append(f"column {use.column}")
+        for name, join in self.joins.items():
+            feature = self.feature(name)
+            on = self.dataset.column_of("item") if feature is None else feature.join_on
+            is_text = values.is_text(self.source.column_type(on))
+            if join.kind == "string" and self.kinds[self.table_of(name)] == "int":
+                found.append(f"values of {name}")
+            if is_text and not join.has_text_keys:
+                found.append(f"keys of {name}")
+        for name, edges in self.graphs.items():
+            are_text = any(values.is_text(edges.source.column_type(column)) for column in edges.columns)
+            found += [f"graph {name}"] if are_text and self.kinds[edges.table] == "int" else []
+        return found
+
     def feature(self, name: str) -> FeaturePlan | None:
         return next((feature for feature in self.features if feature.name == name), None)
 
@@ -326,17 +369,24 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         for f in features
         if f.join is not None
     }
-    kinds = _kinds(plan, joins)
     items = item_file(dataset, item_numeric, [one for one in vectors if one.of_item])
+    if items is not None:
+        joins[ITEM_TABLE] = items.lookup
+    kinds = _kinds(plan, joins)
+    of_text = _domains_of_text(plan, joins, kinds)
+    kinds.update(dict.fromkeys(of_text, "string"))
     if items is not None:
         # Ids of another type than the rows' would be found in none of them.
         values.as_ids(items.ids, kinds[dataset.features["item"].shares or "item"], f"{items.source.uri}, its ids")
-        joins[ITEM_TABLE] = items.lookup
+    graphs = edge_files(dataset, job)
     timed = dict.fromkeys([*plan.order_columns, *plan.feature_times.values()])
-    return replace(
-        plan, joins=joins, kinds=kinds, orders={column: order_of(source, column) for column in timed},
-        graphs=edge_files(dataset, job), items=items,
-    )  # fmt: skip
+    orders = {column: order_of(source, column) for column in timed}
+    plan = replace(
+        plan, joins=joins, kinds=kinds, orders=orders, graphs=graphs, items=items, text_tables=tuple(of_text)
+    )
+    notes = [f"{one.uri}, {note}" for one in plan.sources for note in one.reader.notes]
+    notes += [f"ids of {domain} are text, since not all of its columns have integers alone" for domain in of_text]
+    return replace(plan, notes=tuple(dict.fromkeys(notes)))
 
 
 def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
@@ -344,12 +394,13 @@ def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
     if dataset.messages is not None:
         return TopicSource(dataset)
     if follow is None:
-        return Source(dataset.uri, window_of(dataset, job), dataset.filter)
+        return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
     first = first_file(dataset.uri, follow)
     if first is None:
         remedy = "put a first file there: its columns say what the ids are"
         raise DataError("holds no file yet that can be opened", where=dataset.uri, remedy=remedy)
-    return Source(dataset.uri, None, dataset.filter, only=[file_below(first, located(dataset.uri, first))])
+    only = [file_below(first, located(dataset.uri, first))]
+    return Source(dataset.uri, None, dataset.filter, only=only, ids=dataset.id_columns)
 
 
 def _check_roles(plan: DataPlan) -> None:
@@ -391,6 +442,14 @@ def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
     for use in plan.uses:
         kinds.setdefault(use.domain, _column_kind(plan.source, use))
     return kinds
+
+
+def _domains_of_text(plan: DataPlan, joins: dict[str, JoinTable], kinds: dict[str, Kind]) -> list[str]:
+    """Return the domains of integers of which other columns are known to have text that no integer is written as."""
+    of_rows = () if plan.source.reader.has_types else (use for use in plan.uses if not use.is_list)
+    found = [use.domain for use in of_rows if _column_kind(plan.source, use) == "string"]
+    found += [plan.table_of(name) for name, join in joins.items() if join.has_text]
+    return [domain for domain in dict.fromkeys(found) if kinds[domain] == "int"]
 
 
 def _column_kind(source: Source, use: ColumnUse) -> Kind:

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -74,6 +74,7 @@ def prepare(
     base_profile: Mapping[str, Any] | None = None,
     base_vectors: Sequence[Vector] | None = None,
     half: int | None = None,
+    text_tables: Collection[str] = (),
     threads: int | None = None,
     hosts: Hosts | None = None,
     shared: SharedPreparedData | None = None,
@@ -101,6 +102,7 @@ def prepare(
         base_vectors: the warm start's vectors, which this run's must be.
         half: 0 or 1: of the rows that train, those of this half of the (user, item) pairs alone; None: all. Not for
             models of sequences, nor for a job of one pass.
+        text_tables: tables whose ids are text, also where the rows have integers: what is served has text.
         threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
         hosts: other hosts that may read and write parts of the rows, of which no byte depends either
             (:mod:`trainer.data.prepare.by_tasks`); None: this process does all.
@@ -117,6 +119,9 @@ def prepare(
     """
     directory, began_ns = Path(directory), time.time_ns()
     plan = replace(make_plan(dataset, job), half=half)
+    plan = plan.with_text([*text_tables, *(name for name, ids in (base_vocabulary or {}).items() if ids.is_text)])
+    for note in [*plan.notes, *_converted(plan, base_vocabulary or {})]:
+        log(note)
     assert half is None or not (plan.is_sequence or job.dataset.one_pass), "halves are of examples that are prepared"
     base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile, base_vectors)
     if base_vectors is not None:
@@ -164,6 +169,15 @@ def prepare(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return PreparedData.open(directory)
+
+
+def _converted(plan: DataPlan, base: Mapping[str, IdMap]) -> list[str]:
+    """Return, in words, in which tables the warm start has integers and the rows text."""
+    return [
+        f"ids of {table}: the integers that this job goes on from are text now, as its rows have them"
+        for table, ids in base.items()
+        if plan.kinds.get(table) == "string" and not ids.is_text
+    ]
 
 
 def _files_of(directory: Path) -> dict[str, Path]:

@@ -24,6 +24,7 @@ from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.split import SPLIT_NAMES
 from trainer.data.prepare.workers import Workers
 from trainer.data.prepare.writing import code_files
+from trainer.data.sources.id_types import is_written_as_integer, number_of
 
 _PIECE_ROWS = 1 << 22
 
@@ -122,14 +123,35 @@ def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
             where=f"table '{table}'",
             remedy="start from a job with a preparation, or without init_from",
         )
-    if pa.types.is_integer(base.ids.type) != (kind == "int"):
-        raise DataError(
-            f"the warm start's ids are {base.ids.type}, this data's are {ids.type}",
-            where=f"table '{table}'",
-            remedy="convert the column to the earlier type, or start without init_from",
-        )
+    if kind == "int" and not pa.types.is_integer(base.ids.type):
+        raise _of_other_type(kind, base, table)
     where = f"table '{table}'"
+    if kind == "string" and pa.types.is_integer(base.ids.type):
+        _require_told_apart(ids, base.ids, where)
     return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))
+
+
+def _of_other_type(kind: Kind, base: IdMap, table: str) -> DataError:
+    return DataError(
+        f"the warm start's ids are {base.ids.type}, this data's are {id_type(kind)}",
+        where=f"table '{table}'",
+        remedy="convert the column to the earlier type, or start without init_from",
+    )
+
+
+def _require_told_apart(texts: pa.Array, integers: pa.Array, where: str) -> None:
+    """Check that no id is text whose number is among the warm start's integers: one of these may be several ids."""
+    others = [text for text in texts.to_pylist() if not is_written_as_integer(text)]
+    numbers = pa.array([number_of(text) for text in others], pa.int64())
+    found = np.flatnonzero(Codes(as_ids(integers, "int", where)).encode(numbers) >= 0)
+    if len(found):
+        text, number = others[found[0]], numbers[int(found[0])]
+        raise DataError(
+            f"{len(found):,} ids are text that the warm start has as integers, such as '{text}' as {number}: "
+            "ids that differ may have been one there",
+            where=where,
+            remedy="start without init_from, and publish to a new collection; or write the ids as these integers",
+        )
 
 
 def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool = False) -> IdMap:
@@ -147,6 +169,9 @@ def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool =
     none = pa.array([], id_type(kind))
     if base is None:
         base = IdMap(none)
+    elif kind == "string" and pa.types.is_int64(base.ids.type):
+        # Which texts will come is not known, and so not whether an integer stands for several.
+        raise _of_other_type(kind, base, table)
     elif kind == "int" or not pa.types.is_uint64(base.ids.type):
         base = _as_type_of(none, base, table)
     elif keeps_strings:

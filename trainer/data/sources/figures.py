@@ -28,7 +28,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     distinct ids per feature column. ``label_problem`` says what would keep a job from training, where a label is not
     one.
     """
-    source = Source(spec.uri, row_filter=spec.filter)
+    source = Source(spec.uri, row_filter=spec.filter, ids=spec.id_columns)
     columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
     numeric = {name: Range() for name in columns_of if spec.features[name].type == "dense"}
     vectors = {one.name: VectorFigures(one) for one in vectors_of(spec) if not one.of_item}

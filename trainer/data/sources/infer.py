@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,9 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     source.require([])
     problems = source.problems(source.column_names())
     columns = {column.name: column for column in _columns(source, problems)}
+    in_digits = _ids_in_digits(source, columns.values())
+    for column_name in in_digits:
+        columns[column_name] = replace(columns[column_name], beyond_ids=False)
     notes = [f"left out: {error}" for error in problems.values()]
     notes += [f"left out: {source.uri}, column '{c.name}': {why}" for c in columns.values() if (why := _unreadable(c))]
     if source.passed_over:
@@ -147,10 +150,18 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
             features[feature]["dim"] = column.dim
         if kind == "text":
             notes.append(f"'{feature}' has about {column.mean_words:.0f} words: a text, read by its hashed n-grams")
+        if column.name in in_digits:
+            example = in_digits[column.name]
+            notes.append(f"'{feature}' is text: not every value is written as an integer is, such as '{example}'")
     notes += [
         f"left out: '{c.name}', whose numbers are no ids; models of clicks may read them: {c.name}: {{type: dense}}"
         for c in columns.values()
         if c.name not in used and _is_number(c)
+    ]
+    notes += [
+        f"left out: '{c.name}', which holds times; as categories, each as it is written: {c.name}: {{type: id}}"
+        for c in columns.values()
+        if c.name not in used and pa.types.is_temporal(c.type) and not source.reader.has_types
     ]
     if label is None and "item" in features and "user" in features:
         label = {"negatives": {"per_positive": 1, "of": "item"}}
@@ -349,6 +360,16 @@ def _dataset_name(path: Path) -> str:
 
 
 # --- figures
+
+
+def _ids_in_digits(source: Source, columns: Iterable[_Column]) -> dict[str, str]:
+    """Return an example of each column of numbers that is text where it is read as ids."""
+    numbers = [column.name for column in columns if column.low is not None]
+    if source.reader.has_types or not numbers:
+        return {}
+    of_ids = Source(source.uri, ids=numbers)
+    of_ids.require(numbers)
+    return of_ids.reader.number_like
 
 
 def _columns(source: Source, without: Collection[str]) -> list[_Column]:

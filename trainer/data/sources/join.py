@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class JoinTable:
     """
 
     def __init__(self, join: Join, uri: str, ngrams: NGrams | None = None):
-        self.source = Source(uri)
+        self.source = Source(uri, ids=(join.on, join.column))
         self._timestamp = join.timestamp
         self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
         self.takes_list = join.take == "all" or ngrams is not None
@@ -75,13 +75,13 @@ class JoinTable:
         """The ids of ``on``, by position."""
         return self._codes.ids
 
-    @functools.cached_property
+    @cached_property
     def order(self) -> Order:
         """The kind of the values of ``timestamp``."""
         assert self._timestamp is not None
         return order_of(self.source, self._timestamp)
 
-    @functools.cached_property
+    @cached_property
     def times(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """The column ``timestamp`` of the join file as numbers, and where it has no such time, by position."""
         assert self._timestamp is not None
@@ -105,12 +105,26 @@ class JoinTable:
                 as_order(one, self._timestamp, self.order, purpose)
             start += len(chunk)
 
+    @cached_property
+    def _codes_of_text(self) -> Codes:
+        return Codes(values.as_ids(self.keys, "string", self.source.uri))
+
+    @cached_property
+    def has_text(self) -> bool:
+        """Whether the values are text, which is written as integers are in a part of them alone."""
+        return self.kind == "string" and values.some_are_written_as_integers(self._elements)
+
     def add_to(self, distinct: DistinctIds) -> None:
         """Add the values to the ids of the feature's table."""
         distinct.add(values.as_ids(self._elements, distinct.kind, self.source.uri))
 
     def positions(self, keys: pa.Array, where: str) -> npt.NDArray[np.int64]:
-        """Return the position in the join file of each key; -1 where it has none."""
+        """Return the position in the join file of each key; -1 where it has none.
+
+        Text is compared with integers as they are written.
+        """
+        if self._key_kind == "int" and values.is_text(keys.type):
+            return self._codes_of_text.encode(values.as_ids(keys, "string", where))
         return self._codes.encode(values.as_ids(keys, self._key_kind, where))
 
     def ids(self, positions: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:

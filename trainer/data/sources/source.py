@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from trainer.data.errors import DataError
 from trainer.data.prefetch import read_ahead
+from trainer.data.sources.id_types import are_written_as_integers
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader, TextReader
 from trainer.data.sources.readers.registry import (
@@ -106,6 +107,7 @@ class Source:
         only: read of the files there these alone; None: all.
         row_filter: a condition on columns that rows are read by; None: all.
         text: columns that are text, also where all values of files or folders that declare no types are digits.
+        ids: columns that ids are read from, as they are written (trainer.data.sources.id_types).
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Source:
         row_filter: str | None = None,
         only: Sequence[SourceFile] | None = None,
         text: Collection[str] = (),
+        ids: Collection[str] = (),
     ):
         self.uri = uri
         self.window = window
@@ -122,7 +125,8 @@ class Source:
         found = _find_files(uri) if only is None else _Found(False, tuple(only), _reader_of(uri, only))
         self.is_file, self.files, self._version = found.is_file, found.files, found.version
         self.passed_over = found.others
-        self._hive = _hive_types(self.files, {**found.partition_types, **dict.fromkeys(text, pa.string())})
+        declared = {**found.partition_types, **dict.fromkeys(text, pa.string())}
+        self._hive, values = _hive_types(self.files, declared, ids)
         if window is not None and window.column in self._hive:
             self.files = self._files_in_window(window)
         self.reader = found.reader([file.path for file in self.files])
@@ -130,6 +134,11 @@ class Source:
             # As text a plain date is told from a time at midnight.
             has_zone = window is not None and window.zone != "UTC"
             self.reader.text = [*text, window.column] if window is not None and has_zone else text
+        self.reader.ids = ids
+        like_numbers = ((name, texts) for name, texts in values.items() if name in ids and name not in declared)
+        for name, texts in like_numbers:
+            if pa.types.is_string(self._hive[name]) and _are_numbers(texts):
+                self.reader.number_like[name] = next(text for text in texts if not _is_id_number(text))
 
     @property
     def has_all_rows(self) -> bool:
@@ -398,7 +407,10 @@ def _reader_of(uri: str, files: Sequence[SourceFile]) -> type[Reader]:
     return readers.pop()
 
 
-def _hive_types(files: tuple[SourceFile, ...], declared: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+def _hive_types(
+    files: tuple[SourceFile, ...], declared: Mapping[str, pa.DataType], ids: Collection[str]
+) -> tuple[dict[str, pa.DataType], dict[str, list[str]]]:
+    """Return the types of the folders' columns, and their values."""
     keys = [key for key, _ in files[0].partitions]
     for file in files:
         if [key for key, _ in file.partitions] != keys:
@@ -408,15 +420,23 @@ def _hive_types(files: tuple[SourceFile, ...], declared: Mapping[str, pa.DataTyp
                 remedy="give every file the same partition folders",
             )
     values = {key: [dict(file.partitions)[key] for file in files] for key in keys}
-    return {key: _hive_type(texts, declared.get(key)) for key, texts in values.items()}
+    return {key: _hive_type(texts, declared.get(key), key in ids) for key, texts in values.items()}, values
 
 
-def _hive_type(texts: Sequence[str], declared: pa.DataType | None) -> pa.DataType:
+def _hive_type(texts: Sequence[str], declared: pa.DataType | None, is_id: bool) -> pa.DataType:
     if declared is not None and pa.types.is_integer(declared):
         return pa.int64()
     is_text = declared is not None and (pa.types.is_string(declared) or pa.types.is_large_string(declared))
-    are_numbers = all(text == HIVE_NULL or _is_number(text) for text in texts)
+    are_numbers = all(map(_is_id_number, texts)) if is_id else _are_numbers(texts)
     return pa.int64() if are_numbers and not is_text else pa.string()
+
+
+def _is_id_number(text: str) -> bool:
+    return text == HIVE_NULL or are_written_as_integers(pa.array([text]))
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    return all(text == HIVE_NULL or _is_number(text) for text in texts)
 
 
 def _is_number(text: str) -> bool:

@@ -52,7 +52,7 @@ def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
 
     These are text beside numbers or times, and single values beside lists of them.
     """
-    left, right = (type_.value_type if is_list(type_) else type_ for type_ in map(plain_type, (left, right)))
+    left, right = map(element_type, map(plain_type, (left, right)))
     if is_text(left) or is_text(right):
         return all(is_text(one) or _is_number(one) or _is_time(one) for one in (left, right))
     return common_type(left, right) is not None
@@ -88,6 +88,11 @@ def _plain(array: pa.Array) -> pa.Array:
 def is_list(type_: pa.DataType) -> bool:
     """Return whether each value is a list."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def element_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type of single values: a list's element, or the type itself."""
+    return type_.value_type if is_list(type_) else type_
 
 
 def _leaves(path: FieldPath, type_: pa.DataType) -> Iterator[tuple[FieldPath, pa.DataType]]:

@@ -251,6 +251,13 @@ def test_int64_ids_survive_being_written_as_strings(ids: list[int]):
     assert ids_as("int64", [str(one) for one in ids]) == ids
 
 
+@pytest.mark.parametrize("written", ["0108775000", "007", "-0", "+7", " 7", "7.0", "\u0667"])
+def test_text_that_is_written_otherwise_is_no_integer_id(written: str):
+    assert ids_as("string", [written]) == [written]
+    with pytest.raises(ItemIdError, match="is not an integer"):
+        ids_as("int64", [written])
+
+
 @pytest.mark.slow
 @given(st.lists(st.one_of(st.integers(), st.text(max_size=3), st.floats(), st.booleans(), st.none()), max_size=4))
 def test_ids_of_any_kind_are_taken_or_refused(ids: list[Any]):

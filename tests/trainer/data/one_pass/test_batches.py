@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.batches.order import shuffled
+from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.hashing import combine, id_keys, random_words, unmix
 from trainer.data.errors import DataError
 from trainer.data.one_pass import windows
@@ -316,6 +317,22 @@ def test_files_that_hold_less_than_was_trained_on_are_refused_by_evaluation(tmp_
     data.num_examples["test"] += 1
     with pytest.raises(DataError, match="fewer rows in the split test than when they were trained on"):
         list(data.eval_batches("test", 1000))
+
+
+def test_integers_are_the_ids_of_a_warm_start_that_has_text(tmp_path):
+    kind, base, found = Kind(strings=False, lists=False), {"item": IdMap(pa.array(["7", "x"]))}, []
+    table = write_rows(tmp_path / "integers", kind)
+    (tmp_path / "texts").mkdir()
+    as_text = table.set_column(table.column_names.index("item"), "item", table["item"].cast(pa.string()))
+    pq.write_table(as_text, tmp_path / "texts" / "rows.parquet")
+    for name in ("integers", "texts"):
+        dataset, job = specs(tmp_path / name, kind)
+        prepared = prepare(dataset, job, tmp_path / f"data-{name}", base_vocabulary=base)
+        found.append([batch.id_keys["item"] for batch in trained(OnePassData.of(prepared.directory, dataset, job))])
+    assert sum(map(len, found[0])) > 100
+    assert all(np.array_equal(*pair) for pair in zip(*found, strict=True))
+    with pytest.raises(DataError, match="the warm start's ids are int64, this data's are large_string"):
+        prepare(*specs(tmp_path / "texts", kind), tmp_path / "no", base_vocabulary={"item": IdMap(pa.array([7]))})
 
 
 def test_text_without_types_is_refused(tmp_path):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.trainer.data.prepare.cases import Case, contents, prepared_bytes, specs, write_rows
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns import numeric, vocabulary
+from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.errors import DataError
 from trainer.data.prepare import drift, encode, examples, numbers, table_rows
 from trainer.data.prepare.by_tasks import assembly, stages, tasks
@@ -134,6 +135,26 @@ def test_tasks_in_any_order_write_the_bytes_of_one_process(case, ids_bytes, tmp_
     assert case is not EVERYTHING or "error" not in expected
     if "error" not in expected:
         assert len([name for name in hosts.performed if name.startswith("rows-")]) > 1
+
+
+def test_tasks_read_integers_as_the_text_that_the_job_goes_on_from(tmp_path):
+    table = pa.table({"item": [n % 9 for n in range(200)], "click": [n % 2 for n in range(200)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    dataset = parse_dataset(
+        {
+            "name": "clicks",
+            "uri": str(tmp_path / "rows.parquet"),
+            "features": {"item": {"type": "id"}},
+            "label": {"column": "click"},
+        }
+    )
+    job = parse_job({"name": "job", "dataset": {"name": "clicks"}, "model": {"kind": "dnn"}, "batch_size": 64})
+    base, hosts = {"item": IdMap(pa.array(["x", "7"], pa.large_string()))}, HostsHere(tmp_path / "tasks")
+    alone = prepare(dataset, job, tmp_path / "alone", base_vocabulary=base, threads=1)
+    data = prepare(dataset, job, tmp_path / "data", base_vocabulary=base, threads=1, hosts=hosts)
+    assert any(name.startswith("table-") for name in hosts.performed)
+    assert contents(data.directory) == contents(alone.directory)
+    assert data.vocabulary("item").to_pylist() == ["x", "7", "0", "1", "2", "3", "4", "5", "6", "8"]
 
 
 ROWS = Case(history=False, bad_rows=True, split="time", num_rows=230)

@@ -217,7 +217,7 @@ def test_columns_of_folders_are_features(tmp_path):
         next(path.glob("*.parquet")).unlink()
     data = prepare(*specs(str(folder), features=features), tmp_path / "data")
     assert data.vocabulary("day").to_pylist() == list(DAYS)
-    assert data.vocabulary("hour").to_pylist() == [7, 11]
+    assert data.vocabulary("hour").to_pylist() == ["07", "11"]
     counts = data.row_counts("hour")[2:]
     assert counts.sum() == data.num_examples["train"]
     assert min(counts) > 0

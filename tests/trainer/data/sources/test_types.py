@@ -160,17 +160,22 @@ def test_how_values_are_written_changes_nothing(written, dataset_spec, tmp_path)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_text_beside_numbers_is_what_the_first_file_says(reverse, dataset_spec, tmp_path):
-    items = [pa.array(BASE["item"]), pa.array(["4", "7", "6"] * 3)]
+def test_ids_of_text_in_one_file_are_text_in_all(reverse, dataset_spec, tmp_path):
+    items = [pa.array(BASE["item"]), pa.array(["4", "07", "x"] * 3)]
     folder = folder_of(tmp_path, *(items[::-1] if reverse else items))
-    source = Source(str(folder))
+    source = Source(str(folder), ids=["item"])
     source.require(["item"])
-    found = {one.as_py() for one in items_of(source)}
-    assert found == ({"4", "5", "6", "7"} if reverse else {4, 5, 6, 7})
-    if not reverse:
-        folder_of(tmp_path, items[0], pa.array(["4", "x", "6"] * 3))
-        with pytest.raises(DataError, match=r"1\.parquet, column 'item': has an id that is no 64-bit integer: .*'x'"):
-            profile(described(dataset_spec, folder))
+    assert {one.as_py() for one in items_of(source)} == {"4", "5", "6", "07", "x"}
+    assert source.reader.notes == ["column 'item': has text and integers, which are read as text"]
+    assert profile(described(dataset_spec, folder))["features"]["item"]["distinct"] == 5
+
+
+def test_times_are_no_ids_beside_text(dataset_spec, tmp_path):
+    folder = folder_of(tmp_path, pa.array(["4", "7", "6"] * 3), pa.array([1, 2, 3] * 3).cast(pa.timestamp("us")))
+    with pytest.raises(
+        DataError, match=r"1\.parquet, column 'item': holds timestamp\[us\]: ids are integers or strings"
+    ):
+        profile(described(dataset_spec, folder))
 
 
 def test_a_column_that_a_file_lacks(dataset_spec, tmp_path):
@@ -230,12 +235,16 @@ def test_floats_that_may_each_be_several_ids_are_told(item, dataset_spec, tmp_pa
     assert propose(path).notes == ()
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_integers_of_text_that_are_no_int64_are_told(ending, dataset_spec, tmp_path):
-    path = tmp_path / f"rows.{ending}"
-    line = "{},{},{}\n" if ending == "csv" else '{{"user": {}, "item": {}, "click": {}}}\n'
-    lines = [line.format(number, 2**64 - 2**40 * number, number % 2) for number in (1, 2, 3)]
-    path.write_text("user,item,click\n" * (ending == "csv") + "".join(lines))
+def test_integers_of_text_that_are_no_int64(dataset_spec, tmp_path):
+    """CSV has them as they are written, JSON Lines as floats."""
+    numbers = {number: 2**64 - 2**40 * number for number in (1, 2, 3)}
+    path = tmp_path / "rows.csv"
+    path.write_text("user,item,click\n" + "".join(f"{one},{item},{one % 2}\n" for one, item in numbers.items()))
+    assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 3
+    assert "item" in propose(path).document["features"]
+    path = tmp_path / "rows.jsonl"
+    lines = (json.dumps({"user": one, "item": item, "click": one % 2}) for one, item in numbers.items())
+    path.write_text("\n".join(lines))
     with pytest.raises(
         DataError, match=r"column 'item': has an id that is no 64-bit integer: .*write the column as text"
     ):

@@ -42,6 +42,8 @@ class Setting(NamedTuple):
     """Of each task."""
     half: int | None = None
     """Of the (user, item) pairs, the one whose rows train."""
+    text_tables: tuple[str, ...] = ()
+    """Tables whose ids are text, also where the rows have integers."""
 
     def folders(self) -> Folders:
         return Folders(open_storage(self.storage), self.prefix)
@@ -154,7 +156,8 @@ def planned(setting: Setting) -> DataPlan:
     Raises:
         DataError: this host sees other files than the one that has begun.
     """
-    return replace(_planned(setting.dataset, setting.job, setting.files), half=setting.half)
+    plan = _planned(setting.dataset, setting.job, setting.files)
+    return replace(plan, half=setting.half).with_text(setting.text_tables)
 
 
 @functools.lru_cache(maxsize=1)

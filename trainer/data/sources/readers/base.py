@@ -11,13 +11,16 @@ from typing import ClassVar
 import pyarrow as pa
 
 from trainer.data.errors import DataError, DataMemoryError
+from trainer.data.sources.id_types import are_mixed, common_id_type, common_written_type
 from trainer.data.sources.locations import FilePath, opened
 from trainer.data.sources.types import (
     FieldPath,
     common_type,
+    element_type,
     field_of,
     fields_of,
     is_read_by_row,
+    is_text,
     plain_batch,
     plain_type,
 )
@@ -49,6 +52,12 @@ class Reader(ABC):
         self._types: dict[str, pa.DataType] = {}
         self.declared: dict[str, pa.DataType] = {}
         """Columns that are null in the files which do not have them."""
+        self.ids: Collection[str] = ()
+        """Columns that ids are read from: of text and integers, in several files, they are text."""
+        self.mixed: set[str] = set()
+        """Those with text in one place and integers in another."""
+        self.number_like: dict[str, str] = {}
+        """Those of text although numbers could be read from all of it, or from the first file; with an example."""
 
     @abstractmethod
     def read_schema(self, path: FilePath) -> pa.Schema:
@@ -123,6 +132,8 @@ class Reader(ABC):
                 continue
             there = schema.field(column).type
             common = common_type(type_, there)
+            if common is None and not strict and column in self.ids:
+                common = self._common_id_type(column, type_, there)
             if common is None and (strict or not is_read_by_row(type_, there)):
                 raise DataError(
                     f"is {there} here and {type_} in {self.paths[0]}",
@@ -131,6 +142,24 @@ class Reader(ABC):
                 )
             type_ = type_ if common is None else common
         return type_
+
+    def _common_id_type(self, column: str, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+        common = common_id_type(plain_type(left), plain_type(right))
+        if common is not None:
+            self.mixed.add(column)
+            if not is_text(element_type(plain_type(left))):
+                self.number_like.setdefault(column, "")
+        return common
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of how ids are read, in words."""
+        found = [f"column '{name}': has text and integers, which are read as text" for name in sorted(self.mixed)]
+        return found + [
+            f"column '{name}': its ids are text, since they are not all written as integers are, such as '{example}'"
+            for name, example in sorted(self.number_like.items())
+            if example
+        ]
 
     def schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of :meth:`read_schema`, read once; fields of structs as ``a.b``.
@@ -236,7 +265,7 @@ class TextReader(Reader):
         """Widen ``types`` so that they also fit the values that have the types ``more``."""
         for name, right in more.items():
             left = types.get(name, pa.null())
-            common = self.common_type(left, right)
+            common = self.common_type(left, right, name)
             if common is None:
                 raise pa.ArrowInvalid(f"column '{name}' is {left} in one row and {right} in another")
             types[name] = common
@@ -245,14 +274,14 @@ class TextReader(Reader):
         """Return the type of text in which values of this type are read as they are written."""
         return pa.string()
 
-    def common_type(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-        """Return the narrowest type for the values of both, None if there is none; every value can be text here."""
-        if left == right or pa.types.is_null(right):
-            return left
-        if pa.types.is_null(left):
-            return right
-        numbers = (pa.int64(), pa.float64())
-        return pa.float64() if left in numbers and right in numbers else pa.string()
+    def common_type(self, left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType | None:
+        """Return the narrowest type for the values of both in a column, None if there is none.
+
+        Every value can be text here.
+        """
+        if name in self.ids and are_mixed(left, right):
+            self.mixed.add(name)
+        return common_written_type(left, right)
 
 
 def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:

@@ -1,7 +1,8 @@
 """CSV files as streaming record batches with one type per column over all files. Torch-free.
 
-A column is int64, float64, a date or timestamp, bool or string: the narrowest that every value of every file fits. Only
-the empty field is null; strings such as NA are strings. Lists are written as ``a|b|c`` (see
+A column is int64, float64, a date or timestamp, bool or string: the narrowest that every value of every file fits. Ids
+are text unless each is written as its integer (trainer.data.sources.id_types). Only the empty field is null; strings
+such as NA are strings. Lists are written as ``a|b|c`` (see
 trainer.data.columns.values). Fields are separated by the first of ``,``, ``;``, tab and ``|`` that the header
 has.
 """
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from trainer.data.errors import DataError
+from trainer.data.sources.id_types import WrittenIds
 from trainer.data.sources.locations import FilePath
 from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
 
@@ -39,6 +41,8 @@ class CsvReader(TextReader):
     def __init__(self, paths: Sequence[FilePath]):
         super().__init__(paths)
         self._delimiters: dict[FilePath, str] = {}
+        self._plain: set[str] = set()
+        """Columns of ids in which a value is plainly text."""
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of the header, with the types of the first block."""
@@ -46,22 +50,34 @@ class CsvReader(TextReader):
 
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
         """Read the file once, and once more for each column in which a value does not fit the type taken so far."""
-        types: dict[str, pa.DataType] = {}
+        ids = [name for name in columns if name in self.ids and name not in self.text]
+        types: dict[str, pa.DataType] = dict.fromkeys(ids, pa.string())
         while True:
+            written = {name: WrittenIds() for name in ids}
             try:
                 batches = self._open(path, columns, types)
                 types = {field.name: field.type for field in batches.schema}
-                for _ in batches:
-                    pass
+                for batch in batches:
+                    for name, one in written.items():
+                        one.add(batch.column(name))
                 break
             except pa.ArrowInvalid as error:
                 failed = self._failed_column(error, path)
-                if failed is None or failed not in types or pa.types.is_string(types[failed]):
+                if failed is None or failed not in types:
                     raise
+                if pa.types.is_string(types[failed]):
+                    raise _not_utf8(path, failed) from None
                 types[failed] = _wider(types[failed])
         for name, kind in types.items():
             if pa.types.is_binary(kind):
-                raise DataError("is not UTF-8 text", where=f"{path}, column '{name}'", remedy="write the file in UTF-8")
+                raise _not_utf8(path, name)
+        for name, one in written.items():
+            types[name] = one.type
+            self._plain |= set() if one.is_number_like else {name}
+            if one.example is not None:
+                self.number_like.setdefault(name, one.example)
+        for name in self._plain:
+            self.number_like.pop(name, None)
         return types
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
@@ -98,6 +114,10 @@ class CsvReader(TextReader):
                 strings_can_be_null=True,
             ),
         )
+
+
+def _not_utf8(path: FilePath, column: str) -> DataError:
+    return DataError("is not UTF-8 text", where=f"{path}, column '{column}'", remedy="write the file in UTF-8")
 
 
 def _wider(kind: pa.DataType) -> pa.DataType:

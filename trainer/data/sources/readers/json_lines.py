@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from trainer.data.sources.id_types import are_mixed
 from trainer.data.sources.locations import FilePath
 from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
+from trainer.data.sources.types import element_type
 
 _BLOCK_BYTES = 1 << 24
 _ROW = re.compile(r"in row (\d+)$")
@@ -46,22 +48,23 @@ class JsonLinesReader(TextReader):
             return pa.list_(self.as_text(kind.value_type))
         return pa.string() if pa.types.is_null(kind) else kind
 
-    def common_type(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    def common_type(self, left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType | None:
         if pa.types.is_list(left) and pa.types.is_list(right):
-            values = self.common_type(left.value_type, right.value_type)
+            values = self.common_type(left.value_type, right.value_type, name)
             return None if values is None else pa.list_(values)
         if pa.types.is_struct(left) and pa.types.is_struct(right):
-            return self._common_struct(left, right)
-        common = super().common_type(left, right)
-        # A number is never read as text.
+            return self._common_struct(left, right, name)
+        common = super().common_type(left, right, name)
+        # A number is read as text beside other ids alone.
         quoted = all(pa.types.is_null(kind) or pa.types.is_string(kind) for kind in (left, right))
-        return None if common == pa.string() and not quoted else common
+        is_mixed = name in self.mixed and are_mixed(left, right)
+        return None if common == pa.string() and not quoted and not is_mixed else common
 
-    def _common_struct(self, left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    def _common_struct(self, left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType | None:
         """Return the fields of both; one that an object lacks is null there."""
         fields: dict[str, pa.DataType] = {field.name: field.type for field in left}
         for field in right:
-            common = self.common_type(fields.get(field.name, pa.null()), field.type)
+            common = self.common_type(fields.get(field.name, pa.null()), field.type, f"{name}.{field.name}")
             if common is None:
                 return None
             fields[field.name] = common
@@ -74,21 +77,32 @@ class JsonLinesReader(TextReader):
 
     def _tables(self, path: FilePath, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
         """Yield a table for each block; with a schema only its columns."""
-        parse = pa.json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
-        )
         first_row = 0
         for block in self._blocks(path):
             # Arrow follows any depth with its stack, until the process dies.
             if depth_of(block) > MAX_DEPTH:
                 raise self.unreadable(path, f"lists or objects lie more than {MAX_DEPTH} deep in one another")
-            read = pa.json.ReadOptions(use_threads=False, block_size=len(block))
             try:
-                table = pa.json.read_json(pa.BufferReader(block), read, parse)
+                table = _read_json(block, self._schema_of(block, schema))
             except pa.ArrowException as error:
                 raise self.unreadable(path, _with_row_of_file(str(error).splitlines()[0], first_row)) from None
             first_row += table.num_rows
             yield table
+
+    def _schema_of(self, block: bytes, schema: pa.Schema | None) -> pa.Schema | None:
+        """Return the types to read a block in: a column of text and integers is in each of what is there."""
+        if schema is None or not self.mixed:
+            return schema
+        there = _read_json(block, None).schema
+        found = {field.name: _untimed(field.type) for field in there}
+        return pa.schema([(one.name, self._in_block(one.type, found.get(one.name), one.name)) for one in schema])
+
+    def _in_block(self, wanted: pa.DataType, there: pa.DataType | None, name: str) -> pa.DataType:
+        if there is not None and pa.types.is_struct(wanted) and pa.types.is_struct(there):
+            found = {field.name: field.type for field in there}
+            fields = [(one.name, self._in_block(one.type, found.get(one.name), f"{name}.{one.name}")) for one in wanted]
+            return pa.struct(fields)
+        return wanted if there is None or name not in self.mixed or _has_null(there) else there
 
     def _blocks(self, path: FilePath) -> Iterator[bytes]:
         """Yield whole lines, about ``_BLOCK_BYTES`` of them at a time."""
@@ -115,6 +129,18 @@ def _untimed(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _untimed(field.type)) for field in kind])
     return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _read_json(block: bytes, schema: pa.Schema | None) -> pa.Table:
+    """Read lines with the columns of a schema alone; None: with all, in the types that their values show."""
+    read = pa.json.ReadOptions(use_threads=False, block_size=len(block))
+    others = "infer" if schema is None else "ignore"
+    parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+    return pa.json.read_json(pa.BufferReader(block), read, parse)
+
+
+def _has_null(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_null(element_type(kind)))
 
 
 def depth_of(block: bytes) -> int:
