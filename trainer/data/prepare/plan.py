@@ -380,9 +380,9 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         values.as_ids(items.ids, kinds[dataset.features["item"].shares or "item"], f"{items.source.uri}, its ids")
     graphs = edge_files(dataset, job)
     timed = dict.fromkeys([*plan.order_columns, *plan.feature_times.values()])
-    orders = {column: order_of(source, column) for column in timed}
+    kinds_of_orders = {column: order_of(source, column) for column in timed}
     plan = replace(
-        plan, joins=joins, kinds=kinds, orders=orders, graphs=graphs, items=items, text_tables=tuple(of_text)
+        plan, joins=joins, kinds=kinds, orders=kinds_of_orders, graphs=graphs, items=items, text_tables=tuple(of_text)
     )
     notes = [f"{one.uri}, {note}" for one in plan.sources for note in one.reader.notes]
     notes += [f"ids of {domain} are text, since not all of its columns have integers alone" for domain in of_text]
