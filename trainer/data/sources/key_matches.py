@@ -41,7 +41,7 @@ class KeyMatches:
     @classmethod
     def of(cls, keys: pa.Array, positions: npt.NDArray[np.integer[Any]]) -> KeyMatches:
         """Count keys by their positions, -1 where a key is null or not found."""
-        is_missing = pc.fill_null(pc.is_null(keys, nan_is_null=True), False).to_numpy(zero_copy_only=False)
+        is_missing = pc.is_null(keys, nan_is_null=True).to_numpy(zero_copy_only=False)
         unknown = pc.unique(keys.filter(pa.array((positions < 0) & ~is_missing)))[:_KEPT]
         texts = unknown.cast(pa.large_string()).to_pylist()
         return cls(len(keys) - int(is_missing.sum()), int(np.count_nonzero(positions >= 0)), texts)
