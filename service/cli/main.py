@@ -329,16 +329,14 @@ def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
         return
     registered = type(dataset).model_validate({key: value for key, value in there.items() if key != "created_at"})
     # As text, in which features and labels have their order.
-    here, there = (
-        {field: json.dumps(part) for field, part in one.model_dump(mode="json").items()}
-        for one in (dataset, registered)
-    )
+    documents = [one.model_dump(mode="json") for one in (dataset, registered)]
+    here, there = ({field: json.dumps(part) for field, part in one.items()} for one in documents)
     differ = sorted(field for field in here.keys() | there.keys() if here.get(field) != there.get(field))
     if differ:
         raise CommandError(
             f"{file}: another dataset '{dataset.name}' is registered, with another {', '.join(differ)}",
-            f"give this one another name, or `evenkeel datasets delete {dataset.name}` first; to train on the registered "
-            "one, leave the dataset out of the file",
+            f"give this one another name, or `evenkeel datasets delete {dataset.name}` first; to train on the one that "
+            "is registered, leave the dataset out of the file",
         )
 
 

@@ -223,9 +223,8 @@ def test_rows_of_which_hardly_an_id_is_known_are_told_with_the_reason(run, tmp_p
     pq.write_table(rows.set_column(0, "user", users).set_column(1, "sku", items), tmp_path / "rows.parquet")
     notes = predict(run.directory, tmp_path / "rows.parquet")["notes"]
     assert [note.split(": ")[1] for note in notes] == ["user", "item", "join of brand", "join of kinds"]
-    assert notes[0].startswith(
-        f"warning: user: 0 of {rows['user'].drop_null().length()} ids are known; the rows have 'U"
-    )
+    num_users = rows["user"].drop_null().length()
+    assert notes[0].startswith(f"warning: user: 0 of {num_users} ids are known; the rows have 'U")
     assert notes[0].endswith("they are alike but for upper and lower case")
     assert "known are '0', '2', '4'" in notes[2]
 
