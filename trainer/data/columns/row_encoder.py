@@ -207,9 +207,10 @@ class RowEncoder:
                 continue
             assert not isinstance(lengths, Jagged)
             rows = self._encode(feature.shares or name, ids, f"{chunk.file.path}, feature '{name}'")
-            found = KeyMatches.of(ids, np.where(rows == UNKNOWN_ROW, -1, rows))
-            encoded.missing[name], encoded.unknown[name] = len(ids) - found.num_keys, found.num_keys - found.num_found
-            encoded.matches[name] = found
+            matches = KeyMatches.of(ids, np.where(rows == UNKNOWN_ROW, -1, rows))
+            encoded.matches[name] = matches
+            encoded.missing[name] = len(ids) - matches.num_keys
+            encoded.unknown[name] = matches.num_keys - matches.num_found
             encoded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
         return encoded
 

@@ -101,7 +101,7 @@ def test_an_item_table_that_has_no_item_is_refused_once_for_all_its_features(joi
 
 
 def test_more_unmatched_rows_than_the_limit_are_a_warning_and_fewer_are_none(joined, job_spec, tmp_path):
-    log = []
+    log: list[str] = []
     data = prepare(joined(str, str, num_brands=10), job_spec(), tmp_path / "few", log=log.append)
     (warning,) = data.warnings
     assert "rows (brand): 'item' of the rows is " in warning
