@@ -32,11 +32,11 @@ def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_j
             f"{file}: holds a job and no dataset", "`evenkeel datasets infer DATA.parquet` proposes a manifest"
         )
     with Client() as client:
-        answer = client.add_dataset(_located(dataset) if client.is_local else dataset)
+        answer = client.add_dataset(located(dataset) if client.is_local else dataset)
     output.print_answer(answer, f"dataset {dataset.name} registered", as_json)
 
 
-def _located(dataset: DatasetSpec) -> DatasetSpec:
+def located(dataset: DatasetSpec) -> DatasetSpec:
     """Make relative paths of existing files absolute: the service on this machine may run in another directory."""
 
     def locate(uri: str) -> str:

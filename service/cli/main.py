@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ import typer
 
 from service import DEFAULT_PORT
 from service.cli import advise, export_vectors, gate, generate, holding, job_rows, model, output, recipe, top, vectors
-from service.cli.datasets import datasets
+from service.cli.datasets import datasets, located
 from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, CommandError, JsonFlag
 from service.cli.schedules import schedules
@@ -113,11 +114,14 @@ def submit(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job to the service."""
-    _, job = _documents(spec)
+    """Submit a job to the service. A dataset in the same file is registered first, unless it is already."""
+    dataset, job = _documents(spec)
     if job is None:
         raise CommandError(f"{spec}: holds a dataset and no job", f"register it with `evenkeel datasets add {spec}`")
     with Client() as client:
+        if dataset is not None:
+            job = job.against(dataset)
+            _register(client, dataset, spec)
         with _naming(spec):
             answer = client.submit(job)
         if wait:
@@ -308,17 +312,45 @@ def _check_files(dataset: DatasetSpec) -> None:
         raise CommandError(problem.detail, problem.remedy) from None
 
 
+def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
+    """Register the dataset of a job's file if none of its name is.
+
+    Raises:
+        CommandError: another one of its name is registered.
+    """
+    dataset = located(dataset) if client.is_local else dataset
+    try:
+        there = client.dataset(dataset.name)
+    except ProblemError as error:
+        if error.status != 404:
+            raise
+        client.add_dataset(dataset)
+        output.note(f"dataset {dataset.name} registered")
+        return
+    registered = type(dataset).model_validate({key: value for key, value in there.items() if key != "created_at"})
+    # As text, in which features and labels have their order.
+    documents = [one.model_dump(mode="json") for one in (dataset, registered)]
+    here, there = ({field: json.dumps(part) for field, part in one.items()} for one in documents)
+    differ = sorted(field for field in here.keys() | there.keys() if here.get(field) != there.get(field))
+    if differ:
+        raise CommandError(
+            f"{file}: another dataset '{dataset.name}' is registered, with another {', '.join(differ)}",
+            f"give this one another name, or `evenkeel datasets delete {dataset.name}` first; to train on the one that "
+            "is registered, leave the dataset out of the file",
+        )
+
+
 @contextlib.contextmanager
 def _naming(spec: Path) -> Iterator[None]:
-    """Turn an unknown dataset into an error that names the command; nothing is registered implicitly."""
+    """Turn an unknown dataset into an error that names the command."""
     try:
         yield
     except ProblemError as error:
         unknown = [one for one in error.errors if one.get("field") == "dataset.name"]
         if error.status != 422 or not unknown or "registered" not in str(unknown[0].get("message")):
             raise
-        file = spec if _documents(spec)[0] is not None else "FILE.yaml"
-        raise CommandError(f"{spec}: dataset.name: {unknown[0]['message']}", f"evenkeel datasets add {file}") from None
+        message = f"{spec}: dataset.name: {unknown[0]['message']}"
+        raise CommandError(message, "put the dataset into the file, or `evenkeel datasets add FILE.yaml`") from None
 
 
 def _print_state(job: Mapping[str, Any], as_json: bool) -> None:
@@ -336,6 +368,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_rows.progress(job)}
         | {"publication": holding.status(publication)}
         | {"error": error.get("message"), "remedy": error.get("remedy")}
+        | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
     holding.explain(publication)
     metrics = job.get("metrics") or []

@@ -52,12 +52,12 @@ class JobView(BaseModel):
     ``because`` of what with fewer than the job asks for. ``preparation``: how far an attempt is that prepares its data
     for more than a second, null otherwise: ``stage`` (``read``, then ``write``), the ``rows`` of ``total_rows`` (null
     where the files do not say) that it has done, ``rows_per_second``. ``progress`` and ``metrics`` come from the run's
-    own events, and so does ``lineage``: fingerprint of the dataset, hash of the spec, package versions, git commit,
-    parent version, warm start. ``publication``: ``status``, ``collection``, ``version``, ``reasons`` and the ``gate``'s
-    checks; of what failed a ``diagnosis`` (``cause``, ``summary``, ``advice``, what ``failed`` with value, limit and
-    how many ``times`` it is beyond, what of the ``rows`` moved); if it is held ``held_in_a_row``, ``held_since`` and
-    ``max_held``; ``released`` where a rule published it. ``needs``: the resources it is predicted to use on its host,
-    once they have been computed.
+    own events, and so does ``lineage``: fingerprint of the dataset, its ``drift`` and ``warnings``, hash of the spec,
+    package versions, git commit, parent version, warm start. ``publication``: ``status``, ``collection``, ``version``,
+    ``reasons`` and the ``gate``'s checks; of what failed a ``diagnosis`` (``cause``, ``summary``, ``advice``, what
+    ``failed`` with value, limit and how many ``times`` it is beyond, what of the ``rows`` moved); if it is held
+    ``held_in_a_row``, ``held_since`` and ``max_held``; ``released`` where a rule published it. ``needs``: the resources
+    it is predicted to use on its host, once they have been computed.
     """
 
     # A field named like a column of tables.job shows it; job_records has what the others show.

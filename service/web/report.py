@@ -21,8 +21,8 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     """Build the report of a job as shown to users.
 
     Returns:
-        ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, and ``drift``, the drift of the
-        rows since the run that this one continues (None without one).
+        ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, ``drift``, the drift of the rows
+        since the run that this one continues (None without one), and the ``warnings`` about its rows.
     """
     there = [name for one in job["metrics"] for name, value in one.items() if value is not None]
     name, sign = next(((found, 1.0) for found in figures_named("auc", there)), ("rmse", -1.0))
@@ -47,7 +47,9 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
         "publication", "error",
     )  # fmt: skip
     fields = {name: job[name] for name in names}
-    conclusions = {"finding": finding, "best": best, "last": last, "drift": (job.get("lineage") or {}).get("drift")}
+    lineage = job.get("lineage") or {}
+    conclusions = {"finding": finding, "best": best, "last": last}
+    conclusions |= {"drift": lineage.get("drift"), "warnings": lineage.get("warnings") or []}
     return {**fields, **conclusions, "metrics": job["metrics"], "spec": job["spec"]}
 
 

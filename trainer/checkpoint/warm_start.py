@@ -9,6 +9,8 @@ for is part of the checkpoint.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.data.columns.vectors import VECTORS_FILE, Vector, open_vectors
 from trainer.data.prepare.drift import PROFILE_FILE, open_profile
+from trainer.data.sources.source import Source, beside
 from trainer.runs.directory import Run
 from trainer.spec import DatasetSpec, JobSpec, Table, parse_dataset
 from trainer.spec.base import May
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
 
 
+_NUMBER = re.compile(r"[\d._-]+")
+"""Dates and numbers in the names of files, which differ from day to day."""
 PARENT = "parent"
 """Of a run's directory: views of stored checkpoints that it starts from."""
 
@@ -190,6 +195,70 @@ def check_features(job: JobSpec, dataset: DatasetSpec, parent: TrainingRecord) -
             f"features: the parent read {there}, in this order, the dataset has {here}: use the same, or leave "
             "init_from out"
         )
+
+
+def check_columns(
+    job: JobSpec, dataset: DatasetSpec, parent: TrainingRecord, profile: Mapping[str, Any] | None
+) -> list[str]:
+    """Check that features read the parent's columns, or renamed ones, and return what to tell of the others.
+
+    A column counts as renamed where today's file has the former one no more and the parent's rows had no column of the
+    new name.
+
+    Args:
+        job: the job.
+        dataset: its dataset.
+        parent: the record of the parent's training.
+        profile: of the parent's rows; None: they are of an earlier version.
+
+    Raises:
+        ValueError: a feature reads another column than the parent's, and both are there.
+    """
+    if parent.dataset is None:
+        return []
+    there = _columns_read(parse_dataset(json.loads(parent.dataset), "the parent's dataset"), job)
+    of_parent = (profile or {}).get("columns", ())
+    notes = []
+    for (name, part), (uri, column) in _columns_read(dataset, job).items():
+        former_uri, former = there.get((name, part), (uri, column))
+        file, former_file = (_NUMBER.sub("", one.rstrip("/").rpartition("/")[2]) for one in (uri, former_uri))
+        if part == "join" and file != former_file:
+            notes.append(f"'{name}' is joined from {uri}, the parent's from {former_uri}: check that it is the same")
+        if column == former:
+            continue
+        is_of_rows = uri == dataset.uri
+        here = dataset.messages.columns if is_of_rows and dataset.messages is not None else Source(uri).column_names()
+        if former in here or (is_of_rows and column in of_parent):
+            raise ValueError(
+                f"features.{name}: the parent read column '{former}' ({part}), the dataset reads '{column}': read "
+                f"'{former}' again, or leave init_from out; a renamed column is taken where the file has no '{former}' "
+                f"any more and the parent's rows had no '{column}'"
+            )
+        notes.append(f"'{name}' reads column '{column}', which takes the place of the parent's '{former}'")
+    return notes
+
+
+def _columns_read(dataset: DatasetSpec, job: JobSpec) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the file and the column of each part of the features that the job's model reads."""
+    model = job.model
+    names = ("item",) if model.reads_sequences else ("user", "item") if model.reads_pairs else tuple(dataset.features)
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for name in names:
+        feature = dataset.features[name]
+        columns = {"weights": feature.weights}
+        if feature.join is not None:
+            columns["join.on"] = dataset.column_of(feature.join.on)
+            found[name, "join"] = beside(feature.join.uri, dataset.uri), feature.join.column
+        elif feature.derive is not None:
+            columns |= {f"derive.{one}": dataset.column_of(getattr(feature.derive, one)) for one in ("previous", "by")}
+            columns["derive.order"] = feature.derive.order
+        else:
+            columns["column"] = feature.column or name
+        found |= {(name, part): (dataset.uri, column) for part, column in columns.items() if column is not None}
+    if dataset.items is not None:
+        uri = beside(dataset.items.uri, dataset.uri)
+        found |= {(name, "join"): (uri, one.column or name) for name, one in dataset.items.features.items()}
+    return found
 
 
 def _in_words(dataset: DatasetSpec, job: JobSpec) -> str:

@@ -116,7 +116,7 @@ def importance(
         "rows": coded.num_rows,
         "repeats": repeats,
         "features": sorted(told, key=lambda one: -one["loss"]),
-        "notes": predictor.notes,
+        "notes": [*predictor.notes, *predictor.encoder.warnings(coded.matches)],
     }
 
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from embeddings.durable_files import appearing
 from trainer.data.columns.row_encoder import EncodedRows
 from trainer.data.errors import DataError
+from trainer.data.sources.key_matches import KeyMatches
 from trainer.data.sources.source import Chunk, Source, SourceFile
 from trainer.data.sources.types import plain_batch
 
@@ -59,7 +60,11 @@ class Scorer(Protocol):
 
 @dataclass
 class Summary:
-    """What was scored. ``unknown``, ``missing``: by feature, ids that the vocabulary does not have, and null ones."""
+    """What was scored.
+
+    ``unknown``, ``missing``: by feature, ids that the vocabulary does not have, and null ones. ``matches``: as
+    :class:`EncodedRows` has them.
+    """
 
     output: str = ""
     rows: int = 0
@@ -67,11 +72,14 @@ class Summary:
     seconds: float = 0.0
     unknown: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
+    matches: dict[str, KeyMatches] = field(default_factory=dict)
 
     def add(self, coded: EncodedRows) -> None:
         self.rows += coded.num_rows
         self.unknown.update(coded.unknown)
         self.missing.update(coded.missing)
+        for name, found in coded.matches.items():
+            self.matches.setdefault(name, KeyMatches()).add(found)
 
 
 def score_files(

@@ -274,7 +274,7 @@ def predict(
         "unknown": dict(summary.unknown),
         "missing": {name: count for name, count in summary.missing.items() if count},
         "seconds": round(summary.seconds, 3),
-        "notes": predictor.notes,
+        "notes": [*predictor.notes, *predictor.encoder.warnings(summary.matches)],
     }
 
 

@@ -14,17 +14,15 @@ import shutil
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embeddings.durable_files import write_json
-from trainer.data.errors import DataError
 from trainer.runs import openlineage, tracing
 from trainer.runs.directory import LOCK_FILE, Run
 from trainer.runs.events import EventWriter, phase, utc_now
-from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify
+from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify, keep_traceback
 from trainer.runs.lineage import lineage_of
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
 from trainer.runs.trackers.process import tracked
@@ -186,9 +184,8 @@ class _Attempt:
                 return self._failed(Failure("timeout", f"not done after {limit} seconds", remedy))
             return self._end("cancelled")
         except BaseException as error:
-            if not isinstance(error, DataError):  # which says what is wrong, and where
-                traceback.print_exc()
             failure = cause(run.failures, error, error.died) if isinstance(error, RanksFailed) else classify(error)
+            keep_traceback(run.directory, error, failure)
             return self._failed(failure)
         return self._end("succeeded")
 
@@ -201,6 +198,7 @@ class _Attempt:
         from trainer.checkpoint.record import TrainingRecord
         from trainer.checkpoint.select import newest_of
         from trainer.checkpoint.warm_start import (
+            check_columns,
             id_maps,
             numeric_features,
             parent_checkpoint,
@@ -241,6 +239,9 @@ class _Attempt:
         numeric = None if parent is None else numeric_features(parent)
         profile = None if parent is None else profile_of_rows(parent)
         vectors = None if parent is None else vectors_read(parent)
+        if parent is not None:
+            for note in check_columns(run.job, run.dataset, TrainingRecord.of(parent), profile):
+                self._info(note)
         prepare(
             run.dataset, run.job, run.data,
             base_vocabulary=base, base_numeric=numeric, base_profile=profile, base_vectors=vectors,
@@ -320,7 +321,7 @@ class _Attempt:
             raise
         except Exception as error:
             if not isinstance(error, StoppedEarly):
-                traceback.print_exception(error)
+                keep_traceback(self.run.directory, error, classify(error))
             self._info(f"publish.gate.calibrate: {error}: the limits stay; `evenkeel calibrate` sets them")
             return
         if found is not None:

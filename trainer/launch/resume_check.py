@@ -12,8 +12,8 @@ from trainer.spec.base import May
 
 _FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
 _TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)
-_OF_PLACES = {"uri", "security", "max_bad_rows"}
-"""Fields of a dataset, and of its parts, that may change between attempts: where rows are, and how many may be bad."""
+_OF_PLACES = {"uri", "security", "max_bad_rows", "max_unmatched"}
+"""Fields of a dataset, and of its parts, that may change between attempts: where rows are, and limits of bad ones."""
 _PUBLISH = "publish."  # before the name of each of these in the identity
 
 

@@ -13,7 +13,6 @@ import os
 import shutil
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from trainer.checkpoint.stored import show
 from trainer.publishing.publish import publish_checkpoint
 from trainer.runs.directory import Run
 from trainer.runs.events import read_events
-from trainer.runs.failures import LeaseLostError
+from trainer.runs.failures import LeaseLostError, classify, keep_traceback
 from trainer.runs.uplink import fence
 
 POLL_SECONDS = 0.5
@@ -79,7 +78,7 @@ class _Publisher:
             except LeaseLostError:
                 return
             except Exception as error:
-                traceback.print_exc()
+                keep_traceback(self._run.directory, error, classify(error))
                 self._retry_at = time.monotonic() + (self._spec.every_seconds or RETRY_SECONDS)
                 # The disk may be full for the event too.
                 with contextlib.suppress(OSError):

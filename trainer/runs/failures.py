@@ -6,8 +6,10 @@ ranks that waited for it then fail with a broken connection, which is a conseque
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,8 @@ class Failure:
     retryable: bool = False
 
 
+TRACEBACK_FILE = "traceback.txt"
+"""In the run directory: the traceback of the last error that is no fault of evenkeel."""
 CONSEQUENCES = ("peer_lost", "internal")
 """Codes of what a rank may fail with because another one has died."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -137,6 +141,18 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
     """Record the error of a rank; called by the rank that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"rank-{rank:05d}.json", asdict(classify(error)))
+
+
+def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> None:
+    """Print the traceback of a fault of evenkeel; that of any other error goes to a file of the run directory.
+
+    The message of such an error says what is wrong, and stands alone in the log and the terminal.
+    """
+    if failure.code in CONSEQUENCES:
+        traceback.print_exception(error)
+        return
+    with contextlib.suppress(OSError):  # a full disk
+        (directory / TRACEBACK_FILE).write_text("".join(traceback.format_exception(error)), "utf-8")
 
 
 def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:

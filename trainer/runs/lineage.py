@@ -31,10 +31,11 @@ def lineage_of(run: Run) -> dict[str, Any]:
     """Return the lineage of an attempt whose data are prepared.
 
     The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
-    goes on from, trainer.data.prepare.drift), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
-    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from),
-    ``start_version`` (the held version that these are of) and ``window`` ({last, days} of the job's, by which the
-    gate tells a shorter one from lost rows); null where there is none.
+    goes on from, trainer.data.prepare.drift), ``warnings`` (of joins and graphs that find few ids), ``spec_sha256``,
+    ``packages`` and their versions, ``git_commit`` of the code where it is a checkout, ``parent_version``,
+    ``warm_start`` (the checkpoints that it began from), ``start_version`` (the held version that these are of) and
+    ``window`` ({last, days} of the job's, by which the gate tells a shorter one from lost rows); null where there is
+    none.
     """
     from trainer.data.batches.prepared import PreparedData
 
@@ -42,6 +43,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
     return {
         "dataset_fingerprint": data.dataset_fingerprint,
         "drift": None if data.drift is None else [one for one in data.drift if one["moved"]],
+        "warnings": data.warnings,
         "spec_sha256": spec_sha256(run.submitted),
         "packages": installed_packages(),
         "git_commit": git_commit(ROOT),

@@ -319,6 +319,10 @@ class DatasetSpec(Spec):
 
     ``max_bad_rows`` is the share of rows that may be bad (trainer.data.prepare.bad_rows): they are left out, counted,
     and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
+
+    ``max_unmatched`` is the share of rows whose key the file of a join, or the item table, may lack, and the share of a
+    graph's edges that may name ids without a row: more of them are a warning. A job whose rows find (nearly) nothing is
+    refused, unless it is 1.
     """
 
     name: Name
@@ -335,6 +339,7 @@ class DatasetSpec(Spec):
     filter: str | None = later(None, min_length=1, max_length=4096)
     graphs: dict[Name, Graph] = {}
     max_bad_rows: float | None = later(None, ge=0.0, le=1.0)
+    max_unmatched: float = later(0.5, ge=0.0, le=1.0)
 
     @field_validator("filter")
     @classmethod

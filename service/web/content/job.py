@@ -42,6 +42,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
         "job": job_row(job, tables.now()),
         "finding": document["finding"] if job["metrics"] else None,
         "drift": document["drift"],
+        "warnings": document["warnings"],
         "loss": loss_chart(job),
         "charts": charts_of(document),
         "speed": await asyncio.to_thread(progress_charts, run_dir, job["attempt"]),

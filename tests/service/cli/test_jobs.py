@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from service.cli import main as cli_main
 from service.client import Client
@@ -26,20 +27,68 @@ def test_submit_prints_the_id_alone_on_stdout(run: Run, spec: Path):
     assert run("job", done.out.strip(), "--json").json["name"] == "from-cli"
 
 
-def test_submit_registers_nothing_in_passing(run: Run, served: Served, tmp_path: Path):
-    file = serving.write_spec(
-        tmp_path / "new.yaml",
-        serving.dataset(served.data, "new"),
-        serving.job() | {"dataset": {"name": "new"}},
-    )
-    done = run("submit", str(file))
+@pytest.fixture
+def new(served: Served, tmp_path: Path) -> Path:
+    """A file with a job and its dataset, of a name that no other test has."""
+    name = f"new-{tmp_path.name.rpartition('_')[2].lower()}"[:40].rstrip("-")
+    job = serving.job() | {"dataset": {"name": name}}
+    return serving.write_spec(tmp_path / "new.yaml", serving.dataset(served.data, name), job)
+
+
+def names(run: Run) -> list[str]:
+    return [one["name"] for one in run("datasets", "list", "--json").json]
+
+
+def test_submit_registers_the_dataset_of_its_file_once(run: Run, new: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset, _ = yaml.safe_load_all(new.read_text())
+    done = run("submit", str(new))
+    assert done.code == 0, done.err
+    assert re.fullmatch(r"job_\w+\n", done.out)
+    assert f"dataset {dataset['name']} registered" in done.err
+    assert dataset["name"] in names(run)
+    again = run("submit", str(new))
+    assert again.code == 0, again.err
+    assert "registered" not in again.err
+    assert run("datasets", "add", str(new)).code == 0
+    # As `datasets add` does, it gives a service on this machine whole paths.
+    monkeypatch.chdir(Path(dataset["uri"]).parent)
+    new.write_text(new.read_text().replace(dataset["uri"], Path(dataset["uri"]).name))
+    assert run("submit", str(new)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"label": {"rule": "click >= 1"}}, "label"),
+        ({"features": {"item": {"type": "id"}, "user": {"type": "id"}}}, "features"),
+        ({"filter": "user > 1", "max_bad_rows": 0.1}, "filter, max_bad_rows"),
+    ],
+)
+def test_submit_of_another_dataset_of_the_same_name_names_what_differs(run: Run, new: Path, change: dict, field: str):
+    dataset, job = yaml.safe_load_all(new.read_text())
+    assert run("datasets", "add", str(new)).code == 0
+    new.write_text(yaml.safe_dump_all([dataset | change, job], sort_keys=False))
+    done = run("submit", str(new))
+    assert (done.code, done.out) == (1, "")
+    assert f"another dataset '{dataset['name']}' is registered, with another {field}\n" in done.err
+    assert f"evenkeel datasets delete {dataset['name']}" in done.err
+
+
+def test_submit_registers_nothing_for_a_job_that_does_not_fit(run: Run, new: Path):
+    dataset, job = yaml.safe_load_all(new.read_text())
+    new.write_text(yaml.safe_dump_all([dataset, job | {"sse": {"colour": {}}}]))
+    done = run("submit", str(new))
     assert done.code == 1
-    assert done.out == ""
-    assert "dataset.name" in done.err
-    assert f"remedy: evenkeel datasets add {file}" in done.err
-    assert "new" not in [one["name"] for one in run("datasets", "list", "--json").json]
-    assert run("datasets", "add", str(file)).code == 0
-    assert run("submit", str(file)).code == 0
+    assert "colour" in done.err
+    assert dataset["name"] not in names(run)
+
+
+def test_submit_of_an_unknown_dataset_names_the_remedy(run: Run, tmp_path: Path):
+    file = serving.write_spec(tmp_path / "job.yaml", serving.job() | {"dataset": {"name": "nowhere"}})
+    done = run("submit", str(file))
+    assert (done.code, done.out) == (1, "")
+    assert f"{file}: dataset.name: " in done.err
+    assert "evenkeel datasets add FILE.yaml" in done.err
 
 
 @pytest.mark.parametrize(
@@ -132,6 +181,12 @@ def test_how_many_workers_attempts_had_is_shown_and_why(capsys: pytest.CaptureFi
     job["attempts"].append({"attempt": 2, "workers": 1, "because": "no room"})
     cli_main._print_job(job, False)
     assert "attempt 1: 2; attempt 2: 1 (no room)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_warnings_about_its_rows_are_shown(capsys: pytest.CaptureFixture[str]):
+    job = {"id": "job_1", "name": "n", "state": "succeeded", "lineage": {"warnings": ["joins 3 of 100 rows"]}}
+    cli_main._print_job(job, False)
+    assert "joins 3 of 100 rows" in capsys.readouterr().out
 
 
 def test_unknown_job(run: Run):

@@ -347,18 +347,21 @@ async def test_report_as_json_and_html(app: FastAPI, client: httpx.AsyncClient, 
         row = await job_records.locked(connection, job["id"])
         publication = {"status": "held", "collection": "items", "version": "v000002", "reasons": ["<b>cosine</b>"]}
         moved = [{"what": "new_ids", "moved": True, "message": "0.4 of the examples have a new '<i>item'"}]
-        await job_records.change(connection, row, publication=publication, lineage={"drift": moved})
+        lineage = {"drift": moved, "warnings": ["joins <i>none"]}
+        await job_records.change(connection, row, publication=publication, lineage=lineage)
     path = f"/v1/jobs/{job['id']}/report"
     report = (await client.get(path)).json()
     assert report["best"]["epoch"] == 2
     assert report["last"]["epoch"] == 3
     assert "fell by 0.0400 from epoch 2 to epoch 3" in report["finding"]
     assert report["drift"] == moved
+    assert report["warnings"] == ["joins <i>none"]
     page = await client.get(path, headers={"Accept": "text/html,application/xhtml+xml"})
     assert page.headers["content-type"].startswith("text/html")
     assert "0.75000" in page.text
     assert "&lt;b&gt;cosine&lt;/b&gt;" in page.text
     assert "<b>" not in page.text
+    assert "<li>joins &lt;i&gt;none</li>" in page.text
     assert page.text.count("<svg") == 1
 
 

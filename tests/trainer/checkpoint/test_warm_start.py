@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trainer.checkpoint.record import Position, TrainingRecord
-from trainer.checkpoint.warm_start import check_features, inherited_alpha
+from trainer.checkpoint.warm_start import check_columns, check_features, inherited_alpha
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.optimizer import Optimizer
 
@@ -131,3 +134,84 @@ def test_features_that_the_model_does_not_read_may_change() -> None:
 
 def test_a_column_may_change_its_name() -> None:
     check(USER | ITEM, USER | {"item": {"type": "id", "column": "product"}})
+
+
+BRAND = {"uri": "brands.parquet", "on": "item", "column": "brand"}
+
+
+def columns_checked(
+    tmp_path: Path, learned: dict, asked: dict, there: str, *, before: str = "", model: str = "dnn"
+) -> list[str]:
+    """Check columns; ``there``: those of both files today, ``before``: those of the parent's rows."""
+    for file in ("rows", "brands"):
+        pq.write_table(pa.table({column: [1] for column in there.split()}), tmp_path / f"{file}.parquet")
+    document = {"name": "rows", "uri": str(tmp_path / "rows.parquet"), "label": {"column": "click"}}
+    first, then = (parse_dataset(document | {"features": features}) for features in (learned, asked))
+    asking = parse_job({"name": "job", "dataset": {"name": "rows"}, "model": {"kind": model}})
+    profile = {"columns": before.split()} if before else None
+    return check_columns(asking, then, record_of(asking, first), profile)
+
+
+def joined(**changes: str) -> dict:
+    return {"brand": {"type": "id", "join": BRAND | changes}}
+
+
+def by(column: str) -> dict:
+    derive = {"previous": "item", "by": column, "order": "ts", "length": 2}
+    return {"h": {"type": "id_list", "derive": derive}}
+
+
+@pytest.mark.parametrize(
+    ("features", "part"),
+    [
+        (lambda column: {"brand": {"type": "id", "column": column}}, "column"),
+        (lambda column: USER | {"price": {"type": "dense", "column": column}}, "column"),
+        (lambda column: USER | {"v": {"type": "vector", "dim": 2, "column": column}}, "column"),
+        (lambda column: {"tags": {"type": "id_list", "weights": column}}, "weights"),
+        (lambda column: joined(column=column), "join"),
+        (lambda column: joined(on=column), "join.on"),
+        (by, "derive.by"),
+    ],
+)
+def test_a_feature_that_reads_another_column_is_refused_and_a_renamed_one_told(tmp_path, features, part) -> None:
+    learned, asked = features("brand"), features("category")
+    assert columns_checked(tmp_path, learned, learned, "brand category") == []
+    message = rf"the parent read column 'brand' \({part}\), the dataset reads 'category': .* a renamed column is taken"
+    with pytest.raises(ValueError, match=message):
+        columns_checked(tmp_path, learned, asked, "brand category")
+    (note,) = columns_checked(tmp_path, learned, asked, "category", before="brand item")
+    assert "reads column 'category', which takes the place of the parent's 'brand'" in note
+
+
+def test_a_column_that_the_parents_rows_had_already_is_no_renamed_one(tmp_path) -> None:
+    asked = {"brand": {"type": "id", "column": "category"}}
+    with pytest.raises(ValueError, match=r"the parent's rows had no 'category'"):
+        columns_checked(tmp_path, {"brand": {"type": "id"}}, asked, "category", before="brand category")
+
+
+def test_another_file_of_a_join_is_told_and_the_next_days_is_not(tmp_path) -> None:
+    (note,) = columns_checked(tmp_path, joined(), joined(uri="categories.parquet"), "brand")
+    assert "categories.parquet, the parent's from " in note
+    days = [joined(uri=f"brands-2026-01-{day}.parquet") for day in ("01", "02")]
+    assert columns_checked(tmp_path, *days, "brand") == []
+
+
+def test_columns_of_the_item_table_are_compared(tmp_path) -> None:
+    document = {"name": "rows", "uri": str(tmp_path / "rows.parquet"), "label": {"column": "click"}}
+    document["features"] = USER | ITEM
+    pq.write_table(pa.table({"brand": [1], "category": [1]}), tmp_path / "brands.parquet")
+    asking = parse_job({"name": "job", "dataset": {"name": "rows"}, "model": {"kind": "two_tower"}})
+    before, now = (
+        parse_dataset(
+            document | {"items": {"uri": "brands.parquet", "features": {"brand": {"type": "id", "column": column}}}}
+        )
+        for column in ("brand", "category")
+    )
+    assert check_columns(asking, before, record_of(asking, before), None) == []
+    with pytest.raises(ValueError, match=r"^features\.brand: .* 'brand' \(join\), the dataset reads 'category'"):
+        check_columns(asking, now, record_of(asking, before), None)
+
+
+def test_columns_that_the_model_does_not_read_may_be_others(tmp_path) -> None:
+    first, then = (USER | ITEM | {"brand": {"type": "id", "column": one}} for one in ("brand", "category"))
+    assert columns_checked(tmp_path, first, then, "brand category", model="bpr") == []

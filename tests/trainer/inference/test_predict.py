@@ -215,6 +215,20 @@ def test_unknown_and_missing_ids_are_scored_as_the_unknown_one_and_counted(run, 
     np.testing.assert_array_equal(scores, Predictor(run.directory).predict(same)["logit"].to_numpy())
 
 
+def test_rows_of_which_hardly_an_id_is_known_are_told_with_the_reason(run, tmp_path):
+    rows = validation_of(run)
+    assert predict(run.directory, run.dataset.uri, tmp_path / "known")["notes"] == []
+    users = pa.array([user and user.upper() for user in rows["user"].to_pylist()])
+    items = pa.array([None if sku is None else sku + 10**6 for sku in rows["sku"].to_pylist()])
+    pq.write_table(rows.set_column(0, "user", users).set_column(1, "sku", items), tmp_path / "rows.parquet")
+    notes = predict(run.directory, tmp_path / "rows.parquet")["notes"]
+    assert [note.split(": ")[1] for note in notes] == ["user", "item", "join of brand", "join of kinds"]
+    num_users = rows["user"].drop_null().length()
+    assert notes[0].startswith(f"warning: user: 0 of {num_users} ids are known; the rows have 'U")
+    assert notes[0].endswith("they are alike but for upper and lower case")
+    assert "known are '0', '2', '4'" in notes[2]
+
+
 def test_directories_keep_their_shape_and_rows_their_order(run, tmp_path, monkeypatch):
     """Also in chunks that are smaller than files, and where a file has no row."""
     from trainer.inference import parquet_scoring, scorer

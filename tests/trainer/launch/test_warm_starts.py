@@ -114,6 +114,19 @@ def test_a_warm_start_with_features_in_another_order_is_refused(make_run, traine
     assert error["message"].startswith("features: the parent read user, item, in this order, the dataset has item, ")
 
 
+def test_a_warm_start_whose_feature_reads_another_column_is_refused_in_one_line(make_run, trained_run, small, capfd):
+    first = trained_run("first", epochs=1)
+    others = {"user": {"type": "id"}, "item": {"type": "id", "column": "user"}}
+    second = make_run("second", epochs=1, features=others, init_checkpoint=str(first.checkpoints))
+    capfd.readouterr()
+    error = fails_with(second, small, "bad_input")
+    assert error["message"].startswith("features.item: the parent read column 'item' (column), the dataset reads 'u")
+    said = "".join(capfd.readouterr())
+    assert said.count(error["message"]) == 1
+    assert "Traceback" not in said
+    assert "Traceback" in (second.directory / "traceback.txt").read_text()
+
+
 def test_a_warm_start_from_nothing_says_so(make_run, small, tmp_path):
     run = make_run(init_checkpoint=str(tmp_path / "gone"))
     assert execute(run, start_ranks) != 0

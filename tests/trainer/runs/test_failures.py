@@ -14,7 +14,16 @@ from embeddings.store import StoreBusy, StoreFull, StoreUnavailable
 from tests.support import forked
 from trainer.checkpoint.format import CheckpointError
 from trainer.data.errors import DataAwayError, DataError
-from trainer.runs.failures import Cancelled, NonFiniteError, ResourceError, cause, classify, record
+from trainer.runs.failures import (
+    TRACEBACK_FILE,
+    Cancelled,
+    NonFiniteError,
+    ResourceError,
+    cause,
+    classify,
+    keep_traceback,
+    record,
+)
 from trainer.spec import SpecError
 
 
@@ -101,3 +110,25 @@ def test_errors_survive_pickling(error):
     assert str(again) == str(error)
     assert type(again) is type(error)
     assert again.__dict__ == error.__dict__
+
+
+@pytest.mark.parametrize(
+    ("error", "is_ours"),
+    [
+        (KeyError("surprise"), True),
+        (DataError("is null", where="rows.csv", remedy="fill it in"), False),
+        (SpecError("spec.yaml", []), False),
+        (ValueError("features: the parent read user"), False),
+        (CheckpointError("init_from: holds no valid checkpoint"), False),
+        (StoreUnavailable("away"), False),
+    ],
+)
+def test_only_a_fault_of_ours_prints_its_traceback(tmp_path, capsys, error, is_ours):
+    try:
+        raise error
+    except type(error):
+        keep_traceback(tmp_path, error, classify(error))
+    assert ("Traceback" in capsys.readouterr().err) is is_ours
+    assert (tmp_path / TRACEBACK_FILE).exists() is not is_ours
+    if not is_ours:
+        assert "in test_only_a_fault" in (tmp_path / TRACEBACK_FILE).read_text()

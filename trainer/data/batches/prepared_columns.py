@@ -105,6 +105,8 @@ class PreparedColumns:
     drift: list[dict[str, Any]] | None
     """How the rows differ from those of the run that this one goes on from (trainer.data.prepare.drift); None without
     one."""
+    warnings: list[str]
+    """What the owner of the rows should know: joins and graphs that find few of their ids."""
     dataset_fingerprint: str
     seed: int
     batch_size: int
@@ -144,6 +146,7 @@ class PreparedColumns:
         self._items: dict[str, int] | None = manifest.get("items")
         self.num_item_numbers = 0 if self._items is None else self._items["num_numbers"]
         self.drift = manifest.get("drift")
+        self.warnings = manifest.get("warnings", [])
         self.bad_rows = manifest.get("bad_rows")
         self.fingerprint = manifest["fingerprint"]
         self.dataset_fingerprint = manifest["dataset_fingerprint"]

@@ -31,6 +31,7 @@ from trainer.data.prepare.arrays import VALUE
 from trainer.data.prepare.plan import ColumnUse
 from trainer.data.sources.item_table import ITEM_TABLE, item_file
 from trainer.data.sources.join import JoinTable
+from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, likely_reason, shown
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
 
@@ -44,12 +45,14 @@ class EncodedRows:
     ``weights``: by list feature that has them, what each of its rows is multiplied with.
     ``dense``: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors), None without any.
     ``unknown`` and ``missing``: by feature, how many ids the vocabulary does not have, and how many are null.
+    ``matches``: by feature its ids among the model's; by :func:`join_name` the keys in the joined file.
     """
 
     num_rows: int
     rows: dict[str, Int64s | Jagged] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
+    matches: dict[str, KeyMatches] = field(default_factory=dict)
     weights: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     dense: npt.NDArray[np.float32] | None = None
 
@@ -185,7 +188,7 @@ class RowEncoder:
         encoded = EncodedRows(len(chunk))
         numeric = self._numeric + self._item_numeric
         if numeric or self._vectors:
-            positions = self._item_positions(chunk)
+            positions = self._item_positions(chunk, encoded)
             numbers = self._numbers(chunk, positions)
             columns = [feature.apply(numbers[:, index]) for index, feature in enumerate(numeric)]
             found = np.stack(columns, axis=1) if columns else np.empty((len(chunk), 0), dtype=VALUE)
@@ -195,7 +198,7 @@ class RowEncoder:
         for name, feature in self._features.items():
             if feature.missing == "error":
                 values.require_ids(chunk, self._column(name, feature))
-            ids, lengths = self._ids(name, feature, chunk)
+            ids, lengths = self._ids(name, feature, chunk, encoded)
             if feature.weights is not None:
                 use = ColumnUse(self._column(name, feature), name, True, feature.weights)
                 weighted = require_weighted(chunk, use)
@@ -208,18 +211,45 @@ class RowEncoder:
                 encoded.unknown[name] = int((lengths.values == UNKNOWN_ROW).sum())
                 continue
             assert not isinstance(lengths, Jagged)
-            rows, nulls = self._encode(feature.shares or name, ids, f"{chunk.file.path}, feature '{name}'")
-            encoded.missing[name] = nulls
-            encoded.unknown[name] = int((rows == UNKNOWN_ROW).sum()) - nulls
+            rows = self._encode(feature.shares or name, ids, f"{chunk.file.path}, feature '{name}'")
+            matches = KeyMatches.of(ids, np.where(rows == UNKNOWN_ROW, -1, rows))
+            encoded.matches[name] = matches
+            encoded.missing[name] = len(ids) - matches.num_keys
+            encoded.unknown[name] = matches.num_keys - matches.num_found
             encoded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
         return encoded
 
-    def _item_positions(self, chunk: Chunk) -> Int64s | None:
+    def warnings(self, matches: Mapping[str, KeyMatches]) -> list[str]:
+        """Return a warning for each feature and join (nearly) none of whose ids are known."""
+        warnings = []
+        for name, found in matches.items():
+            if not found.exceeds(max(1.0 - LEAST_FOUND, self._dataset.max_unmatched)):
+                continue
+            known = self._known(name)
+            text = f"warning: {name}: {found.num_found:,} of {found.num_keys:,} ids are known; the rows have "
+            text += shown(found.unknown)
+            if not pa.types.is_uint64(known.type):
+                reason = likely_reason(found.unknown, known)
+                text += f", known are {shown(known)}" + ("" if reason is None else f": {reason}")
+        return warnings
+
+    def _known(self, name: str) -> pa.Array:
+        """Return the ids that those of a feature or a join are looked up in."""
+        if name in self._features:
+            return self._codes[self._features[name].shares or name].ids
+        if name == ITEM_TABLE:
+            assert self._items is not None
+            return self._items.ids
+        return next(join.keys for feature, join in self._joins.items() if join_name(feature) == name)
+
+    def _item_positions(self, chunk: Chunk, encoded: EncodedRows) -> Int64s | None:
         """Return the place of each row's item in the item table, where it has numbers or vectors."""
         if self._items is None:
             return None
         column = self._dataset.column_of("item")
-        return self._items.lookup.positions(chunk.column(column), chunk.where(column))
+        positions = self._items.lookup.positions(chunk.column(column), chunk.where(column))
+        encoded.matches[ITEM_TABLE] = KeyMatches.of(chunk.column(column), positions)
+        return positions
 
     def _with_vectors(
         self, chunk: Chunk, numbers: npt.NDArray[np.float32], positions: Int64s | None, missing: dict[str, int]
@@ -249,12 +279,12 @@ class RowEncoder:
         of_items = [self._items.numbers_at(positions, number) for number in range(len(self._item_numeric))]
         return np.concatenate([numbers, np.stack(of_items, axis=1)], axis=1)
 
-    def _encode(self, table: str, ids: pa.Array, where: str) -> tuple[Int64s, int]:
-        """Return (table rows of raw ids, row 1 where null or unknown; how many are null)."""
+    def _encode(self, table: str, ids: pa.Array, where: str) -> Int64s:
+        """Return the table rows of raw ids, row 1 where null or unknown."""
         codes = self._codes[table]
         known = values.as_ids(ids, self._kind(table), where)
         indices = codes.encode(_hashed(known) if pa.types.is_uint64(codes.ids.type) else known)
-        return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW), known.null_count
+        return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW)
 
     def _kind(self, table: str) -> Kind:
         return "int" if pa.types.is_int64(self._codes[table].ids.type) else "string"
@@ -267,7 +297,7 @@ class RowEncoder:
         return feature.column or name
 
     def _ids(
-        self, name: str, feature: Feature, chunk: Chunk
+        self, name: str, feature: Feature, chunk: Chunk, encoded: EncodedRows
     ) -> tuple[pa.Array, npt.NDArray[np.int64] | None] | tuple[None, Jagged]:
         """Return (raw ids, list lengths or None) of a feature, or (None, its table rows) if it was looked up."""
         if feature.derive is not None:
@@ -279,7 +309,9 @@ class RowEncoder:
         if feature.join is not None:
             on = self._column(name, feature)
             join = self._joins[name]
-            ids, counts = join.ids(join.positions(chunk.column(on), chunk.where(on)))
+            positions = join.positions(chunk.column(on), chunk.where(on))
+            encoded.matches[join_name(name)] = KeyMatches.of(chunk.column(on), positions)
+            ids, counts = join.ids(positions)
             if feature.type == "id_list" and counts is None:
                 # Single ids in a feature of lists: a list of one, or an empty one.
                 valid = ids.is_valid()
@@ -328,7 +360,7 @@ class RowEncoder:
                 derive.order,
                 previous,
                 derive.length,
-                lambda rows: self._encode(table, rows.column(previous), rows.where(previous))[0],
+                lambda rows: self._encode(table, rows.column(previous), rows.where(previous)),
             )
         lookup, times = self._histories[name], None
         if derive.order in chunk.batch.schema.names:
@@ -341,6 +373,11 @@ class RowEncoder:
                 )
             times = as_order(chunk, derive.order, order)
         return lookup.before(chunk.column(by), times, chunk.where(by))
+
+
+def join_name(feature: str) -> str:
+    """Return the name of a feature's join among :attr:`EncodedRows.matches`; no feature is named so."""
+    return f"join of {feature}"
 
 
 def _hashed(ids: pa.Array) -> pa.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.coding import CodedColumn, CodedPart, TableIds
+from trainer.data.prepare.join_matches import JoinMatches
 from trainer.data.prepare.kept_parts import KeptParts
 from trainer.data.prepare.plan import ColumnUse, DataPlan
 from trainer.data.prepare.progress import Progress
@@ -38,7 +39,6 @@ from trainer.data.prepare.spans import Span
 from trainer.data.prepare.split_column import sides_of
 from trainer.data.prepare.workers import Workers
 from trainer.data.sources.item_table import ITEM_TABLE
-from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Chunk, no_rows_in_window
 
 PART_ROWS = 1 << 21
@@ -63,6 +63,7 @@ class Encoded:
     weights: dict[ColumnUse, npt.NDArray[np.float32]]  # of the values of lists that have them
     numeric: tuple[npt.NDArray[np.float64], ...]  # by numeric feature, as they come, NaN where missing
     vectors: dict[str, npt.NDArray[np.float32]]  # of the rows, [rows, dim] as models read them, zeros where missing
+    warnings: tuple[str, ...] = ()  # what the owner of the rows should know
 
     def column(self, use: ColumnUse) -> npt.NDArray[np.int32]:
         codes = self.columns[use]
@@ -97,10 +98,10 @@ def encode(
         if bad_rows is not None:
             bad_rows.close()
             bad_rows.check()
-        check_rows(plan, writer.num_rows, writer.times)
+        warnings = check_rows(plan, writer.num_rows, writer.times, writer.matches)
         if parts.state is not None and not writer.is_complete:
             writer.save(is_complete=True)
-        encoded = writer.encoded()
+        encoded = replace(writer.encoded(), warnings=warnings)
         for column, order in encoded.orders.items():
             check_order(plan, column, order)
         ordering = plan.dataset.ordering
@@ -129,7 +130,7 @@ def encode_span(
 
     Returns:
         The rows, in codes of their own distinct ids, and what was counted, as JSON: ``num_rows``, ``num_read``, and the
-        states of ``times`` and ``bad_rows``. Nothing of it is checked: that is for who has it of all spans.
+        states of ``times``, ``matches`` and ``bad_rows``. Who has it of all spans checks it.
 
     Raises:
         DataError: a row cannot be trained on.
@@ -141,16 +142,17 @@ def encode_span(
             "num_rows": writer.num_rows,
             "num_read": writer.num_read,
             "times": writer.times.state(),
+            "matches": writer.matches.state(),
             "bad_rows": None if bad_rows is None else bad_rows.state(),
         }
         return writer.encoded(), counted
 
 
-def check_rows(plan: DataPlan, num_rows: int, times: PointInTime) -> None:
-    """Check what is known once all rows were read.
+def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinMatches) -> tuple[str, ...]:
+    """Check what is known once all rows were read, and return the warnings.
 
     Raises:
-        DataError: there are none, or features are from after their rows.
+        DataError: there are none, features are from after their rows, or a joined file has nearly none of their keys.
     """
     if num_rows == 0:
         if plan.source.filter is not None:
@@ -161,6 +163,7 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime) -> None:
             raise no_rows_in_window(plan.source.uri, plan.source.window)
         raise DataError("has no rows", where=plan.source.uri, remedy="point uri at data with rows")
     times.check()
+    return matches.check()
 
 
 class _Step(NamedTuple):
@@ -186,6 +189,7 @@ class _EncodedWriter:
         self.is_complete = bool(saved and saved["is_complete"])
         self.num_unsaved = 0
         self.times = PointInTime(plan, saved["times"] if saved else None)
+        self.matches = JoinMatches(plan, saved["matches"] if saved else None)
         self._plan, self._parts, self._workers, self._bad_rows = plan, parts, workers, bad_rows
         if saved and bad_rows is not None:
             bad_rows.restore(saved["bad_rows"])
@@ -223,6 +227,7 @@ class _EncodedWriter:
             "position": self.position,
             "is_complete": is_complete,
             "times": self.times.state(),
+            "matches": self.matches.state(),
             "bad_rows": None if self._bad_rows is None else self._bad_rows.state(),
             "runs": [table.num_runs for table in tables],
             "chunks": [column.chunks for column in self._uses.values()],
@@ -267,13 +272,11 @@ class _EncodedWriter:
                 yield _Step(group, functools.partial(_weights, use=use), writer.weights.append)
         for feature in plan.features:
             if feature.join is not None:
-                positions = functools.partial(_positions, join=plan.joins[feature.name], column=feature.join_on)
-                yield _Step(f"join {feature.name}", positions, self._joined[feature.name].append)
+                yield self._join_step(feature.name, feature.join_on)
         if plan.items is not None:
             item = plan.direct("item")
             assert item is not None
-            positions = functools.partial(_positions, join=plan.items.lookup, column=item.column)
-            yield _Step(f"join {ITEM_TABLE}", positions, self._joined[ITEM_TABLE].append)
+            yield self._join_step(ITEM_TABLE, item.column)
         if self._labels is not None:
             yield _Step("labels", self._labels_of, self._labels.append)
         if self._row_weights is not None:
@@ -284,6 +287,17 @@ class _EncodedWriter:
             yield _Step("sides", functools.partial(sides_of, column=column), self._sides.append)
         for column in plan.order_columns:
             yield _Step(f"order {column}", functools.partial(self._order, column=column), _append_to)
+
+    def _join_step(self, name: str, column: str) -> _Step:
+        def read(chunk: Chunk) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+            keys = chunk.column(column)
+            return keys, self._plan.joins[name].positions(keys, chunk.where(column))
+
+        def append(found: tuple[pa.Array, npt.NDArray[np.int64]]) -> None:
+            self.matches.add(name, *found)
+            self._joined[name].append(found[1])
+
+        return _Step(f"join {name}", read, append)
 
     def _labels_of(self, chunk: Chunk) -> npt.NDArray[Any]:
         """Return the label of each row, or all of its labels, row by row."""
@@ -377,10 +391,6 @@ def _flat_vectors(chunk: Chunk, vector: Vector) -> npt.NDArray[np.float32]:
 
 def _weights(chunk: Chunk, use: ColumnUse) -> npt.NDArray[np.float32]:
     return require_weighted(chunk, use).weights
-
-
-def _positions(chunk: Chunk, join: JoinTable, column: str) -> npt.NDArray[np.int64]:
-    return join.positions(chunk.column(column), chunk.where(column))
 
 
 def _append_to(found: tuple[Appender, npt.NDArray[Any]] | None) -> None:

@@ -45,6 +45,7 @@ from trainer.data.prepare.fingerprint import (
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
+from trainer.data.prepare.parent_ids import check_parent_ids
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.seen_pairs import SeenPairs
@@ -273,6 +274,7 @@ def _finish(
     """Write what is beside the splits, the manifest last; ``seen`` and ``sequences``: of one without tasks."""
     plan, work, base, log = task.plan, task.work, task.base, task.progress.log
     encoded, grown, row_counts, numeric = splits.encoded, splits.grown, splits.row_counts, splits.numeric
+    warnings = [*encoded.warnings, *check_parent_ids(base.vocabulary, grown, row_counts, plan.source.uri)]
     if numeric:
         write_numeric(numeric, work / NUMERIC_FILE)
     if plan.vectors:
@@ -297,9 +299,10 @@ def _finish(
         sequences.write(work, rows_of[item.table])
         num_examples = num_positives = _sequence_examples(plan, Sequences(work))
     _write_tables(work / "tables", grown, row_counts, base.vocabulary, log)
-    graphs = write_graphs(
-        plan.graphs, plan.kinds, {name: one.ids.ids for name, one in grown.items()}, work / GRAPHS, log
-    )
+    ids = {name: one.ids.ids for name, one in grown.items()}
+    graphs = write_graphs(plan.graphs, plan.kinds, ids, work / GRAPHS, log, warnings.append)
+    for warning in warnings:
+        log(f"warning: {warning}")
     manifest = _settings(plan, task.fingerprint) | {
         "tables": {table: {"num_rows": one.num_rows} for table, one in grown.items()},
         "graphs": graphs,
@@ -308,6 +311,7 @@ def _finish(
         **_items(plan, catalogue),
         "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
         "drift": None if moved is None else as_json(moved),
+        "warnings": warnings,
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
         "num_positives": num_positives,
@@ -380,6 +384,8 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         "label_dtype": label_dtype(plan.dataset).name,
         "labels": [task._asdict() for task in plan.tasks],
         "weighted": plan.dataset.weight is not None,
+        # Data whose joins and graphs nobody has checked are not shared.
+        **({"max_unmatched": plan.dataset.max_unmatched} if plan.joins or plan.graphs else {}),
         "draws_negatives": plan.dataset.negatives is not None,
         "sampling": sampling_of(plan.job),
         "hard_negatives": None if hard is None else hard.model_dump(mode="json"),

@@ -286,6 +286,28 @@ def test_an_item_table_is_read_by_each_task_and_one_pass_by_none(tmp_path):
     assert hosts.performed == []
 
 
+@pytest.mark.parametrize(("prefix", "num_items"), [("other", 50), ("i", 12)])
+def test_a_joined_file_that_lacks_rows_is_told_of_as_by_one_process(tmp_path, prefix, num_items):
+    """One that has no key is refused, one that lacks most of them is a warning, with the first keys of all spans."""
+    write_rows(Case(history=False), tmp_path)
+    dataset, job = specs(Case(history=False), tmp_path)
+    brands = {"item": [f"{prefix}{number}" for number in range(num_items)], "brand": [1] * num_items}
+    pq.write_table(pa.table(brands), tmp_path / "brands.parquet")
+    brand = {"type": "id", "join": {"uri": str(tmp_path / "brands.parquet"), "on": "item", "column": "brand"}}
+    document = dataset.model_dump(mode="json", exclude_unset=True)
+    joined = parse_dataset(document | {"features": document["features"] | {"brand": brand}})
+
+    def told(name: str, **hosts: Any) -> object:
+        try:
+            return prepare(joined, job, tmp_path / name, threads=1, **hosts).warnings
+        except DataError as error:
+            return str(error)
+
+    alone = told("alone")
+    assert ("joins 0 of" in alone) if prefix == "other" else len(alone) == 1
+    assert told("data", hosts=HostsHere(tmp_path / "tasks")) == alone
+
+
 def test_spans_hold_all_rows_in_their_order_and_cut_chunks_nowhere(tmp_path):
     for name, count in (("a", 100), ("b", 10), ("c", 20), ("d", 0), ("e", 95)):
         pq.write_table(pa.table({"x": range(count)}), tmp_path / f"{name}.parquet", row_group_size=7)

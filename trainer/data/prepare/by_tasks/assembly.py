@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from trainer.data.prepare.by_tasks.tasks import PARTS, Desk, Hosts, Setting, Tas
 from trainer.data.prepare.encode import Encoded, check_order, check_rows
 from trainer.data.prepare.examples import AllRows, limits_by_time
 from trainer.data.prepare.fingerprint import WarmStart, files_of
+from trainer.data.prepare.join_matches import JoinMatches
+from trainer.data.prepare.kept_parts import VERSION
 from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.numbers import inherited_numeric
 from trainer.data.prepare.plan import DataPlan
@@ -66,7 +69,7 @@ def assembled(
         yield None
         return
     specs = plan.dataset.model_dump_json(), plan.job.model_dump_json()
-    prefix = f"{PARTS}/{fingerprint[:32]}-{SPAN_ROWS}"
+    prefix = f"{PARTS}/{fingerprint[:32]}-{SPAN_ROWS}-{VERSION}"
     of_text = tuple(domain for domain, kind in plan.kinds.items() if kind == "string")
     setting = Setting(*specs, json.dumps(files_of(plan)), hosts.storage, prefix, hosts.threads, plan.half, of_text)
     with hosts.runner(setting, log) as runner:
@@ -127,7 +130,7 @@ class Assembly:
         counted = self._read(desk, progress)
         first_rows = np.cumsum([0, *(one["num_rows"] for one in counted)]).tolist()
         num_rows = first_rows[-1]
-        self._check_rows(desk, counted, bad_rows, num_rows)
+        warnings = self._check_rows(desk, counted, bad_rows, num_rows)
         spans = [number for number, one in enumerate(counted) if one["num_rows"]]
         all_rows = self._all_rows(desk, counted, spans)
         progress.start_writing(num_rows)
@@ -152,7 +155,7 @@ class Assembly:
         tell_unknown(shares, progress.log)
         self._sum_labels(train, [one["pieces"] for one in made.values()])
         grown, row_counts = self._tables(desk)
-        encoded = self._seen_from_here(desk, spans, num_rows)
+        encoded = replace(self._seen_from_here(desk, spans, num_rows), warnings=warnings)
         return FinishedSplits(encoded, grown, row_counts, numeric, train, num_examples, positives, shares)
 
     def close(self) -> None:
@@ -216,10 +219,11 @@ class Assembly:
 
     def _check_rows(
         self, desk: Desk, counted: Sequence[dict[str, Any]], bad_rows: BadRows | None, num_rows: int
-    ) -> None:
-        times = PointInTime(self._plan)
+    ) -> tuple[str, ...]:
+        times, matches = PointInTime(self._plan), JoinMatches(self._plan)
         for number, one in enumerate(counted):
             times.take_over(one["times"])
+            matches.take_over(one["matches"])
             if bad_rows is not None:
                 names = [f"{stages.BAD_ROWS}-{file}" for file in range(one["bad_rows"]["num_files"])]
                 folder = desk.fetch(f"read-{number:05d}", names)
@@ -227,7 +231,7 @@ class Assembly:
         if bad_rows is not None:
             bad_rows.close()
             bad_rows.check()
-        check_rows(self._plan, num_rows, times)
+        return check_rows(self._plan, num_rows, times, matches)
 
     def _all_rows(self, desk: Desk, counted: Sequence[dict[str, Any]], spans: Sequence[int]) -> AllRows:
         plan, split = self._plan, self._plan.job.evaluation.split
