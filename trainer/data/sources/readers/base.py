@@ -279,6 +279,17 @@ def text_of(path: FilePath) -> pa.NativeFile:
     return pa.input_stream(opened(path), compression=compression)
 
 
+def require_utf_8(text: bytes, path: FilePath) -> None:
+    """Check that the beginning of a file is not UTF-16, as Excel and Windows write it.
+
+    Raises:
+        DataError: it is.
+    """
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text:
+        remedy = "write the file in UTF-8: iconv -f UTF-16 -t UTF-8 FILE"
+        raise DataError("is UTF-16 text, or no text", where=str(path), remedy=remedy)
+
+
 def _with_values(kind: pa.DataType) -> pa.DataType:
     """Return the type of a column as it is read: without any value it counts as integers."""
     if pa.types.is_list(kind):

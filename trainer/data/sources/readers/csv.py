@@ -1,29 +1,30 @@
 """CSV files as streaming record batches with one type per column over all files. Torch-free.
 
 A column is int64, float64, a date or timestamp, bool or string: the narrowest that every value of every file fits. Only
-the empty field is null; strings such as NA are strings. Lists are written as ``a|b|c`` (see
-trainer.data.columns.values). Fields are separated by the first of ``,``, ``;``, tab and ``|`` that the header
-has.
+the empty field is null; strings such as NA are strings. Lists are written as ``a|b|c`` or ``[a, b, c]`` (see
+trainer.data.columns.text_lists). Fields are separated by the first of ``,``, ``;``, tab and ``|`` that the header has.
+A quoted field may hold line breaks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath
 from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
+from trainer.data.sources.readers.csv_head import BOM, Head, head_of
 
 _BLOCK_BYTES = 1 << 24
-_HEADER_BYTES = 1 << 16
-_DELIMITERS = (",", ";", "\t", "|")
-_QUOTED = re.compile(rb'"[^"]*"')
 _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
+_FAILED_ROW = re.compile(r"Row #(\d+)")
 
 
 class CsvReader(TextReader):
@@ -38,21 +39,25 @@ class CsvReader(TextReader):
 
     def __init__(self, paths: Sequence[FilePath]):
         super().__init__(paths)
-        self._delimiters: dict[FilePath, str] = {}
+        self._heads: dict[FilePath, Head] = {}
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of the header, with the types of the first block."""
         return self._open(path, None, {}).schema
 
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
-        """Read the file once, and once more for each column in which a value does not fit the type taken so far."""
+        """Read the file once, and once more for each column in which a value does not fit the type taken so far.
+
+        Raises:
+            DataError: a column is not UTF-8, or a quote is not closed.
+        """
         types: dict[str, pa.DataType] = {}
         while True:
             try:
-                batches = self._open(path, columns, types)
+                text = _CountedText(text_of(path))
+                batches = self._open(path, columns, types, text)
                 types = {field.name: field.type for field in batches.schema}
-                for _ in batches:
-                    pass
+                rows = sum(batch.num_rows for batch in batches)
                 break
             except pa.ArrowInvalid as error:
                 failed = self._failed_column(error, path)
@@ -62,6 +67,9 @@ class CsvReader(TextReader):
         for name, kind in types.items():
             if pa.types.is_binary(kind):
                 raise DataError("is not UTF-8 text", where=f"{path}, column '{name}'", remedy="write the file in UTF-8")
+        # Blank lines, or line breaks in quotes: an open quote would take the rows behind it for text.
+        if text.num_lines > rows + 1 + self._head(path).skipped_lines and (why := self._open_quote(path)):
+            raise super().unreadable(path, why)
         return types
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
@@ -69,28 +77,34 @@ class CsvReader(TextReader):
             for start in range(0, batch.num_rows, chunk_rows):
                 yield batch.slice(start, chunk_rows)
 
-    def delimiter_of(self, path: FilePath) -> str:
-        """Return what separates the fields of a file."""
-        if self.delimiter is not None:
-            return self.delimiter
-        if path not in self._delimiters:
-            with text_of(path) as stream:
-                header = stream.read(_HEADER_BYTES).lstrip(b"\xef\xbb\xbf\r\n").partition(b"\n")[0]
-            outside_quotes = _QUOTED.sub(b"", header)
-            self._delimiters[path] = next((one for one in _DELIMITERS if one.encode() in outside_quotes), ",")
-        return self._delimiters[path]
+    def unreadable(self, path: FilePath, why: str) -> DataError:
+        """Return the error, of an open quote where there is one: what comes of it says less."""
+        with contextlib.suppress(pa.ArrowException, OSError):
+            why = self._open_quote(path) or why
+        # Arrow counts from 1, and the header.
+        return super().unreadable(path, _FAILED_ROW.sub(lambda row: f"row {int(row[1]) - 2}", why))
+
+    def _head(self, path: FilePath) -> Head:
+        if path not in self._heads:
+            self._heads[path] = head_of(path, self.delimiter)
+        return self._heads[path]
 
     def _failed_column(self, error: Exception, path: FilePath) -> str | None:
         match = _FAILED_COLUMN.search(str(error))
         return self.schema(path).names[int(match[1])] if match else None
 
     def _open(
-        self, path: FilePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
+        self,
+        path: FilePath,
+        columns: Sequence[str] | None,
+        types: Mapping[str, pa.DataType],
+        text: _Text | None = None,
     ) -> pa.csv.CSVStreamingReader:
+        head = self._head(path)
         return pa.csv.open_csv(
-            text_of(path),
-            read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-            parse_options=pa.csv.ParseOptions(delimiter=self.delimiter_of(path), newlines_in_values=False),
+            pa.PythonFile(text or _Text(text_of(path)), "r"),
+            read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False, skip_rows=head.skipped_lines),
+            parse_options=pa.csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(
                 include_columns=columns,
                 column_types={name: kind for name, kind in types.items() if not pa.types.is_null(kind)},
@@ -98,6 +112,76 @@ class CsvReader(TextReader):
                 strings_can_be_null=True,
             ),
         )
+
+    def _open_quote(self, path: FilePath) -> str | None:
+        """Return what is wrong with the first quoted field that does not end as one, None where all do."""
+        delimiter = re.escape(self._head(path).delimiter.encode())
+        # A quote opens a field at its beginning alone; behind the closing one comes a delimiter or the line's end.
+        quoted = re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
+        with text_of(path) as stream:
+            line, text = 0, b"\n" + stream.read(_BLOCK_BYTES).removeprefix(BOM)
+            while text:
+                block = stream.read(_BLOCK_BYTES)
+                kept = len(text) - 1
+                for field in quoted.finditer(text, 1):
+                    why = ""
+                    if field.end() == len(text) and block:
+                        kept = field.start() - 1
+                        if len(text) - kept > _BLOCK_BYTES:
+                            why = f"is not closed within {_BLOCK_BYTES:,} bytes"
+                    elif field[1] is None:
+                        why = "is not closed"
+                    elif len(field[1]) > 1 and (breaks := _num_lines(field[0])):
+                        why = f"closes {breaks} lines below, with text behind it: one of the two is no quote of a field"
+                    if why:
+                        return f"the quote that opens in line {line + _num_lines(text[: field.start()])} {why}"
+                line += _num_lines(text[:kept])
+                text = text[kept:] + block if block else b""
+        return None
+
+
+class _Text:
+    """Stream of the bytes of a file for Arrow, which drops a line feed between two blocks behind a carriage return."""
+
+    closed = False
+
+    def __init__(self, stream: pa.NativeFile):
+        self._stream = stream
+
+    def read(self, size: int) -> pa.Buffer:
+        block = self._stream.read_buffer(size)
+        while len(block) and block[-1] == ord("\r") and (more := self._stream.read(1)):
+            block = pa.py_buffer(block.to_pybytes() + more)
+        return block
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _CountedText(_Text):
+    """Stream that counts lines."""
+
+    def __init__(self, stream: pa.NativeFile):
+        super().__init__(stream)
+        self._num_ends, self._last = 0, ord("\n")
+
+    @property
+    def num_lines(self) -> int:
+        """Lines so far, one without an end included."""
+        return self._num_ends + (self._last not in b"\r\n")
+
+    def read(self, size: int) -> pa.Buffer:
+        block = super().read(size)
+        if len(block):
+            # A line ends in a line feed, in a carriage return, or in both.
+            text = np.frombuffer(block, np.uint8)
+            self._num_ends += max(np.count_nonzero(text == ord(end)) for end in "\n\r")
+            self._last = block[-1]
+        return block
+
+
+def _num_lines(text: bytes) -> int:
+    return text.count(b"\n") or text.count(b"\r")
 
 
 def _wider(kind: pa.DataType) -> pa.DataType:
