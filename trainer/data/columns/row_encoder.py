@@ -268,7 +268,7 @@ class RowEncoder:
         if feature.derive is not None:
             if name not in chunk.batch.schema.names:
                 return None, self._history(name, feature, chunk)
-            elements, lengths = values.as_lists(chunk.column(name))
+            elements, lengths = values.as_lists(chunk, name)
             indices = Jagged(np.arange(len(elements)), np.append(0, np.cumsum(lengths))).last(feature.derive.length)
             return elements.take(pa.array(indices.values)), indices.lengths
         if feature.join is not None:
@@ -285,7 +285,7 @@ class RowEncoder:
             require_text(column.type, chunk.where(self._column(name, feature)))
             return ngram_lists(column, feature.effective_ngrams, chunk.where(self._column(name, feature)))
         if feature.type == "id_list":
-            return values.as_lists(column)
+            return values.as_lists(chunk, self._column(name, feature))
         if values.is_list(column.type):
             raise DataError(
                 f"holds {column.type}, the model reads one id for each row",

@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.data.columns import text_lists
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk
 from trainer.data.sources.types import is_list
 
 Kind = Literal["int", "string"]
-LIST_SEPARATOR = "|"
 
 
 def id_kind(type_: pa.DataType, where: str) -> Kind:
@@ -32,7 +32,7 @@ def id_kind(type_: pa.DataType, where: str) -> Kind:
         or (pa.types.is_decimal(type_) and type_.scale == 0)
     ):
         return "int"
-    if _is_string(type_):
+    if is_text(type_):
         return "string"
     raise DataError(f"holds {type_}: ids are integers or strings", where=where, remedy="convert the column")
 
@@ -50,7 +50,7 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
     """
     try:
         if kind == "string":
-            if not _is_string(array.type):
+            if not is_text(array.type):
                 array = as_ids(array, "int", where)
             return array.cast(pa.large_string())
         if pa.types.is_floating(array.type):
@@ -59,7 +59,7 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
         return array.cast(pa.int64())
     except pa.ArrowException as error:
         remedy = "make every id of this table an integer, or every one a string"
-        if not _is_string(array.type):
+        if not is_text(array.type):
             # In CSV and JSON Lines integers that are no int64 are floats, and in CSV numbers in quotes are numbers.
             remedy = (
                 "write the column as text (in CSV with a letter in each), or as int64: ids are of -2^63 to 2^63 - 1"
@@ -109,28 +109,40 @@ def require_ids(chunk: Chunk, column: str) -> None:
         )
 
 
-def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def as_lists(chunk: Chunk, column: str, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return (elements, lengths) of a column of lists; null lists and null elements are left out.
 
-    A single value is a list of one; with ``split``, text is a list written ``a|b|c``.
+    A single value is a list of one; with ``split``, text is a list as :mod:`trainer.data.columns.text_lists` says.
+
+    Raises:
+        DataError: at the first text in brackets that is no list.
     """
-    elements, parents = raw_lists(array, split)
+    array = chunk.column(column)
+    elements, parents, unreadable = raw_lists(array, split)
+    if unreadable.any():
+        row = int(np.flatnonzero(unreadable)[0])
+        what = f"{array[row].as_py()[:60]!r} is no list of texts or numbers with commas between them"
+        raise DataError(what, where=chunk.where(column, row), remedy=text_lists.REMEDY)
     if elements.null_count:
         valid = pc.is_valid(elements)
         parents, elements = parents[valid.to_numpy(zero_copy_only=False)], elements.filter(valid)
     return elements, np.bincount(parents, minlength=len(array)).astype(np.int64)
 
 
-def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return (elements, null ones too; the row of each) of a column of lists, read as by :func:`as_lists`."""
+def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return (elements, null ones too; the row of each; rows that are no lists) of a column of lists.
+
+    They are read as by :func:`as_lists`.
+    """
+    unreadable = np.zeros(len(array), dtype=bool)
     if pa.types.is_null(array.type):
         array = array.cast(pa.large_list(pa.null()))
-    if split and _is_string(array.type):
-        array = pc.if_else(pc.equal(array, ""), None, array)
-        array = pc.split_pattern(array, LIST_SEPARATOR)
+    if split and is_text(array.type):
+        array, unreadable = text_lists.split(array)
     if not is_list(array.type):
         array = pa.LargeListArray.from_arrays(pa.array(np.arange(len(array) + 1), type=pa.int64()), array, mask=None)
-    return pc.list_flatten(array), pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    parents = pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    return pc.list_flatten(array), parents, unreadable
 
 
 def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
@@ -145,7 +157,7 @@ def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
         position = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise _bad_number("null", chunk, column, position, purpose)
     try:
-        if _is_string(kind):
+        if is_text(kind):
             array = text_as_times(array)
             kind = array.type
         if pa.types.is_temporal(kind):
@@ -194,5 +206,6 @@ def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: st
     )
 
 
-def _is_string(type_: pa.DataType) -> bool:
+def is_text(type_: pa.DataType) -> bool:
+    """Return True for text of any length."""
     return pa.types.is_string(type_) or pa.types.is_large_string(type_)

@@ -264,6 +264,8 @@ def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
     )
 
 
+BOM = b"\xef\xbb\xbf"
+"""Bytes that some programs write ahead of text in UTF-8."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """By the last ending of a name, how a file of text is compressed."""
 

@@ -19,8 +19,8 @@ import pyarrow.csv
 
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath
-from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
-from trainer.data.sources.readers.csv_head import BOM, Head, head_of
+from trainer.data.sources.readers.base import BOM, TextReader, text_of, with_compressions
+from trainer.data.sources.readers.csv_head import Head, head_of
 
 _BLOCK_BYTES = 1 << 24
 _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")

@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import FilePath
-from trainer.data.sources.readers.base import require_utf_8, text_of
+from trainer.data.sources.readers.base import BOM, require_utf_8, text_of
 
-BOM = b"\xef\xbb\xbf"
-"""Bytes that some programs write before text in UTF-8."""
 _HEAD_BYTES = 1 << 16
 _SAMPLE_ROWS = 100
 _DELIMITERS = (",", ";", "\t", "|")
@@ -52,7 +50,7 @@ def head_of(path: FilePath, delimiter: str | None) -> Head:
         raise DataError(
             "has fields separated by '::'",
             where=str(path),
-            remedy=r"write one character, and a header: (echo user,item,...; sed 's/::/\t/g' FILE) > rows.tsv",
+            remedy=r"write tabs, and a header: (printf 'user\titem\trating\n'; sed 's/::/\t/g' FILE) > rows.tsv",
         )
     delimiter = delimiter or found or ","
     lines = csv.reader(io.StringIO(text.decode("utf-8", "replace"), newline=""), delimiter=delimiter)
@@ -83,7 +81,7 @@ def _require_header(sample: Sequence[Sequence[str]], path: FilePath) -> None:
 def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Return whether a first line has numbers or dates above numbers or dates, and no name above them."""
     numbers = [str(number) for number in range(len(header))]
-    if header == numbers or header[1:] == numbers[:-1] or not rows:
+    if header == numbers or header == ["", *numbers[:-1]] or not rows:
         return False  # as pandas names columns that have no names
     has_value = False
     for name, column in zip(header, zip(*rows, strict=True), strict=True):

@@ -169,8 +169,7 @@ def test_a_manifest_is_proposed_and_profiled(name, dataset_spec, tmp_path):
     WRITERS[name](rows_table(), tmp_path / name)
     assert sorted(column_names(tmp_path / name)) == sorted(rows_table().column_names)
     document = infer(tmp_path / name)
-    # Text does not say that it is a list.
-    assert document["features"]["tags"] == {"type": "id" if ".tsv" in name or ".csv" in name else "id_list"}
+    assert document["features"]["tags"] == {"type": "id_list"}
     assert profile(dataset_spec(tmp_path / name, **FIELDS))["rows"] == 400
 
 
