@@ -27,7 +27,8 @@ _UNCLEAR = r"[^\s,;][\s,;]+[^\s,;]"
 REMEDY = 'write lists as 27|9, [27, 9] or ["a", "b"], or use type: id where each value is one id'
 # Round brackets are of a list with a comma alone: "(no genres listed)" is an id.
 _BRACKETS = r"(?s)^\s*(\[.*\]|\{.*\}|\(.*,.*\)|\(\s*(-?\d+|\"[^\"]*\"|'[^']*')?\s*\))\s*$"
-_SEVERAL = r"[\]})]\s*\|"
+_QUOTED = r"""(?s)"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
+_SEVERAL = r"[\]})][^\[\](){},]*\|"
 _MAYBE_BRACKETS = r"^\s*[\[{(]"
 _ELEMENT = re.compile(
     r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<plain>(?!\.\.\.)[^\s,"'\[\]{}()|]+))\s*(?:,|\Z)""",
@@ -57,7 +58,8 @@ def in_brackets(array: pa.Array) -> pa.Array:
     maybe = pc.fill_null(pc.match_substring_regex(array, _MAYBE_BRACKETS), False)
     if not pc.any(maybe).as_py():
         return maybe
-    whole = pc.and_not(pc.match_substring_regex(array, _BRACKETS), pc.match_substring_regex(array, _SEVERAL))
+    bare = pc.replace_substring_regex(array, _QUOTED, "''")
+    whole = pc.and_not(pc.match_substring_regex(array, _BRACKETS), pc.match_substring_regex(bare, _SEVERAL))
     return pc.and_(maybe, pc.fill_null(whole, False))
 
 

@@ -287,7 +287,7 @@ def require_utf_8(text: bytes, path: FilePath) -> None:
     Raises:
         DataError: it is.
     """
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text:
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:4]:
         remedy = "write the file in UTF-8: iconv -f UTF-16 -t UTF-8 FILE"
         raise DataError("is UTF-16 text, or no text", where=str(path), remedy=remedy)
 

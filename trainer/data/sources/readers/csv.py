@@ -23,6 +23,7 @@ from trainer.data.sources.readers.base import BOM, TextReader, text_of, with_com
 from trainer.data.sources.readers.csv_head import Head, head_of
 
 _BLOCK_BYTES = 1 << 24
+_TAIL_BYTES = 1 << 16
 _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
 _FAILED_ROW = re.compile(r"Row #(\d+)")
 
@@ -68,7 +69,9 @@ class CsvReader(TextReader):
             if pa.types.is_binary(kind):
                 raise DataError("is not UTF-8 text", where=f"{path}, column '{name}'", remedy="write the file in UTF-8")
         # Blank lines, or line breaks in quotes: an open quote would take the rows behind it for text.
-        if text.num_lines > rows + 1 + self._head(path).skipped_lines and (why := self._open_quote(path)):
+        has_breaks = text.num_lines > rows + 1 + self._head(path).skipped_lines
+        is_cut = any(field[1] is None for field in self._quoted(path).finditer(b"\n" + text.last_line, 1))
+        if (has_breaks or is_cut) and (why := self._open_quote(path)):
             raise super().unreadable(path, why)
         return types
 
@@ -113,11 +116,17 @@ class CsvReader(TextReader):
             ),
         )
 
+    def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
+        """Return the pattern of quoted fields: group 1 is the closing quote, with text behind it that is of the field.
+
+        A quote opens a field at its beginning alone.
+        """
+        delimiter = re.escape(self._head(path).delimiter.encode())
+        return re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
+
     def _open_quote(self, path: FilePath) -> str | None:
         """Return what is wrong with the first quoted field that does not end as one, None where all do."""
-        delimiter = re.escape(self._head(path).delimiter.encode())
-        # A quote opens a field at its beginning alone; behind the closing one comes a delimiter or the line's end.
-        quoted = re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
+        quoted = self._quoted(path)
         with text_of(path) as stream:
             line, text = 0, b"\n" + stream.read(_BLOCK_BYTES).removeprefix(BOM)
             while text:
@@ -163,20 +172,24 @@ class _CountedText(_Text):
 
     def __init__(self, stream: pa.NativeFile):
         super().__init__(stream)
-        self._num_ends, self._last = 0, ord("\n")
+        self._num_ends, self._tail = 0, b""
+
+    @property
+    def last_line(self) -> bytes:
+        """The line without an end at the end of the text, or as much of it as _TAIL_BYTES hold."""
+        return re.split(rb"[\r\n]", self._tail)[-1]
 
     @property
     def num_lines(self) -> int:
         """Lines so far, one without an end included."""
-        return self._num_ends + (self._last not in b"\r\n")
+        return self._num_ends + bool(self.last_line)
 
     def read(self, size: int) -> pa.Buffer:
         block = super().read(size)
-        if len(block):
-            # A line ends in a line feed, in a carriage return, or in both.
-            text = np.frombuffer(block, np.uint8)
-            self._num_ends += max(np.count_nonzero(text == ord(end)) for end in "\n\r")
-            self._last = block[-1]
+        # A line ends in a line feed, in a carriage return, or in both.
+        text = np.frombuffer(block, np.uint8)
+        self._num_ends += max(np.count_nonzero(text == ord(end)) for end in "\n\r")
+        self._tail = (self._tail + block[-_TAIL_BYTES:].to_pybytes())[-_TAIL_BYTES:]
         return block
 
 
