@@ -422,7 +422,7 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     named = any(pattern.match(found.plain_name) for pattern in (_USER_NAMES, _ITEM_NAMES))
     if not is_text or found.is_times:
         return found
-    pair = tuple(pc.unique(column).drop_null().to_pylist()) if distinct - (column.null_count > 0) == 2 else ()
+    pair = tuple(pc.unique(column).drop_null().to_pylist()) if distinct == 2 else ()
     return replace(found, pair=pair, **_text_lists(column, named or _is_text(found)))
 
 
