@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.columns import values
+from trainer.data.columns import text_lists, values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.hashing import id_keys
 from trainer.data.columns.history_lookup import HistoryLookup
@@ -34,6 +34,8 @@ from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
 
+_MOST_LOOKED_AT = 100
+"""Unknown ids of a chunk that are taken apart, to see whether they are lists."""
 Int64s = npt.NDArray[np.int64]
 
 
@@ -204,6 +206,8 @@ class RowEncoder:
                 continue
             assert not isinstance(lengths, Jagged)
             rows, nulls = self._encode(feature.shares or name, ids, f"{chunk.file.path}, feature '{name}'")
+            if feature.type == "id_list" and feature.join is None and lengths is not None and values.is_text(ids.type):
+                self._require_clear(name, feature, chunk, ids.filter(pa.array(rows == UNKNOWN_ROW)))
             encoded.missing[name] = nulls
             encoded.unknown[name] = int((rows == UNKNOWN_ROW).sum()) - nulls
             encoded.rows[name] = rows if lengths is None else Jagged(rows, np.append(0, np.cumsum(lengths)))
@@ -250,6 +254,14 @@ class RowEncoder:
         known = values.as_ids(ids, self._kind(table), where)
         indices = codes.encode(_hashed(known) if pa.types.is_uint64(codes.ids.type) else known)
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW), known.null_count
+
+    def _require_clear(self, name: str, feature: Feature, chunk: Chunk, unknown: pa.Array) -> None:
+        """Check that no unknown id of a list is several known ones with something else than a pipe between them."""
+        for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
+            parts = pa.array(text_lists.parts(text))
+            if (self._encode(feature.shares or name, parts, "")[0] != UNKNOWN_ROW).all():
+                what = f"{text[:60]!r} is no id that the model knows, and a list of those that it knows"
+                raise DataError(what, where=chunk.where(self._column(name, feature)), remedy=text_lists.REMEDY)
 
     def _kind(self, table: str) -> Kind:
         return "int" if pa.types.is_int64(self._codes[table].ids.type) else "string"

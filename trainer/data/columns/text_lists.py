@@ -92,13 +92,23 @@ def _unquoted(quoted: str) -> str | None:
     return None
 
 
+def unclear(texts: pa.Array) -> list[str]:
+    """Return the texts that may be lists or ids."""
+    return list(texts.filter(pc.match_substring_regex(texts, _UNCLEAR)).to_pylist())
+
+
+def parts(text: str) -> list[str]:
+    """Return the ids of a text that may be a list, if it is one."""
+    return re.split(r"[\s,;]+", text.strip())
+
+
 def require_clear(chunks: Iterable[Chunk], column: str) -> None:
     """Check that it is clear what separates the elements of a column's lists, where these are text.
 
     Raises:
         DataError: a value such as ``27,9`` or ``27 9`` may be a list or one id, and no value has a pipe.
     """
-    unclear: DataError | None = None
+    error: DataError | None = None
     for chunk in chunks:
         texts = chunk.column(column)
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
@@ -106,10 +116,10 @@ def require_clear(chunks: Iterable[Chunk], column: str) -> None:
         plain = texts.filter(pc.invert(in_brackets(texts)))
         if pc.any(pc.match_substring(plain, LIST_SEPARATOR)).as_py():
             return
-        if unclear is None and pc.any(pc.match_substring_regex(plain, _UNCLEAR)).as_py():
+        if error is None and pc.any(pc.match_substring_regex(plain, _UNCLEAR)).as_py():
             rows = pc.and_(pc.match_substring_regex(texts, _UNCLEAR), pc.invert(in_brackets(texts)))
             row = pc.index(rows, True).as_py()
             what = f"{texts[row].as_py()[:60]!r} may be a list or one id, and no value has '{LIST_SEPARATOR}'"
-            unclear = DataError(what, where=chunk.where(column, row), remedy=REMEDY)
-    if unclear is not None:
-        raise unclear
+            error = DataError(what, where=chunk.where(column, row), remedy=REMEDY)
+    if error is not None:
+        raise error

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.columns import values
+from trainer.data.columns.row_encoder import RowEncoder
 from trainer.data.columns.text_lists import split
 from trainer.data.columns.vectors import Vector, read_vectors, require_lists, vector_problems
 from trainer.data.errors import DataError
@@ -214,6 +215,26 @@ def test_lists_of_a_joined_file(tmp_path):
     join = JoinTable(Join(uri=str(path), on="item", column="tags", take="all"), str(path))
     ids, lengths = join.ids(join.positions(pa.array(["i2", "i0", "i1"]), ""))
     assert (ids.to_pylist(), lengths.tolist()) == (["c d", "a", "b"], [1, 2, 0])
+
+
+@pytest.mark.parametrize("ids", [["27", "9"], [27, 9]])
+@pytest.mark.parametrize("text", ["[27, 9]", "['27', '9']", "27|9", "{27,9}", "27", "[]"])
+def test_scored_rows_have_the_lists_of_training(text, ids, dataset_spec, tmp_path):
+    spec = dataset_spec(pa.table(columns_of([text])), features={"tags": {"type": "id_list"}})
+    (chunk,) = Source(spec.uri).stream(["tags"])
+    encoded = RowEncoder(spec, spec.features, {"tags": pa.array(ids)}).encode(chunk)
+    assert encoded.rows["tags"].values.tolist() == {"27": [2], "[]": []}.get(text, [2, 3])
+    assert encoded.unknown == {"tags": 0}
+
+
+def test_scored_rows_whose_lists_are_written_otherwise_are_refused(dataset_spec):
+    spec = dataset_spec(pa.table(columns_of(["27", "27 9", "9"])), features={"tags": {"type": "id_list"}})
+    (chunk,) = Source(spec.uri).stream(["tags"])
+    with pytest.raises(DataError, match="'27 9' is no id that the model knows, and a list of those that it knows"):
+        RowEncoder(spec, spec.features, {"tags": pa.array(["27", "9"])}).encode(chunk)
+    for known in (["27", "8"], ["27", "9", "27 9"]):
+        encoded = RowEncoder(spec, spec.features, {"tags": pa.array(known)}).encode(chunk)
+        assert encoded.rows["tags"].lengths.tolist() == [1, 1, 1]
 
 
 def test_weights_are_text_too(dataset_spec, job_spec, tmp_path):

@@ -188,7 +188,7 @@ class _CountedText(_Text):
         block = super().read(size)
         # A line ends in a line feed, in a carriage return, or in both.
         text = np.frombuffer(block, np.uint8)
-        self._num_ends += max(np.count_nonzero(text == ord(end)) for end in "\n\r")
+        self._num_ends += max(int(np.count_nonzero(text == ord(end))) for end in "\n\r")
         self._tail = (self._tail + block[-_TAIL_BYTES:].to_pybytes())[-_TAIL_BYTES:]
         return block
 
