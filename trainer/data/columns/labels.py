@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.data.columns.numeric import as_floats
-from trainer.data.columns.values import as_numbers, is_there
+from trainer.data.columns.numeric import COMMA_REMEDY, as_floats, has_comma
+from trainer.data.columns.values import as_numbers, is_text, is_there
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import LABEL, VALUE
 from trainer.data.sources.source import Chunk
@@ -25,6 +25,38 @@ _COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+
+
+_YES = frozenset(
+    ("yes", "y", "true", "t", "on", "ok", "pos", "positive", "click", "clicked", "like", "liked", "buy", "bought")
+)
+_NO = frozenset(("no", "n", "not", "none", "false", "f", "off", "neg", "negative", "non-click", "0"))
+
+
+def rule_for(column: str, low: float, high: float, distinct: int) -> str:
+    """Return the label that a column of other numbers than 0 and 1 may be meant as: the higher of two, or four of five.
+
+    Below or from 0 on, such as a count, what is above 0 counts.
+    """
+    limit = f">= {high:g}" if distinct == 2 else f">= {0.8 * high:g}" if low > 0 else "> 0"
+    return f"label: {{rule: '{column} {limit}'}}"
+
+
+def positive_of(texts: Sequence[str]) -> str | None:
+    """Return which of two texts says yes, None where it is not known."""
+    if len(texts) != 2:
+        return None
+    first, second = (text.strip().lower() for text in texts)
+    if first in _YES or second in _NO:
+        return texts[0]
+    return texts[1] if second in _YES or first in _NO else None
+
+
+def as_numbers_remedy(column: str, texts: Sequence[str]) -> str:
+    """Return how to make a label of a column of texts: no rule reads them."""
+    positive = positive_of(texts)
+    example = f", in pandas: rows['{column}'] = (rows['{column}'] == {positive or 'WHAT IS POSITIVE'!r}).astype(int)"
+    return f"write it as 0 and 1{example}"
 
 
 def label_dtype(dataset: DatasetSpec) -> np.dtype[Any]:
@@ -44,6 +76,8 @@ def labels_of(
     """
     if label.positive is not None:
         return np.ones(len(chunk), dtype=np.uint8)
+    assert label.source_column is not None
+    _require_numbers(chunk, label.source_column)
     if label.value is not None:
         return _values_of(chunk, label.value, least)
     if label.rule is not None:
@@ -55,12 +89,27 @@ def labels_of(
     values = as_numbers(chunk, label.column, "label")
     bad = np.flatnonzero((values != 0) & (values != 1))
     if len(bad):
+        rule = rule_for(label.column, float(values.min()), float(values.max()), len(np.unique(values)))
         raise DataError(
             f"the label is {values[bad[0]]}, neither 0 nor 1",
             where=chunk.where(label.column, int(bad[0])),
-            remedy=f"correct it, or use a rule such as label: {{rule: '{label.column} >= 1'}}",
+            remedy=f"correct it, or use a rule, such as {rule}",
         )
     return values.astype(np.uint8)
+
+
+def _require_numbers(chunk: Chunk, column: str) -> None:
+    array = chunk.column(column)
+    if not is_text(array.type):
+        return
+    bad = np.flatnonzero(as_floats(array)[1])
+    if len(bad):
+        text = array[int(bad[0])].as_py()
+        remedy = as_numbers_remedy(column, array.unique().drop_null().to_pylist())
+        if has_comma(text):
+            remedy = COMMA_REMEDY
+        what = f"the label is {text!r}, and labels are numbers"
+        raise DataError(what, where=chunk.where(column, int(bad[0])), remedy=remedy)
 
 
 def _values_of(chunk: Chunk, column: str, least: float | None) -> npt.NDArray[np.float32]:

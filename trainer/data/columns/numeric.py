@@ -7,6 +7,7 @@ the feature: the mean of the transformed training values, a number that is trans
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainer.data.sources.source import Chunk
 from trainer.data.sources.types import is_text
 from trainer.spec import Feature
 
+COMMA_REMEDY = "write a point before the fraction and nothing between thousands: 2.5, 1234"
 NUMERIC_FILE = "numeric.json"
 NUM_QUANTILES = 1000
 # Quantiles are those of so many training values at most, evenly spaced over the rows.
@@ -194,6 +196,11 @@ def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
     return values, bad
 
 
+def has_comma(value: Any) -> bool:
+    """Return True for text such as ``2,5`` and ``1,234.5``."""
+    return isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d[\d.]*(,\d+)+(\.\d+)?\s*", value) is not None
+
+
 def problems_of(feature: Numeric, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
     """Return (values, which of them are bad for this feature)."""
     values, bad = as_floats(array)
@@ -224,7 +231,9 @@ def read_number(feature: Numeric, chunk: Chunk) -> Float64s:
         raise DataError(
             f"feature '{feature.name}' is {value!r}: {'missing' if is_missing else 'no finite number'}",
             where=chunk.where(feature.column, row),
-            remedy="correct it, remove the row, or set max_bad_rows of the dataset"
+            remedy=COMMA_REMEDY
+            if has_comma(value)
+            else "correct it, remove the row, or set max_bad_rows of the dataset"
             + (", or missing of the feature" if is_missing else ""),
         )
     return values

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.columns import values
+from trainer.data.columns import text_lists, values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.hashing import id_keys
 from trainer.data.columns.history_lookup import HistoryLookup
@@ -35,6 +35,8 @@ from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, likely_rea
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
 
+_MOST_LOOKED_AT = 100
+"""Unknown ids of a chunk that are taken apart, to see whether they are lists."""
 Int64s = npt.NDArray[np.int64]
 
 
@@ -212,6 +214,8 @@ class RowEncoder:
                 continue
             assert not isinstance(lengths, Jagged)
             rows = self._encode(feature.shares or name, ids, f"{chunk.file.path}, feature '{name}'")
+            if feature.type == "id_list" and feature.join is None and lengths is not None and values.is_text(ids.type):
+                self._require_clear(name, feature, chunk, ids.filter(pa.array(rows == UNKNOWN_ROW)))
             matches = KeyMatches.of(ids, np.where(rows == UNKNOWN_ROW, -1, rows))
             encoded.matches[name] = matches
             encoded.missing[name] = len(ids) - matches.num_keys
@@ -221,7 +225,7 @@ class RowEncoder:
 
     def warnings(self, matches: Mapping[str, KeyMatches]) -> list[str]:
         """Return a warning for each feature and join (nearly) none of whose ids are known."""
-        warnings = []
+        warnings: list[str] = []
         for name, found in matches.items():
             if not found.exceeds(max(1.0 - LEAST_FOUND, self._dataset.max_unmatched)):
                 continue
@@ -286,6 +290,14 @@ class RowEncoder:
         indices = codes.encode(_hashed(known) if pa.types.is_uint64(codes.ids.type) else known)
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW)
 
+    def _require_clear(self, name: str, feature: Feature, chunk: Chunk, unknown: pa.Array) -> None:
+        """Check that no unknown id of a list is several known ones with something else than a pipe between them."""
+        for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
+            parts = pa.array(text_lists.parts(text))
+            if (self._encode(feature.shares or name, parts, "") != UNKNOWN_ROW).all():
+                what = f"{text[:60]!r} is no id that the model knows, and a list of those that it knows"
+                raise DataError(what, where=chunk.where(self._column(name, feature)), remedy=text_lists.REMEDY)
+
     def _kind(self, table: str) -> Kind:
         return "int" if pa.types.is_int64(self._codes[table].ids.type) else "string"
 
@@ -303,7 +315,7 @@ class RowEncoder:
         if feature.derive is not None:
             if name not in chunk.batch.schema.names:
                 return None, self._history(name, feature, chunk)
-            elements, lengths = values.as_lists(chunk.column(name))
+            elements, lengths = values.as_lists(chunk, name)
             indices = Jagged(np.arange(len(elements)), np.append(0, np.cumsum(lengths))).last(feature.derive.length)
             return elements.take(pa.array(indices.values)), indices.lengths
         if feature.join is not None:
@@ -322,7 +334,7 @@ class RowEncoder:
             require_text(column.type, chunk.where(self._column(name, feature)))
             return ngram_lists(column, feature.effective_ngrams, chunk.where(self._column(name, feature)))
         if feature.type == "id_list":
-            return values.as_lists(column)
+            return values.as_lists(chunk, self._column(name, feature))
         if values.is_list(column.type):
             raise DataError(
                 f"holds {column.type}, the model reads one id for each row",

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.data.columns import text_lists
 from trainer.data.errors import DataError
 from trainer.data.sources.id_types import are_written_as_integers
 from trainer.data.sources.id_types import some_are_written_as_integers as some_are_written_as_integers
@@ -18,7 +19,6 @@ from trainer.data.sources.types import element_type as element_type
 from trainer.data.sources.types import is_list, is_text
 
 Kind = Literal["int", "string"]
-LIST_SEPARATOR = "|"
 
 
 def id_kind(type_: pa.DataType, where: str) -> Kind:
@@ -117,28 +117,40 @@ def require_ids(chunk: Chunk, column: str) -> None:
         )
 
 
-def as_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def as_lists(chunk: Chunk, column: str, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return (elements, lengths) of a column of lists; null lists and null elements are left out.
 
-    A single value is a list of one; with ``split``, text is a list written ``a|b|c``.
+    A single value is a list of one; with ``split``, text is a list as :mod:`trainer.data.columns.text_lists` says.
+
+    Raises:
+        DataError: at the first text in brackets that is no list.
     """
-    elements, parents = raw_lists(array, split)
+    array = chunk.column(column)
+    elements, parents, unreadable = raw_lists(array, split)
+    if unreadable.any():
+        row = int(np.flatnonzero(unreadable)[0])
+        what = f"{array[row].as_py()[:60]!r} is no list of texts or numbers with commas between them"
+        raise DataError(what, where=chunk.where(column, row), remedy=text_lists.REMEDY)
     if elements.null_count:
         valid = pc.is_valid(elements)
         parents, elements = parents[valid.to_numpy(zero_copy_only=False)], elements.filter(valid)
     return elements, np.bincount(parents, minlength=len(array)).astype(np.int64)
 
 
-def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return (elements, null ones too; the row of each) of a column of lists, read as by :func:`as_lists`."""
+def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return (elements, null ones too; the row of each; rows that are no lists) of a column of lists.
+
+    They are read as by :func:`as_lists`.
+    """
+    unreadable = np.zeros(len(array), dtype=bool)
     if pa.types.is_null(array.type):
         array = array.cast(pa.large_list(pa.null()))
     if split and is_text(array.type):
-        array = pc.if_else(pc.equal(array, ""), None, array)
-        array = pc.split_pattern(array, LIST_SEPARATOR)
+        array, unreadable = text_lists.split(array)
     if not is_list(array.type):
         array = pa.LargeListArray.from_arrays(pa.array(np.arange(len(array) + 1), type=pa.int64()), array, mask=None)
-    return pc.list_flatten(array), pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    parents = pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    return pc.list_flatten(array), parents, unreadable
 
 
 def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:

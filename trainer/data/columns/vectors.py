@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer.data.columns import values
 from trainer.data.columns.numeric import as_floats
@@ -148,7 +149,7 @@ def require_lists(type_: pa.DataType, vector: Vector, where: str) -> None:
     """
     if pa.types.is_null(type_):
         return
-    if not values.is_list(type_):
+    if not values.is_list(type_) and not values.is_text(type_):
         remedy = "write lists of numbers of one length, or use another type for the feature"
         raise DataError(f"holds {type_}, and a vector is a list of numbers", where=where, remedy=remedy)
     if pa.types.is_fixed_size_list(type_) and type_.list_size != vector.dim:
@@ -165,10 +166,12 @@ def vector_problems(vector: Vector, array: pa.Array) -> tuple[Float32s, Mask, Ma
     found = np.zeros((count, vector.dim), dtype=VALUE)
     if pa.types.is_null(array.type):
         return found, np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
-    if not values.is_list(array.type):
+    if values.is_text(array.type):
+        array = pc.if_else(pc.equal(array, ""), None, array)
+    elif not values.is_list(array.type):
         return found, np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
     missing = ~array.is_valid().to_numpy(zero_copy_only=False)
-    elements, of = values.raw_lists(array, split=False)
+    elements, of, _ = values.raw_lists(array)
     numbers, wrong = as_floats(elements)
     bad = ~missing & (np.bincount(of, minlength=count) != vector.dim)
     bad[of[wrong | np.isnan(numbers)]] = True
@@ -208,6 +211,8 @@ def scaled(vector: Vector, found: Float32s) -> Float32s:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(value[:60])
     if not isinstance(value, list) or len(value) <= 4:
         return repr(value)
     return f"[{', '.join(map(repr, value[:3]))}, ...] of {len(value)}"

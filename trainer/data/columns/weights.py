@@ -38,12 +38,12 @@ class Columns(Protocol):
 def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
     """Return ids and weights of the rows; null ids are left out with their weights."""
     assert use.weights is not None
-    ids, of = values.raw_lists(chunk.column(use.column))
-    given, of_given = values.raw_lists(chunk.column(use.weights))
+    ids, of, no_ids = values.raw_lists(chunk.column(use.column))
+    given, of_given, no_weights = values.raw_lists(chunk.column(use.weights))
     count = len(chunk)
     numbers, wrong = as_floats(given)
     wrong = wrong | np.isnan(numbers) | (numbers < 0)
-    bad = np.bincount(of, minlength=count) != np.bincount(of_given, minlength=count)
+    bad = no_ids | no_weights | (np.bincount(of, minlength=count) != np.bincount(of_given, minlength=count))
     bad[of_given[wrong]] = True
     good = ~bad[of]
     ids, of, numbers = ids.filter(pa.array(good)), of[good], numbers[~bad[of_given]]

@@ -226,6 +226,8 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
         array = chunk.column(use.column)
         if use.ngrams is None and (plan.kinds[use.domain] == "int" or not is_text(values.element_type(array.type))):
             yield use.column, "no integer id", ~(_are_lists_of_ids(array) if use.is_list else _are_ids(array))
+        elif use.is_list:
+            yield use.column, "no list", values.raw_lists(array)[2]
         if use.weights is not None:
             yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
     for column in plan.required:
@@ -304,8 +306,8 @@ def _there(chunk: Chunk, column: str) -> Mask:
 
 def _are_lists_of_ids(array: pa.Array) -> Mask:
     """Return where lists have ids alone, as :func:`_are_ids` says."""
-    elements, parents = values.raw_lists(array)
-    mask = np.ones(len(array), dtype=bool)
+    elements, parents, unreadable = values.raw_lists(array)
+    mask = ~unreadable
     mask[parents[~_are_ids(elements)]] = False
     return mask
 

@@ -375,7 +375,7 @@ def ids_of(chunk: Chunk, use: ColumnUse, kind: Kind) -> tuple[pa.Array, npt.NDAr
     if use.ngrams is not None:
         return ngram_lists(column, use.ngrams, chunk.where(use.column))
     if use.is_list:
-        elements, lengths = values.as_lists(column)
+        elements, lengths = values.as_lists(chunk, use.column)
         return values.as_ids(elements, kind, chunk.where(use.column)), lengths
     return values.as_ids(column, kind, chunk.where(use.column)), None
 

@@ -56,7 +56,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
             if ngrams is not None:
                 array = ngram_lists(array, ngrams, chunk.where(column))[0]
             elif spec.features[name].is_list:
-                array = values.as_lists(array)[0]
+                array = values.as_lists(chunk, column)[0]
             distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
         for name, range_ in numeric.items():
             range_.add(chunk.column(columns_of[name]))

@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 import yaml
 
 from trainer.data.columns import values
+from trainer.data.columns.labels import as_numbers_remedy, positive_of, rule_for
+from trainer.data.columns.text_lists import REMEDY, in_brackets, split
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source, local_path
 from trainer.data.sources.times import DATE, ZONED, read_days, read_times
@@ -48,6 +50,10 @@ _NOT_FEATURES = re.compile(
     r"^(is_)?(train|test|valid|validation|split|fold)$|^(probability|weight|index)$|^__index", re.I
 )
 _MEAN_TEXT_LENGTH = 64
+_NUMBER = r"^\s*[-+]?\d[\d.,]*\s*$"
+_NUMBER_WITH_COMMA = r"^\s*[-+]?\d[\d.]*(,\d{3})*,\d+(\.\d+)?\s*$"
+_CODES = r"^\s*[^\s,;]*\d[^\s,;]*([\s,;]+[^\s,;]*\d[^\s,;]*)+\s*$|^[^,;]+([,;][^,;]+)+$"
+"""Pattern of codes with blanks between them, and of words with commas: lists of ids, or ids."""
 _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
 """From so many words on average, and so many distinct values, strings are texts and no names of categories."""
 
@@ -78,6 +84,12 @@ class _Column:
     dim: int = 0
     """Of lists of numbers that are all of one length."""
     is_dates: bool = False
+    text_lists: str = ""
+    """What its texts are where they may be lists: ``lists``, ``unclear``, ``numbers`` with commas, ``unreadable``."""
+    pair: tuple[str, ...] = ()
+    """Its texts, where there are two."""
+    example: str = ""
+    """The first of its texts that are so."""
     is_times: bool = False
     """Text in which times are written."""
     has_hours: bool = False
@@ -148,6 +160,10 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
         features[feature] = {"type": kind} if feature == column.name else {"type": kind, "column": column.name}
         if kind == "vector":
             features[feature]["dim"] = column.dim
+        if column.text_lists == "unclear" and kind == "id":
+            notes.append(
+                f"'{feature}' has values such as '{column.example}', each of which is read as one id; {REMEDY}"
+            )
         if kind == "text":
             notes.append(f"'{feature}' has about {column.mean_words:.0f} words: a text, read by its hashed n-grams")
         if column.name in in_digits:
@@ -237,19 +253,22 @@ def _named_labels(columns: dict[str, _Column]) -> list[_Column]:
 def _is_no_label(column: _Column) -> bool:
     """Return whether a column is named like a label and is none: what it says is not known when a model is asked."""
     is_partial = column.whole and (column.low, column.high) == (0.0, 1.0) and column.nulls > 0
-    named = _LABEL_NAMES.match(column.plain_name) or (is_partial and _ACTION_NAMES.search(column.plain_name))
+    is_answer = is_partial or (column.distinct == 2 and (column.whole or positive_of(column.pair) is not None))
+    named = _LABEL_NAMES.match(column.plain_name) or (is_answer and _ACTION_NAMES.search(column.plain_name))
     return bool(named) and not column.is_binary
 
 
 def _as_label(column: _Column) -> str:
     """Return how a column that is no label may be one."""
     if column.low is None:
-        return "write it as 0 and 1"
+        return as_numbers_remedy(column.name, column.pair)
     if column.name != column.plain_name:
         return f"it is not of 0 and 1 in every row; a filter or a rule may help, once its name is '{column.plain_name}'"
     if column.nulls:
         return f'some rows have none, as a label of several may; for one set filter: "{column.name} is not None"'
-    return f"it is not of 0 and 1; a rule may make one of it: label: {{rule: '{column.name} >= {column.high:g}'}}"
+    assert column.high is not None
+    rule = rule_for(column.name, column.low, column.high, column.distinct)
+    return f"it is not of 0 and 1; a rule may make one of it: {rule}"
 
 
 def _as_time(column: _Column) -> str:
@@ -276,7 +295,11 @@ def _unreadable(column: _Column) -> str:
         is_float = pa.types.is_floating(column.type)
         what = "integers as floats, which hold not every one of that size" if is_float else "integers of 2^63 and more"
         return f"{what} (write it as text, or as int64)"
-    if column.mean_length > _MEAN_TEXT_LENGTH and not _is_text(column):
+    if column.text_lists == "unreadable":
+        return f"'{column.example}' is no list of texts or numbers with commas between them ({REMEDY})"
+    if column.text_lists == "numbers":
+        return f"'{column.example}' is a number with a comma, or a list (write 2.5, 1234, or 2|5)"
+    if column.mean_length > _MEAN_TEXT_LENGTH and not _is_text(column) and column.text_lists != "lists":
         return f"strings of about {column.mean_length:.0f} characters without words: neither ids nor texts"
     if values.is_list(column.type) and pa.types.is_floating(column.type.value_type) and not column.dim:
         return "lists of numbers of different lengths: no vectors, which all have one"
@@ -307,7 +330,7 @@ def _feature_type(column: _Column) -> str | None:
         return None
     if pa.types.is_temporal(column.type) or column.has_hours or _is_fraction(column.type) or _unreadable(column):
         return None
-    if values.is_list(column.type):
+    if values.is_list(column.type) or column.text_lists == "lists":
         return "vector" if _is_vector(column) else "id_list"
     if column.distinct < 2:
         return None
@@ -329,7 +352,7 @@ def _is_fraction(type_: pa.DataType) -> bool:
 
 
 def _is_vector(column: _Column) -> bool:
-    return column.dim > 0 and pa.types.is_floating(column.type.value_type)
+    return column.dim > 0 and (not values.is_list(column.type) or pa.types.is_floating(column.type.value_type))
 
 
 def _is_text(column: _Column) -> bool:
@@ -416,10 +439,52 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
     length = pc.mean(pc.utf8_length(column)).as_py() or 0.0 if is_text else 0.0
     words = _mean_words(column) if is_text else 0.0
-    return _Column(
+    found = _Column(
         name, type_, rows, nulls, distinct, mean_length=length, mean_words=words, is_dates=_are_dates(column),
         is_times=is_text and _are_times(column), has_hours=is_text and _are_times(column, with_hours=True),
     )  # fmt: skip
+    named = any(pattern.match(found.plain_name) for pattern in (_USER_NAMES, _ITEM_NAMES))
+    if not is_text or found.is_times:
+        return found
+    pair = tuple(pc.unique(column).drop_null().to_pylist()) if distinct == 2 else ()
+    return replace(found, pair=pair, **_text_lists(column, named or _is_text(found)))
+
+
+def _text_lists(column: pa.ChunkedArray, has_pipes: bool) -> dict[str, Any]:
+    """Return the fields of :class:`_Column` for texts that may be lists; ``has_pipes``: a pipe is part of a value."""
+    texts = pc.unique(column).drop_null()
+    texts = texts.filter(pc.not_equal(texts, ""))
+    bracketed = in_brackets(texts)
+    lists, unreadable = split(texts.filter(bracketed))
+    plain = texts.filter(pc.invert(bracketed))
+    piped = plain.filter(pc.match_substring_regex(plain, r"\S\|\S"))
+    numbers = plain.filter(pc.match_substring_regex(plain, _NUMBER_WITH_COMMA))
+    if unreadable.any():
+        return {"text_lists": "unreadable", "example": texts.filter(bracketed)[int(np.argmax(unreadable))].as_py()[:60]}
+    if len(lists):
+        return {
+            "text_lists": "lists",
+            "example": texts.filter(bracketed)[0].as_py()[:60],
+            "dim": _dim(lists, len(plain)),
+        }
+    if len(piped) and not has_pipes:
+        return {"text_lists": "lists", "example": piped[0].as_py()[:60]}
+    if len(numbers) and pc.all(pc.match_substring_regex(plain, _NUMBER)).as_py():
+        return {"text_lists": "numbers", "example": numbers[0].as_py()}
+    unclear = plain.filter(pc.match_substring_regex(plain, _CODES))
+    return {"text_lists": "unclear", "example": unclear[0].as_py()[:60]} if len(unclear) and not has_pipes else {}
+
+
+def _dim(lists: pa.Array, num_others: int) -> int:
+    """Return the length of lists of text that are vectors: all of one length, of numbers that are not all whole."""
+    dim = _common_length(pa.chunked_array([lists]))
+    elements = pc.list_flatten(lists)
+    if not dim or num_others or not pc.any(pc.match_substring(elements, ".")).as_py():
+        return 0
+    try:
+        return dim if not pc.cast(elements, pa.float64()).null_count else 0
+    except pa.ArrowInvalid:
+        return 0
 
 
 def _beyond_ids(type_: pa.DataType, column: pa.ChunkedArray, bounds: tuple[float, float]) -> bool:

@@ -14,6 +14,7 @@ from trainer.data.columns import values
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.orders import Order, as_order, order_of
+from trainer.data.columns.text_lists import require_clear
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.errors import DataError
@@ -37,6 +38,8 @@ class JoinTable:
         self.takes_list = join.take == "all" or ngrams is not None
         self.kind: Kind = self._kind(join.column, ngrams)
         self._key_kind: Kind = values.id_kind(self.source.column_type(join.on), f"{uri}, column '{join.on}'")
+        if self.takes_list and ngrams is None:
+            require_clear(self.source.stream([join.column]), join.column)
         keys, elements, lengths = [], [], []
         for chunk in self.source.stream([join.on, join.column]):
             keys.append(values.as_ids(chunk.column(join.on), self._key_kind, chunk.where(join.on)))
@@ -44,7 +47,7 @@ class JoinTable:
             if ngrams is not None:
                 found = ngram_lists(chunk.column(join.column), ngrams, where)
             else:
-                found = values.as_lists(chunk.column(join.column), split=self.takes_list)
+                found = values.as_lists(chunk, join.column, split=self.takes_list)
             elements.append(values.as_ids(found[0], self.kind, where))
             lengths.append(found[1])
         if not keys:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -193,10 +193,13 @@ class Source:
         names = set(self.reader.schema(file.path).names) | set(self._hive)
         others = [one for one in self.files if column in self.reader.schema(one.path).names]
         beside = f", which {others[0].path} has" if others else ""
+        remedy = "name an existing column in the dataset spec, or add it to the file"
+        if (blank := next((name for name in names if name.strip() == column.strip()), None)) is not None:
+            remedy = f"name the column '{blank}' in the dataset spec, with its blanks, or write the header without them"
         return DataError(
             f"no column '{column}'{beside} (there are {', '.join(sorted(names))})",
             where=str(file.path),
-            remedy="name an existing column in the dataset spec, or add it to the file",
+            remedy=remedy,
         )
 
     def column_type(self, column: str) -> pa.DataType:
@@ -210,7 +213,7 @@ class Source:
         *,
         start: tuple[int, int] = (0, 0),
         stop: tuple[int, int] | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk]:
         """Yield rows inside the window, in file order, in chunks of up to ``chunk_rows``.
 
         Args:
@@ -359,7 +362,13 @@ def _find_files(uri: str) -> _Found:
     if single:
         (parts, path), *_ = listing
         if reader_of(path.name) is None:
-            remedy = "; ".join(["convert it, or rename it", *BROKEN_READERS.values()])
+            json = ".json" in path.name.lower()
+            remedy = (
+                "rename it to .jsonl; an array of objects: jq -c '.[]' FILE > rows.jsonl"
+                if json
+                else "convert it, or rename it"
+            )
+            remedy = "; ".join([remedy, *BROKEN_READERS.values()])
             raise DataError(f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy=remedy)
         only = (_checked(SourceFile(path)),)
         return _Found(True, only, _reader_of(uri, only))

@@ -112,10 +112,17 @@ def test_an_action_is_a_label_before_a_rating_and_negatives(tmp_path):
         ("click", [0.0, 1.0, float("nan"), 1.0], 'set filter: "click is not None"'),
         ("bought", [0, 1, None, 1], 'set filter: "bought is not None"'),
         ("click", [-1, 1, -1, 1], "a rule may make one of it: label: {rule: 'click >= 1'}"),
-        ("click", ["yes", "no", "yes", "no"], "write it as 0 and 1"),
+        ("click", ["yes", "no", "yes", "no"], r"write it as 0 and 1, in pandas: .* == 'yes'\)"),
+        ("click", ["N", "Y", "N", None], r"\(rows\['click'\] == 'Y'\)"),
+        ("click", ["not", "clicked", "not", "not"], "== 'clicked'"),
+        ("click", ["a", "b", "a", "b"], "== 'WHAT IS POSITIVE'"),
+        ("liked", ["true", "false", "true", "false"], "== 'true'"),
+        ("liked", [-1, 1, -1, 1], "label: {rule: 'liked >= 1'}"),
+        ("click", [0, 100, 0, 100], "label: {rule: 'click >= 100'}"),
+        ("click", [1, 5, 3, 4], "label: {rule: 'click >= 4'}"),
+        ("click", [0, 5, 3, 4], "label: {rule: 'click > 0'}"),
         (" click", [0, 1, None, 1], "a filter or a rule may help, once its name is 'click'"),
     ],
-    ids=["null", "NaN", "an action with null", "-1 and 1", "text", "a name with a blank"],
 )
 def test_a_label_that_is_none_is_no_feature_either(name, values, says, tmp_path):
     path = write(tmp_path, user=[1, 2, 3, 1], item=[5, 6, 7, 8], **{name: values})

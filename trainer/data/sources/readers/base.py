@@ -293,6 +293,8 @@ def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
     )
 
 
+BOM = b"\xef\xbb\xbf"
+"""Bytes that some programs write ahead of text in UTF-8."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """By the last ending of a name, how a file of text is compressed."""
 
@@ -306,6 +308,17 @@ def text_of(path: FilePath) -> pa.NativeFile:
     """Return a stream of the bytes of a file, decompressed where its name ends in one of ``COMPRESSIONS``."""
     compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.lower().endswith(suffix)), None)
     return pa.input_stream(opened(path), compression=compression)
+
+
+def require_utf_8(text: bytes, path: FilePath) -> None:
+    """Check that the beginning of a file is not UTF-16, as Excel and Windows write it.
+
+    Raises:
+        DataError: it is.
+    """
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:4]:
+        remedy = "write the file in UTF-8: iconv -f UTF-16 -t UTF-8 FILE"
+        raise DataError("is UTF-16 text, or no text", where=str(path), remedy=remedy)
 
 
 def _with_values(kind: pa.DataType) -> pa.DataType:

@@ -2,30 +2,31 @@
 
 A column is int64, float64, a date or timestamp, bool or string: the narrowest that every value of every file fits. Ids
 are text unless each is written as its integer (trainer.data.sources.id_types). Only the empty field is null; strings
-such as NA are strings. Lists are written as ``a|b|c`` (see
-trainer.data.columns.values). Fields are separated by the first of ``,``, ``;``, tab and ``|`` that the header
-has.
+such as NA are strings. Lists are written as ``a|b|c`` or ``[a, b, c]`` (trainer.data.columns.text_lists). Fields are
+separated by the first of ``,``, ``;``, tab and ``|`` that the header has. A quoted field may hold line breaks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
 from trainer.data.errors import DataError
 from trainer.data.sources.id_types import WrittenIds
 from trainer.data.sources.locations import FilePath
-from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
+from trainer.data.sources.readers.base import BOM, TextReader, text_of, with_compressions
+from trainer.data.sources.readers.csv_head import Head, head_of
 
 _BLOCK_BYTES = 1 << 24
-_HEADER_BYTES = 1 << 16
-_DELIMITERS = (",", ";", "\t", "|")
-_QUOTED = re.compile(rb'"[^"]*"')
+_TAIL_BYTES = 1 << 16
 _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
+_FAILED_ROW = re.compile(r"Row #(\d+)")
 
 
 class CsvReader(TextReader):
@@ -40,7 +41,7 @@ class CsvReader(TextReader):
 
     def __init__(self, paths: Sequence[FilePath]):
         super().__init__(paths)
-        self._delimiters: dict[FilePath, str] = {}
+        self._heads: dict[FilePath, Head] = {}
         self._plain: set[str] = set()
         """Columns of ids in which a value is plainly text."""
 
@@ -49,15 +50,22 @@ class CsvReader(TextReader):
         return self._open(path, None, {}).schema
 
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
-        """Read the file once, and once more for each column in which a value does not fit the type taken so far."""
+        """Read the file once, and once more for each column in which a value does not fit the type taken so far.
+
+        Raises:
+            DataError: a column is not UTF-8, or a quote is not closed.
+        """
         ids = [name for name in columns if name in self.ids and name not in self.text]
         types: dict[str, pa.DataType] = dict.fromkeys(ids, pa.string())
         while True:
             written = {name: WrittenIds() for name in ids}
             try:
-                batches = self._open(path, columns, types)
+                text = _CountedText(text_of(path))
+                batches = self._open(path, columns, types, text)
                 types = {field.name: field.type for field in batches.schema}
+                rows = 0
                 for batch in batches:
+                    rows += batch.num_rows
                     for name, one in written.items():
                         one.add(batch.column(name))
                 break
@@ -71,6 +79,11 @@ class CsvReader(TextReader):
         for name, kind in types.items():
             if pa.types.is_binary(kind):
                 raise _not_utf8(path, name)
+        # Blank lines, or line breaks in quotes: an open quote would take the rows behind it for text.
+        has_breaks = text.num_lines > rows + 1 + self._head(path).skipped_lines
+        is_cut = any(field[1] is None for field in self._quoted(path).finditer(b"\n" + text.last_line, 1))
+        if (has_breaks or is_cut) and (why := self._open_quote(path)):
+            raise super().unreadable(path, why)
         for name, one in written.items():
             types[name] = one.type
             self._plain |= set() if one.is_number_like else {name}
@@ -85,28 +98,34 @@ class CsvReader(TextReader):
             for start in range(0, batch.num_rows, chunk_rows):
                 yield batch.slice(start, chunk_rows)
 
-    def delimiter_of(self, path: FilePath) -> str:
-        """Return what separates the fields of a file."""
-        if self.delimiter is not None:
-            return self.delimiter
-        if path not in self._delimiters:
-            with text_of(path) as stream:
-                header = stream.read(_HEADER_BYTES).lstrip(b"\xef\xbb\xbf\r\n").partition(b"\n")[0]
-            outside_quotes = _QUOTED.sub(b"", header)
-            self._delimiters[path] = next((one for one in _DELIMITERS if one.encode() in outside_quotes), ",")
-        return self._delimiters[path]
+    def unreadable(self, path: FilePath, why: str) -> DataError:
+        """Return the error, of an open quote where there is one: what comes of it says less."""
+        with contextlib.suppress(pa.ArrowException, OSError):
+            why = self._open_quote(path) or why
+        # Arrow counts from 1, and the header.
+        return super().unreadable(path, _FAILED_ROW.sub(lambda row: f"row {int(row[1]) - 2}", why))
+
+    def _head(self, path: FilePath) -> Head:
+        if path not in self._heads:
+            self._heads[path] = head_of(path, self.delimiter)
+        return self._heads[path]
 
     def _failed_column(self, error: Exception, path: FilePath) -> str | None:
         match = _FAILED_COLUMN.search(str(error))
         return self.schema(path).names[int(match[1])] if match else None
 
     def _open(
-        self, path: FilePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
+        self,
+        path: FilePath,
+        columns: Sequence[str] | None,
+        types: Mapping[str, pa.DataType],
+        text: _Text | None = None,
     ) -> pa.csv.CSVStreamingReader:
+        head = self._head(path)
         return pa.csv.open_csv(
-            text_of(path),
-            read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-            parse_options=pa.csv.ParseOptions(delimiter=self.delimiter_of(path), newlines_in_values=False),
+            pa.PythonFile(text or _Text(text_of(path)), "r"),
+            read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False, skip_rows=head.skipped_lines),
+            parse_options=pa.csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(
                 include_columns=columns,
                 column_types={name: kind for name, kind in types.items() if not pa.types.is_null(kind)},
@@ -114,6 +133,86 @@ class CsvReader(TextReader):
                 strings_can_be_null=True,
             ),
         )
+
+    def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
+        """Return the pattern of quoted fields: group 1 is the closing quote, with text behind it that is of the field.
+
+        A quote opens a field at its beginning alone.
+        """
+        delimiter = re.escape(self._head(path).delimiter.encode())
+        return re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
+
+    def _open_quote(self, path: FilePath) -> str | None:
+        """Return what is wrong with the first quoted field that does not end as one, None where all do."""
+        quoted = self._quoted(path)
+        with text_of(path) as stream:
+            line, text = 0, b"\n" + stream.read(_BLOCK_BYTES).removeprefix(BOM)
+            while text:
+                block = stream.read(_BLOCK_BYTES)
+                kept = len(text) - 1
+                for field in quoted.finditer(text, 1):
+                    why = ""
+                    if field.end() == len(text) and block:
+                        kept = field.start() - 1
+                        if len(text) - kept > _BLOCK_BYTES:
+                            why = f"is not closed within {_BLOCK_BYTES:,} bytes"
+                    elif field[1] is None:
+                        why = "is not closed"
+                    elif len(field[1]) > 1 and (breaks := _num_lines(field[0])):
+                        why = f"closes {breaks} lines below, with text behind it: one of the two is no quote of a field"
+                    if why:
+                        return f"the quote that opens in line {line + _num_lines(text[: field.start()])} {why}"
+                line += _num_lines(text[:kept])
+                text = text[kept:] + block if block else b""
+        return None
+
+
+class _Text:
+    """Stream of the bytes of a file for Arrow, which drops a line feed between two blocks behind a carriage return."""
+
+    closed = False
+
+    def __init__(self, stream: pa.NativeFile):
+        self._stream = stream
+
+    def read(self, size: int) -> pa.Buffer:
+        block = self._stream.read_buffer(size)
+        while len(block) and block[-1] == ord("\r") and (more := self._stream.read(1)):
+            block = pa.py_buffer(block.to_pybytes() + more)
+        return block
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _CountedText(_Text):
+    """Stream that counts lines."""
+
+    def __init__(self, stream: pa.NativeFile):
+        super().__init__(stream)
+        self._num_ends, self._tail = 0, b""
+
+    @property
+    def last_line(self) -> bytes:
+        """The line without an end at the end of the text, or as much of it as _TAIL_BYTES hold."""
+        return re.split(rb"[\r\n]", self._tail)[-1]
+
+    @property
+    def num_lines(self) -> int:
+        """Lines so far, one without an end included."""
+        return self._num_ends + bool(self.last_line)
+
+    def read(self, size: int) -> pa.Buffer:
+        block = super().read(size)
+        # A line ends in a line feed, in a carriage return, or in both.
+        text = np.frombuffer(block, np.uint8)
+        self._num_ends += max(int(np.count_nonzero(text == ord(end))) for end in "\n\r")
+        self._tail = (self._tail + block[-_TAIL_BYTES:].to_pybytes())[-_TAIL_BYTES:]
+        return block
+
+
+def _num_lines(text: bytes) -> int:
+    return text.count(b"\n") or text.count(b"\r")
 
 
 def _not_utf8(path: FilePath, column: str) -> DataError:

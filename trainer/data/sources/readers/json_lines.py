@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from trainer.data.errors import DataError
 from trainer.data.sources.id_types import are_mixed
 from trainer.data.sources.locations import FilePath
-from trainer.data.sources.readers.base import TextReader, text_of, with_compressions
+from trainer.data.sources.readers.base import BOM, TextReader, require_utf_8, text_of, with_compressions
 from trainer.data.sources.types import element_type
 
 _BLOCK_BYTES = 1 << 24
@@ -108,7 +109,12 @@ class JsonLinesReader(TextReader):
         """Yield whole lines, about ``_BLOCK_BYTES`` of them at a time."""
         rest = b""
         with text_of(path) as stream:
-            while block := stream.read(_BLOCK_BYTES):
+            block = stream.read(_BLOCK_BYTES).removeprefix(BOM)
+            require_utf_8(block, path)
+            if block.lstrip().startswith(b"["):
+                remedy = "write one object in each line: jq -c '.[]' FILE > rows.jsonl"
+                raise DataError("is one JSON array, not JSON Lines", where=str(path), remedy=remedy)
+            while block:
                 lines, newline, tail = block.rpartition(b"\n")
                 if newline:
                     lines, rest = rest + lines + newline, tail
@@ -118,6 +124,7 @@ class JsonLinesReader(TextReader):
                     raise self.unreadable(path, f"a line is longer than {_BLOCK_BYTES:,} bytes")
                 else:
                     rest += tail
+                block = stream.read(_BLOCK_BYTES)
         if rest.strip():
             yield rest
 

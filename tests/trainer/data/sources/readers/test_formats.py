@@ -169,8 +169,7 @@ def test_a_manifest_is_proposed_and_profiled(name, dataset_spec, tmp_path):
     WRITERS[name](rows_table(), tmp_path / name)
     assert sorted(column_names(tmp_path / name)) == sorted(rows_table().column_names)
     document = infer(tmp_path / name)
-    # Text does not say that it is a list.
-    assert document["features"]["tags"] == {"type": "id" if ".tsv" in name or ".csv" in name else "id_list"}
+    assert document["features"]["tags"] == {"type": "id_list"}
     assert profile(dataset_spec(tmp_path / name, **FIELDS))["rows"] == 400
 
 
@@ -300,6 +299,31 @@ def test_a_bad_line_is_named_by_its_row(last, says, tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text('{"user": 1}\n' * 99 + last + "\n")
     with pytest.raises(DataError, match=says):
         Source(str(tmp_path / "rows.jsonl")).require(["user"])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'[{"user": 1},\n {"user": 2}]', "is one JSON array, not JSON Lines .write one object in each line: jq -c"),
+        (b'\xef\xbb\xbf\n [\n{"user": 1}]', "is one JSON array"),
+        ('{"user": 1}\n'.encode("utf-16"), "is UTF-16 text.*iconv"),
+    ],
+)
+def test_json_that_is_no_lines_is_refused_with_the_remedy(content, says, tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        Source(str(tmp_path / "rows.jsonl")).require(["user"])
+    (tmp_path / "rows.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"rename it to .jsonl; an array of objects: jq -c"):
+        Source(str(tmp_path / "rows.json"))
+
+
+def test_lines_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(b'\xef\xbb\xbf{"user": 1}\n{"user": 2}')
+    assert [chunk.column("user").to_pylist() for chunk in Source(str(tmp_path / "rows.jsonl")).stream(["user"])] == [
+        [1],
+        [2],
+    ]
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '{"}}}":', '{"}\\"}\\\\":', "\n[1,"])
