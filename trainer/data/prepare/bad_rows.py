@@ -13,7 +13,7 @@ list too; the weights of a list are not as many as its ids, missing, or negative
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,7 +255,7 @@ class GoodRows(Source):
         super().__init__(uri or dataset.uri, window, dataset.filter, text=text, ids=dataset.id_columns)
         self._plan = make_plan(dataset, job, self)
 
-    def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Iterator[Chunk]:
+    def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Generator[Chunk]:
         """Yield rows as :meth:`Source.stream` does, with the columns of the plan beside those that are named."""
         for chunk in super().stream([*columns, *self._plan.columns()], *arguments, **options):
             bad = np.zeros(len(chunk), dtype=bool)
