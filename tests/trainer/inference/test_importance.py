@@ -99,7 +99,7 @@ def test_ids_that_the_model_does_not_know_are_told(run: Path, tmp_path: Path) ->
     items = pa.array([item + 1000 for item in rows["item"].to_pylist()])
     pq.write_table(rows.set_column(rows.column_names.index("item"), "item", items), tmp_path / "rows.parquet")
     (note,) = importance(run, str(tmp_path / "rows.parquet"), repeats=2)["notes"]
-    assert note.startswith(f"warning: item: 0 of {NUM_ROWS} ids are known")
+    assert note.startswith(f"warning: item: 0 of {NUM_ROWS:,} ids are known")
 
 
 def test_it_is_the_score_of_rows_that_were_shuffled_themselves(run: Path, later: str) -> None:
