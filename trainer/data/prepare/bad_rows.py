@@ -209,10 +209,10 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
     for column, order in plan.orders.items():
         for reason, rows in order.problems(chunk.column(column)):
             yield column, reason, rows
-    for feature in plan.join_times:
-        join, on = plan.joins[feature], plan.join_on(feature)
+    for name in plan.join_times:
+        join, on = plan.joins[name], plan.join_on(name)
         positions = join.positions(chunk.column(on), chunk.where(on))
-        yield on, f"no time of '{feature}' in {join.source.uri}", (positions >= 0) & join.times[1][positions]
+        yield on, f"no time of '{name}' in {join.source.uri}", (positions >= 0) & join.times[1][positions]
     for feature in plan.numeric:
         bad = problems_of(feature, chunk.column(feature.column))[1]
         yield feature.column, "no finite number", bad & _there(chunk, feature.column)
