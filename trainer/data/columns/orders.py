@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -92,16 +91,15 @@ def order_of(source: Source, column: str) -> Order:
     if found is not None:
         return found
     # Of a subclass, too, all rows are read: those that it leaves out are found by what is decided here.
-    with contextlib.closing(Source.stream(source, [column])) as chunks:
-        for chunk in chunks:
-            array = chunk.column(column)
-            if not is_text(array.type):
-                continue
-            found = found or _of_text(array)
-            if found is not None and found.is_timed:
-                break
-            if found is not None and not _are_whole(array):
-                return replace(found, is_whole=False)
+    for chunk in Source.stream(source, [column]):
+        array = chunk.column(column)
+        if not is_text(array.type):
+            continue
+        found = found or _of_text(array)
+        if found is not None and found.is_timed:
+            break
+        if found is not None and not _are_whole(array):
+            return replace(found, is_whole=False)
     return found or Order("time without a zone")
 
 
