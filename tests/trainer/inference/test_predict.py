@@ -358,7 +358,7 @@ def test_rows_that_cannot_be_scored_are_refused_with_the_remedy(run, tmp_path, c
     assert "feature 'item'" in said
     assert "no 64-bit integer" in said
     said = refused(rows.set_column(5, "pos", rows["pos"].cast(pa.int64()).cast(pa.timestamp("s"))))
-    assert "is timestamp[ms], and the dataset is ordered by numbers (write it as the dataset has it" in said
+    assert "has a time without a zone, and the dataset is ordered by a number (write it as the dataset has it" in said
     assert "holds list" in refused(rows.set_column(1, "sku", pa.array([[1]] * len(rows))))
     assert "to keep (there are click" in refused(rows, "--columns", "clicks")
     assert "has a column 'logit' itself" in refused(rows.append_column("logit", rows["pos"]))

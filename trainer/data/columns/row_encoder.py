@@ -235,6 +235,7 @@ class RowEncoder:
             if not pa.types.is_uint64(known.type):
                 reason = likely_reason(found.unknown, known)
                 text += f", known are {shown(known)}" + ("" if reason is None else f": {reason}")
+            warnings.append(text)
         return warnings
 
     def _known(self, name: str) -> pa.Array:

@@ -112,6 +112,7 @@ def test_ten_refreshes_of_a_sliding_window_stay_bounded(clicks, dataset_spec, jo
 def test_the_limit_and_what_was_seen_are_part_of_what_is_reused(clicks, dataset_spec, job_spec, tmp_path):
     dataset = dataset_spec(clicks(200))
     base = {"item": IdMap(pa.array([1, 2, 77_777]), np.array([4, 4, 1], dtype=np.int32), 4)}
+    base["user"] = IdMap(pa.array(range(3, 213, 7)))
     told = []
     for limit in (4, 5, None, None):
         job = job_spec(init_from={"job": "before", "retire_after_runs": limit})

@@ -254,7 +254,7 @@ def test_bpr_negatives_are_items_of_this_training(clicks, dataset_spec, job_spec
         dataset_spec(clicks(300)),
         job_spec(model={"kind": "bpr"}),
         tmp_path / "data",
-        base_vocabulary={"item": IdMap(pa.array(range(10_000, 10_500)))},
+        base_vocabulary={"item": IdMap(pa.array(range(10_000, 10_500))), "user": IdMap(pa.array(range(3, 213, 7)))},
     )
     counts = data.row_counts("item")
     assert (counts[2:502] == 0).all()
