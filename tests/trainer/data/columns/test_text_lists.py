@@ -247,7 +247,12 @@ def test_weights_are_text_too(dataset_spec, job_spec, tmp_path):
         data = prepare(rows, job_spec(), tmp_path / str(number))
         contents.append({file.name: file.read_bytes() for file in data.directory.rglob("*.bin")})
     assert contents[0] == contents[1]
-    for tags, weights in (("['a', 'b']", "[0.5]"), ("['a', 'b']", "[0.5 1]"), ("[a b]", "[0.5, 1]")):
+    for tags, weights in (
+        ("['a', 'b']", "[0.5]"),
+        ("['a', 'b']", "[0.5 1]"),
+        ("[a b]", "[0.5, 1]"),
+        ("[a b]", "[1 2]"),
+    ):
         rows = dataset_spec(pa.table(columns_of([tags]) | {"w": [weights]}), features=features)
         with pytest.raises(DataError, match=r"column '(w|tags)', row 0: "):
             prepare(rows, job_spec(), tmp_path / "bad")

@@ -26,7 +26,7 @@ class Head(NamedTuple):
     """What separates the fields of a file, and how many lines are above its header."""
 
     delimiter: str
-    skipped_lines: int = 0
+    skipped_lines: int
 
 
 def head_of(path: FilePath, delimiter: str | None) -> Head:

@@ -120,6 +120,13 @@ def test_no_line_feed_in_quotes_is_lost_between_blocks(length, tmp_path):
     assert rows_of(tmp_path / "rows.csv", ["text"]) == [[text]]
 
 
+def test_a_quote_within_a_field_at_the_end_of_a_block_opens_none(tmp_path):
+    for length in range(BLOCK_BYTES - 40, BLOCK_BYTES):
+        text = f'user,text\n"u\nv",{"x" * length}"\nw,y\n'
+        (tmp_path / "rows.csv").write_text(text)
+        assert rows_of(tmp_path / "rows.csv", ["user", "text"]) == rows_of_python(text, ",")
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
