@@ -582,7 +582,7 @@ def test_ids_that_were_text_in_training_are_text_where_all_are_digits(codes_run,
 def test_text_is_not_taken_for_the_integers_of_training(codes_run, tmp_path):
     """Users were integers: 01 is none of them, and would be found as 1."""
     (tmp_path / "rows.csv").write_text("user,item\n1,007\n01,007\n")
-    says = "column 'user'|feature 'user'): has an id that is no 64-bit integer as it is written, '01'"
+    says = "column 'user'|feature 'user'): has an id that is no 64-bit integer: '01', as it is written"
     with pytest.raises(DataError, match=f"({says}"):
         predict(codes_run, tmp_path / "rows.csv", tmp_path / "scores.parquet")
     rows = pa.table({"user": ["01"], "item": ["007"]})

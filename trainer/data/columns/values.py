@@ -71,7 +71,7 @@ def _require_written_as_integers(texts: pa.Array, where: str) -> None:
         return
     wrong = next(one for one in texts if one.is_valid and not are_written_as_integers(pa.array([one.as_py()])))
     raise DataError(
-        f"has an id that is no 64-bit integer as it is written, '{wrong}', and those of its table are integers",
+        f"has an id that is no 64-bit integer: '{wrong}', as it is written, and those of its table are integers",
         where=where,
         remedy="make every id of this table an integer, without zeros in front, or every one a string",
     )

@@ -127,7 +127,10 @@ def _as_type_of(ids: pa.Array, base: IdMap, table: str) -> IdMap:
         raise _of_other_type(kind, base, table)
     where = f"table '{table}'"
     if kind == "string" and pa.types.is_integer(base.ids.type):
-        _require_told_apart(ids, base.ids, where)
+        others = [text for text in ids.to_pylist() if not is_written_as_integer(text)]
+        _require_told_apart(others, base.ids, where)
+        if len(others) == len(ids):
+            raise _of_other_type(kind, base, table)
     return replace(base, ids=as_ids(base.ids, kind, where), retired=as_ids(base.retired, kind, where))
 
 
@@ -139,9 +142,8 @@ def _of_other_type(kind: Kind, base: IdMap, table: str) -> DataError:
     )
 
 
-def _require_told_apart(texts: pa.Array, integers: pa.Array, where: str) -> None:
-    """Check that no id is text whose number is among the warm start's integers: one of these may be several ids."""
-    others = [text for text in texts.to_pylist() if not is_written_as_integer(text)]
+def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> None:
+    """Check that no text has a number that is among the warm start's integers: one of these may be several ids."""
     numbers = pa.array([number_of(text) for text in others], pa.int64())
     found = np.flatnonzero(Codes(as_ids(integers, "int", where)).encode(numbers) >= 0)
     if len(found):
@@ -169,9 +171,6 @@ def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool =
     none = pa.array([], id_type(kind))
     if base is None:
         base = IdMap(none)
-    elif kind == "string" and pa.types.is_int64(base.ids.type):
-        # Which texts will come is not known, and so not whether an integer stands for several.
-        raise _of_other_type(kind, base, table)
     elif kind == "int" or not pa.types.is_uint64(base.ids.type):
         base = _as_type_of(none, base, table)
     elif keeps_strings:

@@ -325,7 +325,7 @@ def test_a_column_of_text_makes_the_table_that_it_shares_text(dataset_spec, job_
     data = prepare(dataset_spec(tmp_path / "rows.csv", features=features), job_spec(), tmp_path / "data")
     assert data.vocabulary("item").to_pylist() == ["0", "00", "01", "02", "03", "1", "2"]
     pq.write_table(table_of(rows), tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match="column 'last': has an id that is no 64-bit integer as it is written, '00'"):
+    with pytest.raises(DataError, match="column 'last': has an id that is no 64-bit integer: '00', as it is written"):
         prepare(dataset_spec(tmp_path / "rows.parquet", features=features), job_spec(), tmp_path / "data")
 
 
@@ -367,6 +367,11 @@ def test_a_warm_start_whose_integers_may_be_several_of_the_ids_is_refused(
     says = rf"table 'item': 1 ids are text that the warm start has as integers, such as '{text}' as {number}.*init_from"
     with pytest.raises(DataError, match=says):
         refreshed(dataset_spec, job_spec, tmp_path, pa.array([number]), text, "000DIV")
+
+
+def test_a_warm_start_of_integers_none_of_which_can_be_in_the_text_is_refused(dataset_spec, job_spec, tmp_path):
+    with pytest.raises(DataError, match="table 'item': the warm start's ids are int64, this data's are large_string"):
+        refreshed(dataset_spec, job_spec, tmp_path, pa.array([7]), "i7", "i8")
 
 
 def test_prepared_data_are_taken_for_others_where_ids_are_told_apart_by_how_they_are_written(
