@@ -43,7 +43,7 @@ def rule_for(column: str, low: float, high: float, distinct: int) -> str:
 
 
 def positive_of(texts: Sequence[str]) -> str | None:
-    """Return which of two texts says yes, None where it is not known."""
+    """Find the affirmative one of two texts, such as yes of yes and no; None where neither is known."""
     if len(texts) != 2:
         return None
     first, second = (text.strip().lower() for text in texts)
@@ -53,7 +53,7 @@ def positive_of(texts: Sequence[str]) -> str | None:
 
 
 def as_numbers_remedy(column: str, texts: Sequence[str]) -> str:
-    """Return how to make a label of a column of texts: no rule reads them."""
+    """Return the remedy for a label of text: no rule reads it."""
     positive = positive_of(texts)
     example = f", in pandas: rows['{column}'] = (rows['{column}'] == {positive or 'WHAT IS POSITIVE'!r}).astype(int)"
     return f"write it as 0 and 1{example}"

@@ -167,7 +167,7 @@ def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
 
 
 def _of_type(type_: pa.DataType) -> Order | None:
-    """Return what a type says; None of text."""
+    """Return the kind that a type fixes; None for text."""
     if is_text(type_):
         return None
     if pa.types.is_timestamp(type_) and type_.tz is not None:

@@ -54,7 +54,7 @@ def split(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
 
 
 def in_brackets(array: pa.Array) -> pa.Array:
-    """Return which texts are lists in brackets, well-formed or not; null is none."""
+    """Mark texts in brackets, well-formed lists or not; null is none."""
     maybe = pc.fill_null(pc.match_substring_regex(array, _MAYBE_BRACKETS), False)
     if not pc.any(maybe).as_py():
         return maybe

@@ -235,7 +235,7 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
 
 
 def bad_events(chunk: Chunk, ids: Mapping[str, Kind], label: Label | None) -> Mask:
-    """Return which rows are bad by these columns alone: of ids, and of the label if any."""
+    """Mark rows that are bad by their ids, and by the label if there is one."""
     bad = np.zeros(len(chunk), dtype=bool)
     for column, kind in ids.items():
         bad |= (kind == "int") & ~_are_ids(chunk.column(column))

@@ -85,7 +85,7 @@ class DrawnNegatives:
     def _unseen(
         self, rows: npt.NDArray[np.bool_], counts: Int64s, num_users: int, times: npt.NDArray[Any] | None
     ) -> _Unseen:
-        """Return what is drawn beside some rows: the items that have a count."""
+        """Return the draws beside some rows, from items with a count."""
         items = np.flatnonzero(counts)
         place = np.full(len(counts) + 1, -1, dtype=np.int64)
         place[items] = np.arange(len(items))

@@ -35,7 +35,7 @@ class JoinMatches:
         self._by_join[join].add(KeyMatches.of(keys, positions))
 
     def state(self) -> dict[str, Any]:
-        """Return what was counted so far, as JSON."""
+        """Return the counts so far, as JSON."""
         return {name: asdict(one) for name, one in self._by_join.items()}
 
     def take_over(self, state: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ class Window:
         return f"{self.column} in [{self.first}, {self.last}]" + (f" of {self.zone}" if self.zone != "UTC" else "")
 
     def has(self, days: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return where days since 1970-01-01 lie in it."""
+        """Mark days since 1970-01-01 that lie in the window."""
         return np.asarray((days >= _day(self.first)) & (days <= _day(self.last)))
 
 

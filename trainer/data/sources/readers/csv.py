@@ -143,7 +143,7 @@ class CsvReader(TextReader):
         return re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
 
     def _open_quote(self, path: FilePath) -> str | None:
-        """Return what is wrong with the first quoted field that does not end as one, None where all do."""
+        """Describe the first quoted field without a proper end; None where all have one."""
         quoted = self._quoted(path)
         with text_of(path) as stream:
             line, text = 0, b"\n" + stream.read(_BLOCK_BYTES).removeprefix(BOM)

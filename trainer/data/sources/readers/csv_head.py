@@ -79,7 +79,7 @@ def _require_header(sample: Sequence[Sequence[str]], path: FilePath) -> None:
 
 
 def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether a first line has numbers or dates above numbers or dates, and no name above them."""
+    """Check for a first line of numbers or dates above numbers or dates, without a name."""
     numbers = [str(number) for number in range(len(header))]
     if header == numbers or header == ["", *numbers[:-1]] or not rows:
         return False  # as pandas names columns that have no names
