@@ -75,24 +75,6 @@ def several_labels(four: Table, eight: Table) -> Any:
     return figure
 
 
-def cold_start(table: Table) -> Any:
-    figure, places = panels(2, 2.9, share_y=True)
-    sides = {
-        "recall@20 of new items": (("recall@20 seed 0", "seed 1"), "mean"),
-        "AUC of new items": (("AUC seed 0", "seed 1 (2)"), "mean (2)"),
-    }
-    for axes, (label, (seeds, mean)) in zip(places, sides.items(), strict=True):
-        series = {
-            "two seeds": (SKY, ".", [[table.measured(row, seed) for seed in seeds] for row in table.rows]),
-            "mean": (BLUE, "o", [[table.measured(row, mean)] for row in table.rows]),
-        }
-        dots(axes, list(table.rows), series)
-        axes.set(xlabel=label)
-        tell_start(axes)
-    figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    return figure
-
-
 def hard_negatives(table: Table) -> Any:
     figure, (axes,) = panels(1, 3.2)
     series: dict[str, tuple[str, list[Measured | None]]] = {

@@ -161,11 +161,6 @@ PLOTS = {
         quality.several_labels,
         (Source("several_labels", "| 4 epochs"), Source("several_labels", "| 8 epochs")),
     ),
-    "cold_start": Plot(
-        "recall@20 and AUC of new items by the features that are read",
-        quality.cold_start,
-        (Source("cold_start", "| ml1m, 5 epochs | recall@20 seed 0"),),
-    ),
     "hard_negatives": Plot(
         "recall@20 by the share of hard negatives",
         quality.hard_negatives,
