@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer.data.columns.numeric import COMMA_REMEDY, as_floats, has_comma
-from trainer.data.columns.values import as_numbers, is_text, is_there
+from trainer.data.columns.values import is_text, is_there
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import LABEL, VALUE
 from trainer.data.sources.source import Chunk
@@ -82,11 +83,11 @@ def labels_of(
         return _values_of(chunk, label.value, least)
     if label.rule is not None:
         column, comparison, number = parse_rule(label.rule)
-        return _COMPARISONS[comparison](as_numbers(chunk, column, f"label (rule '{label.rule}')"), number).astype(
+        return _COMPARISONS[comparison](_numbers(chunk, column, f"label (rule '{label.rule}')"), number).astype(
             np.uint8
         )
     assert label.column is not None
-    values = as_numbers(chunk, label.column, "label")
+    values = _numbers(chunk, label.column, "label")
     bad = np.flatnonzero((values != 0) & (values != 1))
     if len(bad):
         rule = rule_for(label.column, float(values.min()), float(values.max()), len(np.unique(values)))
@@ -112,8 +113,52 @@ def _require_numbers(chunk: Chunk, column: str) -> None:
         raise DataError(what, where=chunk.where(column, int(bad[0])), remedy=remedy)
 
 
+def _numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
+    """Return int64 or float64 of numbers, also written as text, of dates or times.
+
+    Raises:
+        DataError: at the first null or NaN.
+    """
+    array = chunk.column(column)
+    kind = array.type
+    if array.null_count:
+        position = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise _bad_number("null", chunk, column, position, purpose)
+    try:
+        if is_text(kind):
+            array = pa.array(as_floats(array)[0])
+        elif pa.types.is_temporal(kind):
+            array = pc.cast(pc.cast(array, pa.timestamp("us"), safe=False), pa.int64())
+        elif pa.types.is_boolean(kind):
+            array = array.cast(pa.int64())
+        elif pa.types.is_decimal(kind) or pa.types.is_floating(kind):
+            array = array.cast(pa.float64())
+        else:
+            array = array.cast(pa.int64())
+    except pa.ArrowException as error:
+        raise DataError(
+            f"is not a number or time, as the {purpose} must be: {str(error).splitlines()[0]}",
+            where=chunk.where(column),
+            remedy="convert the column, or name another one",
+        ) from None
+    numbers = array.to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind == "f":
+        bad = np.flatnonzero(np.isnan(numbers))
+        if len(bad):
+            raise _bad_number("NaN", chunk, column, int(bad[0]), purpose)
+    return numbers
+
+
+def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: str) -> DataError:
+    return DataError(
+        f"{what} where the {purpose} must be",
+        where=chunk.where(column, position),
+        remedy="fill the value in, or remove the row",
+    )
+
+
 def _values_of(chunk: Chunk, column: str, least: float | None) -> npt.NDArray[np.float32]:
-    numbers = as_numbers(chunk, column, "label")
+    numbers = _numbers(chunk, column, "label")
     bad = np.flatnonzero(~(np.abs(numbers.astype(np.float64)) <= np.finfo(VALUE).max))
     if len(bad):
         raise DataError(

@@ -28,6 +28,9 @@ from trainer.data.sources.times import (
 from trainer.data.sources.types import is_text
 
 Mask = npt.NDArray[np.bool_]
+_NEARLY_ALL = 0.9
+"""Share of positive numbers that are times since 1970, from which on all are meant as such."""
+
 Kind = Literal["number", "time without a zone", "time with a zone"]
 
 
@@ -145,11 +148,21 @@ def as_order(chunk: Chunk, column: str, order: Order, purpose: str = "order of r
     )
 
 
+def unit_of(numbers: npt.NDArray[Any]) -> str | None:
+    """Return the unit that all of some numbers have as times since 1970; None without one."""
+    found = (
+        name
+        for name, (_, first, end) in UNITS.items()
+        if len(numbers) and first <= numbers.min() <= numbers.max() < end
+    )
+    return next(found, None)
+
+
 def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
     """Check that numbers which order rows are not times since 1970 in several units.
 
     Raises:
-        DataError: every number above 0 is such a time, some in one unit and some in another.
+        DataError: nearly all numbers above 0 are such times, some in one unit and some in another.
     """
     high = numbers.max()
     low = numbers.min(initial=high, where=numbers > 0)
@@ -158,7 +171,8 @@ def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
         return
     inside = {name: (numbers >= first) & (numbers < end) for name, (_, first, end) in UNITS.items()}
     shown = [f"{numbers[np.argmax(rows)]} are {name}" for name, rows in inside.items() if rows.any()]
-    if len(shown) > 1 and sum(int(rows.sum()) for rows in inside.values()) == int((numbers > 0).sum()):
+    num_times = sum(int(rows.sum()) for rows in inside.values())
+    if len(shown) > 1 and num_times >= _NEARLY_ALL * int((numbers > 0).sum()):
         raise DataError(
             f"has times since 1970 in several units: {' and '.join(shown)}",
             where=where,

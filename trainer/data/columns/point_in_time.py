@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.columns.orders import Order, as_order
+from trainer.data.columns.orders import Order, as_order, unit_of
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.source import Chunk
@@ -90,6 +90,14 @@ class PointInTime:
     def _compare(
         self, feature: str, chunk: Chunk, rows: npt.NDArray[Any], known: npt.NDArray[Any], places: npt.NDArray[np.int64]
     ) -> None:
+        units = unit_of(rows), unit_of(known)
+        if None not in units and units[0] != units[1]:
+            raise DataError(
+                f"the time of feature '{feature}' is in {units[1]} since 1970, such as {known[0]}, that of the rows in "
+                f"{units[0]}, such as {rows[0]}",
+                where=chunk.where(str(self._plan.dataset.ordering)),
+                remedy="write both in one unit",
+            )
         late = np.flatnonzero(known > rows[places])
         self._num_late[feature] += len(late)
         ordering = self._plan.dataset.ordering

@@ -120,7 +120,9 @@ class RowEncoder:
         self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
         self._joins = {
             # When a value was known is of training rows: an export's copy of the file does not say it.
-            name: JoinTable(join.model_copy(update={"timestamp": None}), uri, feature.effective_ngrams)
+            name: JoinTable(
+                join.model_copy(update={"timestamp": None}), uri, feature.effective_ngrams, is_list=feature.is_list
+            )
             for name, feature in self._features.items()
             if (join := feature.join) is not None
             for uri in [(joins or {}).get(name) or beside(join.uri, dataset.uri)]

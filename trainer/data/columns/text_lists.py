@@ -2,7 +2,7 @@
 
 ``[27, 9]``, ``["a", "b"]``, ``['a', 'b']``, ``(27, 9)`` and ``{27,9}`` are lists, and ``[]`` an empty one; elements are
 text as it is written, quotes and escapes resolved; ``None``, ``null`` and ``nan`` without quotes are null. Any other
-value is split at ``|``; one without it is a list of one.
+value is split at ``|``, without blanks around it, and nothing between two is null; one without it is a list of one.
 """
 
 from __future__ import annotations
@@ -34,23 +34,35 @@ _ELEMENT = re.compile(
     r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<plain>(?!\.\.\.)[^\s,"'\[\]{}()|]+))\s*(?:,|\Z)""",
     re.DOTALL,
 )
+_BLANKS_OR_NOTHING = r"\|\s*(\||$)|^\s*\||\|\s|\s\||^\s|\s$"
+_EMPTY_SET = "set()"
 _NULLS = frozenset(("None", "null", "NULL", "nan", "NaN"))
 
 
 def split(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     """Return the lists of a column of text, null for null and the empty text, and which texts cannot be read."""
-    array = pc.if_else(pc.equal(array, ""), None, array)
+    array = pc.if_else(pc.equal(array, ""), None, pc.if_else(pc.equal(array, _EMPTY_SET), "[]", array))
     bracketed = in_brackets(array)
     if not pc.any(bracketed).as_py():
-        return pc.split_pattern(array, LIST_SEPARATOR), np.zeros(len(array), dtype=bool)
+        return _split_at_pipes(array), np.zeros(len(array), dtype=bool)
     coded = array.dictionary_encode()
     texts = coded.dictionary.to_pylist()
     lists = [
-        elements(text) if is_bracketed else text.split(LIST_SEPARATOR)
+        elements(text) if is_bracketed else [part.strip() or None for part in text.split(LIST_SEPARATOR)]
         for text, is_bracketed in zip(texts, in_brackets(coded.dictionary).to_pylist(), strict=True)
     ]
     found = pa.array(lists, pa.large_list(pa.large_string())).take(coded.indices)
     return found, pc.and_(array.is_valid(), found.is_null()).to_numpy(zero_copy_only=False)
+
+
+def _split_at_pipes(array: pa.Array) -> pa.Array:
+    """Split texts at pipes, without the blanks around them; what is empty between two is null."""
+    lists = pc.split_pattern(array, LIST_SEPARATOR)
+    if not pc.any(pc.match_substring_regex(array, _BLANKS_OR_NOTHING)).as_py():
+        return lists
+    parts = pc.utf8_trim_whitespace(lists.values)
+    parts = pc.if_else(pc.equal(parts, ""), None, parts)
+    return type(lists).from_arrays(lists.offsets, parts, mask=lists.is_null())
 
 
 def in_brackets(array: pa.Array) -> pa.Array:

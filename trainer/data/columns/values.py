@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ from trainer.data.errors import DataError
 from trainer.data.sources.id_types import are_written_as_integers
 from trainer.data.sources.id_types import some_are_written_as_integers as some_are_written_as_integers
 from trainer.data.sources.source import Chunk
-from trainer.data.sources.times import text_as_times
 from trainer.data.sources.types import element_type as element_type
 from trainer.data.sources.types import is_list, is_text
 
@@ -118,7 +117,7 @@ def require_ids(chunk: Chunk, column: str) -> None:
 
 
 def as_lists(chunk: Chunk, column: str, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return (elements, lengths) of a column of lists; null lists and null elements are left out.
+    """Return (elements, lengths) of a column of lists; null lists and elements that are null or NaN are left out.
 
     A single value is a list of one; with ``split``, text is a list as :mod:`trainer.data.columns.text_lists` says.
 
@@ -131,9 +130,9 @@ def as_lists(chunk: Chunk, column: str, split: bool = True) -> tuple[pa.Array, n
         row = int(np.flatnonzero(unreadable)[0])
         what = f"{array[row].as_py()[:60]!r} is no list of texts or numbers with commas between them"
         raise DataError(what, where=chunk.where(column, row), remedy=text_lists.REMEDY)
-    if elements.null_count:
-        valid = pc.is_valid(elements)
-        parents, elements = parents[valid.to_numpy(zero_copy_only=False)], elements.filter(valid)
+    there = is_there(elements)
+    if not there.all():
+        parents, elements = parents[there], elements.filter(pa.array(there))
     return elements, np.bincount(parents, minlength=len(array)).astype(np.int64)
 
 
@@ -151,48 +150,3 @@ def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArra
         array = pa.LargeListArray.from_arrays(pa.array(np.arange(len(array) + 1), type=pa.int64()), array, mask=None)
     parents = pc.list_parent_indices(array).to_numpy(zero_copy_only=False).astype(np.int64)
     return pc.list_flatten(array), parents, unreadable
-
-
-def as_numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
-    """Return int64 or float64 of a numeric, date or time column.
-
-    Raises:
-        DataError: at the first null or NaN.
-    """
-    array = chunk.column(column)
-    kind = array.type
-    if array.null_count:
-        position = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise _bad_number("null", chunk, column, position, purpose)
-    try:
-        if is_text(kind):
-            array = text_as_times(array)
-            kind = array.type
-        if pa.types.is_temporal(kind):
-            array = pc.cast(pc.cast(array, pa.timestamp("us"), safe=False), pa.int64())
-        elif pa.types.is_boolean(kind):
-            array = array.cast(pa.int64())
-        elif pa.types.is_decimal(kind) or pa.types.is_floating(kind):
-            array = array.cast(pa.float64())
-        else:
-            array = array.cast(pa.int64())
-    except pa.ArrowException as error:
-        raise DataError(
-            f"is not a number or time, as the {purpose} must be: {str(error).splitlines()[0]}",
-            where=chunk.where(column),
-            remedy="convert the column, or name another one",
-        ) from None
-    numbers = array.to_numpy(zero_copy_only=False)
-    if numbers.dtype.kind == "f":
-        bad = np.flatnonzero(np.isnan(numbers))
-        if len(bad):
-            raise _bad_number("NaN", chunk, column, int(bad[0]), purpose)
-    return numbers
-
-
-def _bad_number(what: str, chunk: Chunk, column: str, position: int, purpose: str) -> DataError:
-    return DataError(
-        f"{what} where the {purpose} must be",
-        where=chunk.where(column, position),
-        remedy="fill the value in, or remove the row",
-    )

@@ -365,7 +365,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         require_lists(source.column_type(vector.column), vector, f"{source.uri}, column '{vector.column}'")
     specs = dataset.joined_features
     joins = {
-        f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri), specs[f.name].effective_ngrams)
+        f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri), specs[f.name].effective_ngrams, is_list=f.is_list)
         for f in features
         if f.join is not None
     }

@@ -16,7 +16,7 @@ _WRITTEN = r"^(0|-?[1-9][0-9]{0,18})$"
 _DIGITS = r"^-?[0-9]+$"
 _NUMBER = (
     r"^\s*([-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|0x[0-9a-f]+"
-    r"|[-+]?(nan|inf|infinity)(\([^)]*\))?|true|false)\s*$"
+    r"|[-+]?(nan|inf|infinity)(\([^)]*\))?|true|false|na|n/a|null|none)\s*$"
 )
 _NUMBERS = (pa.int64(), pa.float64())
 
@@ -63,7 +63,7 @@ def number_of(text: str) -> int | None:
     elif re.fullmatch(_DIGITS, plain):
         number = int(plain)
     else:
-        value = float(plain) if "(" not in plain else math.nan
+        value = math.nan if plain.strip("+-").startswith(("n", "i")) else float(plain)
         number = int(value) if value.is_integer() else 2**63
     return number if -(2**63) <= number < 2**63 else None
 

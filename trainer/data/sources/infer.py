@@ -255,11 +255,14 @@ def _is_no_label(column: _Column) -> bool:
     is_partial = column.whole and (column.low, column.high) == (0.0, 1.0) and column.nulls > 0
     is_answer = is_partial or (column.distinct == 2 and (column.whole or positive_of(column.pair) is not None))
     named = _LABEL_NAMES.match(column.plain_name) or (is_answer and _ACTION_NAMES.search(column.plain_name))
+    named = named or (column.low is None and _RATING_NAMES.match(column.plain_name))
     return bool(named) and not column.is_binary
 
 
 def _as_label(column: _Column) -> str:
     """Return how a column that is no label may be one."""
+    if column.low is None and _RATING_NAMES.match(column.plain_name):
+        return f"it holds text; where that is numbers a rule reads them: label: {{rule: '{column.name} >= 4'}}"
     if column.low is None:
         return as_numbers_remedy(column.name, column.pair)
     if column.name != column.plain_name:

@@ -26,12 +26,13 @@ from trainer.spec.ngrams import NGrams
 class JoinTable:
     """``join.column`` by ``join.on``: for each key one id (take: last, first) or a list (take: all).
 
-    With ``ngrams`` the column has texts, and a key has the list of the ids of its n-grams.
+    With ``ngrams`` the column has texts, and a key has the list of the ids of its n-grams. With ``is_list`` text is a
+    list, of which one is taken.
 
     Raises DataError where the file or a column is missing, and where a key is null or occurs twice.
     """
 
-    def __init__(self, join: Join, uri: str, ngrams: NGrams | None = None):
+    def __init__(self, join: Join, uri: str, ngrams: NGrams | None = None, *, is_list: bool = False):
         self.source = Source(uri, ids=(join.on, join.column))
         self._timestamp = join.timestamp
         self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
@@ -47,7 +48,7 @@ class JoinTable:
             if ngrams is not None:
                 found = ngram_lists(chunk.column(join.column), ngrams, where)
             else:
-                found = values.as_lists(chunk, join.column, split=self.takes_list)
+                found = values.as_lists(chunk, join.column, split=self.takes_list or is_list)
             elements.append(values.as_ids(found[0], self.kind, where))
             lengths.append(found[1])
         if not keys:

@@ -64,3 +64,12 @@ def test_numbers_with_commas_say_what_to_write(value, tmp_path):
         DataError, match=r"row 1: feature 'price' is .*write a point before the fraction .*: 2\.5, 1234"
     ):
         read_number(Numeric("price", "y", "none", "mean"), chunk_of(tmp_path, ["1", value]))
+
+
+@pytest.mark.parametrize(("values", "labels"), [(["0", "1", "1"], [0, 1, 1]), (["0.0", "1.0"], [0, 1])])
+def test_numbers_written_as_text_are_labels(values, labels, tmp_path):
+    assert labels_of(chunk_of(tmp_path, values), Label(column="y")).tolist() == labels
+
+
+def test_a_rule_reads_numbers_written_as_text(tmp_path):
+    assert labels_of(chunk_of(tmp_path, ["5", "3", "4"]), Label(rule="y >= 4")).tolist() == [1, 0, 1]

@@ -227,6 +227,13 @@ def test_times_in_several_units_are_told_with_values(units, split, tmp_path):
         prepare(*specs(write(tmp_path, "parquet", times), split=split), tmp_path / "data")
 
 
+@pytest.mark.parametrize("stray", [1, 500_000_000])
+def test_a_stray_number_hides_no_second_unit(stray):
+    times = [1_772_323_200 + row for row in range(10)] + [1_772_323_200_000 + row for row in range(10)]
+    with pytest.raises(DataError, match="several units"):
+        require_one_unit(np.array([*times, stray]), "")
+
+
 @pytest.mark.parametrize(
     "values", [[0, 0], [-5, 3], [1, 10**15], [1_772_323_200, 0], [1_772_323_200, 5, 1_772_323_200_000]]
 )

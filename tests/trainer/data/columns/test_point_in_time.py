@@ -72,6 +72,17 @@ def test_times_and_numbers_are_not_compared(clicks, dataset_spec, job_spec, tmp_
         prepare(dataset_spec(rows, features=FEATURES, order="ts"), job, tmp_path / "data")
 
 
+@pytest.mark.parametrize("units", [(1000, 1), (1, 1000)])
+def test_times_of_other_units_are_not_compared(units, clicks, dataset_spec, job_spec, tmp_path):
+    seconds = 1_772_323_200 + np.arange(200) * 3600
+    rows = table(clicks).drop_columns(["ts", "priced_at"])
+    rows = rows.append_column("ts", pa.array(seconds * units[0]))
+    rows = rows.append_column("priced_at", pa.array((seconds + 86_400) * units[1]))
+    job = job_spec(evaluation={"split": {"kind": "time"}})
+    with pytest.raises(DataError, match=r"'price' is in (milli)?seconds since .* rows in (milli)?seconds, .*in one unit"):
+        prepare(dataset_spec(rows, features=FEATURES, order="ts"), job, tmp_path / "data")
+
+
 def test_a_time_needs_the_time_of_rows(clicks, dataset_spec):
     with pytest.raises(SpecError, match=r"features\.price\.timestamp: it is compared with the time of rows"):
         dataset_spec(table(clicks), features=FEATURES)

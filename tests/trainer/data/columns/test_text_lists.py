@@ -130,7 +130,10 @@ def test_lists_of_any_text_are_read_back(texts, spelled):
         ("[Sale] shoes|[New]", ["[Sale] shoes", "[New]"]),
         ('["a]|", "|"]', ["a]|", "|"]),
         ("[Sale]|[New]", ["[Sale]", "[New]"]),
-        ("Film Noir|", ["Film Noir", ""]),
+        ("Film Noir|", ["Film Noir", None]),
+        ("|27||9|", [None, "27", None, "9", None]),
+        (" 27 | 9 ", ["27", "9"]),
+        ("set()", []),
         ("Film Noir", ["Film Noir"]),
         ("[x", ["[x"]),
         ("", None),
@@ -215,6 +218,25 @@ def test_lists_of_a_joined_file(tmp_path):
     join = JoinTable(Join(uri=str(path), on="item", column="tags", take="all"), str(path))
     ids, lengths = join.ids(join.positions(pa.array(["i2", "i0", "i1"]), ""))
     assert (ids.to_pylist(), lengths.tolist()) == (["c d", "a", "b"], [1, 2, 0])
+
+
+@pytest.mark.parametrize("tags", ["a|b", "[a, b]", ["a", "b"]])
+def test_of_a_joined_list_one_is_taken(tags, tmp_path):
+    pq.write_table(pa.table({"item": ["i0"], "tags": [tags]}), tmp_path / "items.parquet")
+    for take, one in (("last", "b"), ("first", "a")):
+        join = Join(uri="items.parquet", on="item", column="tags", take=take)
+        table = JoinTable(join, str(tmp_path / "items.parquet"), is_list=True)
+        assert table.ids(table.positions(pa.array(["i0"]), ""))[0].to_pylist() == [one]
+
+
+@pytest.mark.parametrize("values_", [[[7, None], [8]], [[7.0, float("nan")], [8.0]], ["[7, nan]", "8"]])
+def test_an_element_that_is_missing_is_left_out_in_every_type(values_, tmp_path):
+    pq.write_table(pa.table({"tags": pa.array(values_, from_pandas=False)}), tmp_path / "rows.parquet")
+    source = Source(str(tmp_path / "rows.parquet"))
+    (chunk,) = source.stream(["tags"])
+    elements, lengths = values.as_lists(chunk, "tags")
+    assert values.as_ids(elements, "int", "").to_pylist() == [7, 8]
+    assert lengths.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("ids", [["27", "9"], [27, 9]])

@@ -340,3 +340,11 @@ def test_real_files(real_data):
     assert set(infer(real_data / "epinions.parquet")["features"]) == {"user", "item", "category"}
     assert infer(real_data / "ml1m.parquet")["order"] == "pos"  # timestamp is null for half of the users
     assert infer(real_data / "ipinyou_deepctr.parquet")["label"] == {"column": "label"}
+
+
+def test_ratings_written_as_text_are_no_features(tmp_path):
+    rows = {"user": [1, 2, 3] * 4, "item": [5, 6, 7, 8] * 3, "rating": ["4", "5", "1"] * 4}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    proposal = propose(tmp_path / "rows.parquet")
+    assert set(proposal.document["features"]) == {"user", "item"}
+    assert "a rule reads them: label: {rule: 'rating >= 4'}" in proposal.notes[0]

@@ -533,3 +533,18 @@ def test_ids_of_floats_are_missing_where_they_are_nan(dataset_spec, tmp_path):
     pq.write_table(pa.table({**BASE, "item": [1.0, float("nan"), None] * 3}), tmp_path / "rows.parquet")
     found = profile(described(dataset_spec, tmp_path / "rows.parquet"))["features"]["item"]
     assert found == {"column": "item", "nulls": 6, "distinct": 1}
+
+
+def test_times_of_96_bits_are_those_that_were_written(tmp_path):
+    times = [datetime.datetime(2026, 3, 1), datetime.datetime(9999, 12, 31)]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"ts": pa.array(times, pa.timestamp("us"))}), path, use_deprecated_int96_timestamps=True)
+    (chunk,) = Source(str(path)).stream(["ts"])
+    assert chunk.column("ts").to_pylist() == times
+
+
+def test_json_lines_of_another_coding_are_refused_with_the_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('{"user": "a"}\n{"user": "é"}\n'.encode("latin-1"))
+    with pytest.raises(DataError, match=r"row 1 is not UTF-8.*iconv -f LATIN1"):
+        Source(str(path)).require(["user"])

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from trainer.data.errors import DataError
@@ -65,6 +66,7 @@ class CsvReader(TextReader):
                 types = {field.name: field.type for field in batches.schema}
                 rows = 0
                 for batch in batches:
+                    self._require_no_names(batch, ids, path, rows)
                     rows += batch.num_rows
                     for name, one in written.items():
                         one.add(batch.column(name))
@@ -133,6 +135,18 @@ class CsvReader(TextReader):
                 strings_can_be_null=True,
             ),
         )
+
+    def _require_no_names(self, batch: pa.RecordBatch, ids: Sequence[str], path: FilePath, first_row: int) -> None:
+        """Check that no row repeats the line of names, as in files that were put together."""
+        if len(ids) < 2:
+            return
+        found = pc.equal(batch.column(ids[0]), ids[0])
+        if not pc.any(found).as_py():
+            return
+        for name in ids[1:]:
+            found = pc.and_(found, pc.equal(batch.column(name), name))
+        if pc.any(found).as_py():
+            raise self.unreadable(path, f"row {first_row + pc.index(found, True).as_py()} repeats the line of names")
 
     def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
         """Return the pattern of quoted fields: group 1 is the closing quote, with text behind it that is of the field.

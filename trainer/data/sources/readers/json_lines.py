@@ -83,12 +83,21 @@ class JsonLinesReader(TextReader):
             # Arrow follows any depth with its stack, until the process dies.
             if depth_of(block) > MAX_DEPTH:
                 raise self.unreadable(path, f"lists or objects lie more than {MAX_DEPTH} deep in one another")
+            self._require_utf_8(block, path, first_row)
             try:
                 table = _read_json(block, self._schema_of(block, schema))
             except pa.ArrowException as error:
                 raise self.unreadable(path, _with_row_of_file(str(error).splitlines()[0], first_row)) from None
             first_row += table.num_rows
             yield table
+
+    def _require_utf_8(self, block: bytes, path: FilePath, first_row: int) -> None:
+        """Check what Arrow does not: bytes that are no text would be ids that nobody can write."""
+        try:
+            block.decode("utf-8")
+        except UnicodeDecodeError as error:
+            row = first_row + block.count(b"\n", 0, error.start)
+            raise self.unreadable(path, f"row {row} is not UTF-8: iconv -f LATIN1 -t UTF-8 FILE") from None
 
     def _schema_of(self, block: bytes, schema: pa.Schema | None) -> pa.Schema | None:
         """Return the types to read a block in: a column of text and integers is in each of what is there."""

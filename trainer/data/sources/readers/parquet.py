@@ -22,14 +22,13 @@ class ParquetReader(Reader):
         return pq.read_schema(opened(path))
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        # What is buffered ahead is kept until the file is closed: worth its memory where each read is a request.
-        with pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path)) as file:
+        with _file(path) as file:
             yield from file.iter_batches(chunk_rows, columns=columns, use_threads=True)
 
     def read_batches_from(
         self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path)) as file:
+        with _file(path) as file:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
             stop_row = sum(sizes) if stop_row is None else min(stop_row, sum(sizes))
             groups, begin = list(range(len(sizes))), 0
@@ -73,6 +72,14 @@ class ParquetReader(Reader):
                     low.append(chunk.statistics.min)
                     high.append(chunk.statistics.max)
         return max(high) - min(low) + 1 if low else None
+
+
+def _file(path: FilePath) -> pq.ParquetFile:
+    """Open a file; what is buffered ahead is kept until it is closed: worth its memory where each read is a request.
+
+    Times of 96 bits, as Spark wrote them, are read as microseconds: as nanoseconds those from 2262 on are others.
+    """
+    return pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path), coerce_int96_timestamp_unit="us")
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

@@ -151,6 +151,12 @@ def test_a_file_that_is_no_such_csv_is_refused_with_the_remedy(content, says, tm
         Source(str(tmp_path / "rows.csv")).require(["item"])
 
 
+def test_a_line_of_names_among_the_rows_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("user,item\nu1,i1\nuser,i2\nuser,item\nu2,i2\n")
+    with pytest.raises(DataError, match="row 2 repeats the line of names"):
+        Source(str(tmp_path / "rows.csv"), ids=["user", "item"]).require(["user", "item"])
+
+
 @pytest.mark.parametrize(
     ("content", "rows"),
     [
