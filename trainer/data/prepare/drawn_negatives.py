@@ -2,34 +2,30 @@
 
 A training row's negatives are items of training rows that its user did not have in training, up to the row's own time
 where rows are split by time. A held-out click is drawn there like any other item, since nobody knew of it. A held-out
-row's negatives are items of any row that its user had in no split; one whose own pair is in training is left out, as it
-is from rankings of all items. Where pairs are split by hash, a pair that is drawn is one of the row's own split. So a
-model that knows nothing has an AUC of 1/2.
+row's negatives are items that its user had in no split: items of training where its own is one, and else items that
+training lacks. So a model that knows nothing has an AUC of 1/2.
+
+Left out are rows without an item, held-out rows whose own pair is in training, as they are from rankings of all items,
+and rows whose user had every item.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.data.columns.hashing import Int64s, UInt64s, below, derive_key, mix, random_words
-from trainer.data.errors import DataError
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.negatives import UnseenUntil, popularity_weights
 from trainer.data.prepare.plan import DataPlan
-from trainer.data.prepare.split import DROPPED, TEST, TRAIN, VALIDATION
+from trainer.data.prepare.split import DROPPED, TRAIN
 
 _NEGATIVES = 11
-_MOST_DRAWS = 256
-"""Draws for one negative, until its pair is of the row's own split; where none is, the last one stays."""
-
-SidesOfPairs = Callable[[Int64s, Int64s], npt.NDArray[np.uint8]]
 
 
-class _Unseen(NamedTuple):
+class _Pool(NamedTuple):
     """Draws of places, the item at each place, the place of each item (-1: none; last: that of no item), weights."""
 
     draws: UnseenUntil
@@ -45,69 +41,89 @@ class DrawnNegatives:
         plan: which are drawn, and of what.
         encoded: all rows.
         sides: the split of each row, DROPPED where it is in none.
-        side_of_pair: the split of (rows, items that take the place of theirs), where the hash of a pair says it; None:
-            the row alone does.
     """
 
-    def __init__(
-        self,
-        plan: DataPlan,
-        encoded: Encoded,
-        sides: npt.NDArray[np.uint8],
-        side_of_pair: SidesOfPairs | None,
-    ):
+    def __init__(self, plan: DataPlan, encoded: Encoded, sides: npt.NDArray[np.uint8]):
         spec, user = plan.dataset.negatives, plan.direct("user")
         assert spec is not None
         item = plan.direct(spec.of)
         assert item is not None
         assert user is not None
-        self._side_of_pair = side_of_pair
-        self._spec, self._where = spec, f"dataset '{plan.dataset.name}', label.negatives"
-        self._user_ids = encoded.codes[user.domain].ids
+        self._spec = spec
         self._users, self.items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
         ordering = plan.dataset.ordering
         self._times = np.asarray(encoded.orders[ordering]) if plan.splits_by_time and ordering is not None else None
-        num_users, num_items = len(self._user_ids), len(encoded.codes[item.domain].ids)
-        in_training, has_item = sides == TRAIN, self.items >= 0
-        counts = np.bincount(self.items[in_training & has_item], minlength=num_items)
+        num_users, num_items = len(encoded.codes[user.domain].ids), len(encoded.codes[item.domain].ids)
+        in_split, has_item = sides != DROPPED, self.items >= 0
+        self._is_training = (sides == TRAIN) & has_item
+        counts = np.bincount(self.items[self._is_training], minlength=num_items)
         popular = spec.distribution == "popularity"
-        self._weights = popularity_weights(counts, spec.power) if popular else None
-        everywhere = counts if popular else np.bincount(self.items[has_item], minlength=num_items)
-        self._of_training = self._unseen(in_training, counts, num_users, self._times)
-        self._of_held_out = self._unseen(np.ones(len(sides), dtype=bool), everywhere, num_users, None)
-        self.sides, self.num_repeated, self.num_held_out = sides, 0, 0
-        """The split of each row, without held-out rows whose pair is in training."""
-        if side_of_pair is None or plan.job.evaluation.split.kind != "random":
-            self._leave_repeated_out()
-        self._num_items, self._chosen = num_items, {True: in_training & has_item, False: has_item}
+        weights = popularity_weights(counts, spec.power) if popular else None
+        unknown = (np.bincount(self.items[has_item], minlength=num_items) > 0) & (counts == 0)
+        self._pools = (
+            self._pool(self._is_training, counts > 0, num_users, self._times, weights),
+            self._pool(has_item, counts > 0, num_users, None, weights),
+            self._pool(has_item, unknown, num_users, None, None),
+        )
+        """Of training rows, of held-out rows with an item of training, and of the other held-out rows."""
+        self._pool_of = np.where(self._is_training, 0, np.where(np.append(counts, 0)[self.items] > 0, 1, 2))
+        self._num_items, self._chosen = num_items, {True: self._is_training, False: has_item}
         self._rows: dict[bool, RowsOfItems] = {}
+        repeats = in_split & has_item & self._repeats_training()
+        exhausted = in_split & has_item & ~repeats
+        exhausted[exhausted] = self._had_all(np.flatnonzero(exhausted))
+        self.sides = np.where(has_item & ~repeats & ~exhausted, sides, DROPPED).astype(np.uint8)
+        """The split of each row, DROPPED where it is left out."""
+        self._left_out = {
+            "without an item": int((in_split & ~has_item).sum()),
+            "held out whose user and item are a pair of training, as no negative is": int(repeats.sum()),
+            "whose user had every item that could be drawn": int(exhausted.sum()),
+        }
+        self._num_rows = int(in_split.sum())
 
-    def _unseen(
-        self, rows: npt.NDArray[np.bool_], counts: Int64s, num_users: int, times: npt.NDArray[Any] | None
-    ) -> _Unseen:
-        """Return the draws beside some rows, from items with a count."""
-        items = np.flatnonzero(counts)
-        place = np.full(len(counts) + 1, -1, dtype=np.int64)
+    def _pool(
+        self,
+        rows: npt.NDArray[np.bool_],
+        is_in: npt.NDArray[np.bool_],
+        num_users: int,
+        times: npt.NDArray[Any] | None,
+        weights: Int64s | None,
+    ) -> _Pool:
+        """Return the draws of the items that are in it, beside what the users of some rows had."""
+        items = np.flatnonzero(is_in)
+        place = np.full(len(is_in) + 1, -1, dtype=np.int64)
         place[items] = np.arange(len(items))
         places = place[self.items]
         known = rows & (self._users >= 0) & (places >= 0)
         pairs = self._users[known].astype(np.int64) * len(items) + places[known]
-        weights = None if self._weights is None else self._weights[items]
+        weights = None if weights is None else weights[items]
         of = None if times is None else times[known]
-        return _Unseen(UnseenUntil(pairs, of, num_users, len(items), weights), items, place, weights)
+        return _Pool(UnseenUntil(pairs, of, num_users, len(items), weights), items, place, weights)
 
-    def _leave_repeated_out(self) -> None:
-        is_held_out = (self.sides == VALIDATION) | (self.sides == TEST)
-        places = self._of_training.place[self.items]
-        rows = np.flatnonzero(is_held_out & (self._users >= 0) & (places >= 0))
-        pairs = self._users[rows].astype(np.int64) * len(self._of_training.items) + places[rows]
-        trained = self._of_training.draws.pairs
+    def _repeats_training(self) -> npt.NDArray[np.bool_]:
+        """Return which rows are held out though their user and item are a pair of training."""
+        pool, repeats = self._pools[0], ~self._is_training & (self._users >= 0)
+        rows = np.flatnonzero(repeats)
+        places = pool.place[self.items[rows]]
+        pairs, trained = self._users[rows].astype(np.int64) * len(pool.items) + places, pool.draws.pairs
         found = np.searchsorted(trained, pairs)
-        inside = found < len(trained)
+        inside = (places >= 0) & (found < len(trained))
         inside[inside] = trained[found[inside]] == pairs[inside]
-        self.sides = self.sides.copy()
-        self.sides[rows[inside]] = DROPPED
-        self.num_repeated, self.num_held_out = int(inside.sum()), int(is_held_out.sum())
+        repeats[rows] = inside
+        return repeats
+
+    def _had_all(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        """Return which rows have no negative."""
+        had_all = np.zeros(len(rows), dtype=bool)
+        for number, pool in enumerate(self._pools):
+            mine = self._pool_of[rows] == number
+            users = self._users[rows]
+            known = mine & (users >= 0)
+            times = None if self._times is None or number else self._times[rows[known]]
+            had_all[known] = pool.draws.weight(users[known], times) <= 0
+            # A row without a user has its own item alone, which is one of the pool.
+            had_all[mine & (users < 0)] = len(pool.items) < 2
+        return had_all
 
     @property
     def per_positive(self) -> int:
@@ -115,13 +131,8 @@ class DrawnNegatives:
 
     def in_words(self) -> str:
         """Return a line for the log, empty where nothing was left out."""
-        if not self.num_repeated:
-            return ""
-        share = self.num_repeated / self.num_held_out
-        return (
-            f"left out: {self.num_repeated:,} of {self.num_held_out:,} held-out rows ({share:.1%}), whose user and "
-            "item are a pair of training, as no negative is"
-        )
+        shown = [f"{count:,} {why}" for why, count in self._left_out.items() if count]
+        return f"left out, of {self._num_rows:,} rows: {'; '.join(shown)}" if shown else ""
 
     def draw(self, rows: Int64s, positions: Int64s, *, needs_rows: bool) -> tuple[npt.NDArray[np.int32], Int64s]:
         """Return (an item, the row that it has its columns from) for negatives of ``rows``.
@@ -130,20 +141,11 @@ class DrawnNegatives:
             rows: the row that each negative is of, which is in a split.
             positions: a number of each negative, which no other one has: what is drawn is a function of it.
             needs_rows: whether columns are asked for; else each has those of its own row.
-
-        Raises:
-            DataError: there is no item left to draw.
         """
         # By users, whose items then lie side by side in memory: a draw is a function of its position alone.
         order = np.argsort(self._users[rows], kind="stable")
         rows, words = rows[order], random_words(derive_key(self._spec.seed, _NEGATIVES), positions[order])
         drawn = self._items(rows, words)
-        left = np.arange(0 if self._side_of_pair is None else len(rows))
-        for number in range(1, _MOST_DRAWS):
-            if not len(left) or self._side_of_pair is None:
-                break
-            left = left[self._side_of_pair(rows[left], drawn[left]) != self.sides[rows[left]]]
-            drawn[left] = self._items(rows[left], mix(words[left] + np.uint64(number)))
         from_rows = rows.copy() if not needs_rows else self._rows_of(drawn, rows, words)
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
@@ -151,46 +153,30 @@ class DrawnNegatives:
 
     def _items(self, rows: Int64s, words: UInt64s) -> Int64s:
         """Return an item for each row, chosen by ``words``."""
-        users, is_training = self._users[rows], self.sides[rows] == TRAIN
-        drawn = np.empty(len(rows), dtype=np.int64)
-        for of_training, unseen in ((True, self._of_training), (False, self._of_held_out)):
-            mine = np.flatnonzero((is_training == of_training) & (users >= 0))
-            times = None if self._times is None or not of_training else self._times[rows[mine]]
-            places, none = unseen.draws.draw(users[mine], times, words[mine])
-            if none.any():
-                raise self._nothing_left(f"user {self._user_ids[int(users[mine[none][0]])]} had", unseen)
-            drawn[mine] = unseen.items[places]
+        users, drawn = self._users[rows], np.empty(len(rows), dtype=np.int64)
+        for number, pool in enumerate(self._pools):
+            is_mine = self._pool_of[rows] == number
+            mine = np.flatnonzero(is_mine & (users >= 0))
+            times = None if self._times is None or number else self._times[rows[mine]]
+            drawn[mine] = pool.items[pool.draws.draw(users[mine], times, words[mine])]
             # Of a row without a user nothing is known but its own item: any other is a negative.
-            mine = np.flatnonzero((is_training == of_training) & (users < 0))
-            own = unseen.place[self.items[rows[mine]]]
-            pairs = np.flatnonzero(own >= 0) * len(unseen.items) + own[own >= 0]
-            others = UnseenUntil(pairs, None, len(mine), len(unseen.items), unseen.weights)
-            places, none = others.draw(np.arange(len(mine)), None, words[mine])
-            if none.any():
-                raise self._nothing_left("a row without a user has", unseen)
-            drawn[mine] = unseen.items[places]
+            mine = np.flatnonzero(is_mine & (users < 0))
+            own = np.arange(len(mine)) * len(pool.items) + pool.place[self.items[rows[mine]]]
+            others = UnseenUntil(own, None, len(mine), len(pool.items), pool.weights)
+            drawn[mine] = pool.items[others.draw(np.arange(len(mine)), None, words[mine])]
         return drawn
 
     def _rows_of(self, items: Int64s, rows: Int64s, words: UInt64s) -> Int64s:
         """Return the row that each drawn item has its columns from: of training for a training row."""
-        found, is_training = rows.copy(), self.sides[rows] == TRAIN
+        found = rows.copy()
         for of_training in (True, False):
             if of_training not in self._rows:
                 chosen = self._chosen[of_training]
                 self._rows[of_training] = RowsOfItems(self.items, chosen, self._times, self._num_items)
-            mine = np.flatnonzero(is_training == of_training)
+            mine = np.flatnonzero(self._is_training[rows] == of_training)
             times = None if self._times is None else self._times[rows[mine]]
             found[mine] = self._rows[of_training].at(items[mine], times, mix(words[mine]))
         return found
-
-    def _nothing_left(self, who: str, unseen: _Unseen) -> DataError:
-        of_rows = unseen is self._of_held_out and self._spec.distribution == "uniform"
-        return DataError(
-            f"{who} every one of the {len(unseen.items)} items of {'the rows' if of_rows else 'training'}: "
-            "there is no negative to draw",
-            where=self._where,
-            remedy="leave such users out, hold less out, or use label: column or rule",
-        )
 
 
 class RowsOfItems:

@@ -194,22 +194,7 @@ class ExampleRows:
             rows = np.arange(start, min(start + CHUNK_ROWS, self._encoded.num_rows))
             names = [name for name in ("user", "item") if self._plan.direct(name) is not None]
             parts.append(self._sides({name: self._feature(name, start, len(rows) + start) for name in names}, rows))
-        item = self._plan.direct(self._plan.dataset.negatives.of)
-        by_pair = self._item is not None and item is not None and item.column == self._item.column
-        by_pair &= self._row_sides is None or self._shares_validation
-        return DrawnNegatives(self._plan, self._encoded, np.concatenate(parts), self._side_of_pair if by_pair else None)
-
-    def _side_of_pair(self, rows: npt.NDArray[np.int64], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return the splits that rows with other items would be in."""
-        spec, item = self._plan.dataset.negatives, self._item
-        assert spec is not None
-        assert item is not None
-        assert self._user is not None
-        drawn = self._plan.direct(spec.of)
-        assert drawn is not None
-        codes = self._as_domain(items.astype(np.int32), drawn.domain, item.domain)
-        users = np.asarray(self._encoded.column(self._user)[rows])
-        return self._sides({"user": users, "item": codes}, rows, whole=True)
+        return DrawnNegatives(self._plan, self._encoded, np.concatenate(parts))
 
     def _with_negatives(self, examples: Examples) -> Examples:
         """Return the examples, each followed by its negatives, in the same split."""
@@ -301,9 +286,8 @@ class ExampleRows:
         return self._row_sides is not None and bool((self._row_sides == splits.VALIDATION).any())
 
     def _sides(
-        self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64], *, whole: bool = False
+        self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
-        """Return the split of each row by what the job says and, but with ``whole``, by the half that trains."""
         split = self._plan.job.evaluation.split
         if self._row_sides is None:
             sides = splits.random_split(split, self._pairs(features, rows))
@@ -312,7 +296,7 @@ class ExampleRows:
             if self._shares_validation:
                 by_hash = splits.random_split(split.model_copy(update={"test": 0.0}), self._pairs(features, rows))
                 sides[(sides == splits.TRAIN) & (by_hash == splits.VALIDATION)] = splits.VALIDATION
-        if self._plan.half is not None and not whole:
+        if self._plan.half is not None:
             splits.leave_half_out(sides, self._pairs(features, rows), self._plan.half)
         return sides
 

@@ -1,22 +1,23 @@
 """Features whose column describes the row's item, found by looking: a drawn negative has them from its own item's rows.
 
-For pairs of rows of one item by two users, and for pairs of any rows, compare how far their values agree: a and b. The
-item's hold on a column is (a - b) / (1 - b), Cohen's kappa: 1 where the item determines it, 0 where it says nothing. Of
-numbers it is 1 - d / e, the mean distances of ranks within an item and of any two rows. Torch-free.
+For pairs of rows of one item by two users, and for pairs of any rows, compare how far their values differ: d and e. The
+item's hold on a column is 1 - d / e, Cohen's kappa: 1 where the item determines it, 0 where it says nothing. Likewise a
+column's hold on the item, from rows of one value: where it is no function of the item but tells it, as a variant or a
+query does, nobody but the dataset's owner knows which of these it is. Torch-free.
 
 Cohen, A coefficient of agreement for nominal scales, Educational and Psychological Measurement 1960.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.columns.hashing import UInt64s, combine, mix, random_words, unit_interval
+from trainer.data.columns.hashing import Int64s, UInt64s, combine, mix, random_words, unit_interval
 from trainer.data.columns.jagged import Jagged
 from trainer.data.errors import DataError
 from trainer.data.prepare.encode import Encoded
@@ -24,12 +25,42 @@ from trainer.data.prepare.plan import DataPlan
 
 SAMPLE_ROWS = 400_000
 """About the number of rows that are compared, all of some items."""
+LIST_PAIRS = 50_000
+"""At most the number of pairs of lists that are compared."""
+COORDINATES = 16
+"""At most the number of a vector's coordinates that are compared."""
 DETERMINED, RELATED = 0.8, 0.25
 """Kappa from which on a column is the item's, and from which on the dataset has to say whether it is."""
+ERRORS = 3.0
+"""Standard errors by which kappa exceeds RELATED where it is not a matter of chance."""
 
-Rows = npt.NDArray[np.int64]
-ValuesAt = Callable[[Rows], npt.NDArray[Any]]
-"""A column's values at rows: hashes, 0 where missing, or ranks, NaN where missing."""
+
+class Pairs(NamedTuple):
+    """Pairs of rows."""
+
+    left: Int64s
+    right: Int64s
+
+
+class Values(Protocol):
+    """A feature's values, one of the views of them."""
+
+    def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
+        """Return for each pair how far its values differ, 0 to 1; a missing value equals another one alone."""
+        ...
+
+    def are_missing(self, rows: Int64s) -> npt.NDArray[np.bool_]: ...
+
+    def keys(self, rows: Int64s) -> UInt64s:
+        """Return equal words for equal values."""
+        ...
+
+
+class Kappa(NamedTuple):
+    """An estimate, and what it exceeds by more than chance."""
+
+    value: float = 0.0
+    least: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,121 +100,187 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
     # Of random items all rows: pairs of one item are what is compared.
     sample = np.flatnonzero(there & ((share >= 1) | (unit_interval(mix(items.astype(np.uint64))) < share)))
     sample = sample[np.argsort(random_words(1, sample), kind="stable")]
-    of_item, of_user = _pairs(items, users, sample), _pairs(users, items, sample)
-    every = sample, np.roll(sample, 1)
+    every = Pairs(sample, np.roll(sample, 1))
+    of_item, of_user = (_pairs(one[sample], other, sample) for one, other in ((items, users), (users, items)))
     kappas, open_ones = {}, {}
-    for name, values_at in columns.items():
-        kappas[name] = kappa(values_at, of_item, every)
-        by_user = kappa(values_at, of_user, every)
-        if kappas[name] >= RELATED and (by_user >= DETERMINED) == (kappas[name] >= DETERMINED):
-            open_ones[name] = by_user
+    for name, views in columns.items():
+        by_item = _most(kappa(values, of_item, every) for values in views)
+        by_user = _most(kappa(values, of_user, every) for values in views).value
+        of_value = (_pairs(values.keys(known), users, known) for values in views for known in [_known(values, sample)])
+        tells = _most(kappa(Codes(items), pairs, every) for pairs in of_value)
+        kappas[name] = by_item.value if by_item.least >= RELATED else 0.0
+        is_related = max(by_item.least, tells.least) >= RELATED
+        if is_related and (by_user >= DETERMINED) == (kappas[name] >= DETERMINED):
+            open_ones[name] = f"'{name}' (kappa {by_item.value:.2f}; of the item {tells.value:.2f}, user {by_user:.2f})"
     if open_ones:
-        raise _undecided(plan, {name: (kappas[name], by_user) for name, by_user in open_ones.items()})
+        raise _undecided(plan, open_ones)
     return ItemFeatures(frozenset(name for name, value in kappas.items() if value >= DETERMINED), kappas)
 
 
-def kappa(values_at: ValuesAt, same: tuple[Rows, Rows], every: tuple[Rows, Rows]) -> float:
-    """Compute how far the item, or the user, that pairs of rows share determines a column: 0 not at all, 1 wholly.
+def kappa(values: Values, same: Pairs, every: Pairs) -> Kappa:
+    """Compute how far what pairs of rows share determines a column: 0 not at all, 1 wholly.
 
     Args:
-        values_at: the column.
+        values: the column. Of both that missing values count and that they do not the greater kappa is returned.
         same: rows of pairs that share it; without any kappa is 0.
         every: rows of any pairs.
     """
-    within, anywhere = (_disagreement(values_at(pairs[0]), values_at(pairs[1])) for pairs in (same, every))
-    return 0.0 if not anywhere or within is None else max(0.0, 1.0 - within / anywhere)
+    kappas = [Kappa()]
+    for missing_count in (True, False):
+        within, anywhere = (_distances(values, pairs, missing_count) for pairs in (same, every))
+        if len(within) and anywhere.any():
+            error = np.sqrt(max(float(within.var()), 1 / len(within)) / len(within))
+            mean, of_any = float(within.mean()), float(anywhere.mean())
+            kappas.append(Kappa(1 - mean / of_any, 1 - (mean + ERRORS * error) / of_any))
+    return _most(kappas)
 
 
-def _disagreement(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> float | None:
-    """Return the share of pairs that differ, of numbers the mean distance; None without pairs."""
-    if left.dtype.kind == "f":
-        distances = np.abs(left - right)
-        distances = distances[~np.isnan(distances)]
-        return float(distances.mean()) if len(distances) else None
-    there = (left != 0) & (right != 0)
-    return float((left != right)[there].mean()) if there.any() else None
+def _most(kappas: Iterable[Kappa]) -> Kappa:
+    values, least = zip(*kappas, strict=True)
+    return Kappa(max(values), max(least))
 
 
-def _pairs(of: npt.NDArray[np.int32], other: npt.NDArray[np.int32], sample: Rows) -> tuple[Rows, Rows]:
-    """Return pairs of rows that agree in ``of`` and not in ``other``."""
-    ordered = sample[np.argsort(of[sample], kind="stable")]
-    left, right = ordered[:-1], ordered[1:]
-    chosen = (of[left] == of[right]) & (other[left] != other[right])
-    return left[chosen], right[chosen]
+def _known(values: Values, rows: Int64s) -> Int64s:
+    return rows[~values.are_missing(rows)]
 
 
-def _columns(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, ValuesAt]]:
-    """Yield (feature, its values at rows) of the features that neither the user nor the drawn item alone gives."""
+def _distances(values: Values, pairs: Pairs, missing_count: bool) -> npt.NDArray[np.float64]:
+    if not missing_count:
+        there = ~(values.are_missing(pairs.left) | values.are_missing(pairs.right))
+        pairs = Pairs(pairs.left[there], pairs.right[there])
+    return values.distances(pairs)
+
+
+def _pairs(shared: npt.NDArray[Any], other: npt.NDArray[np.int32], rows: Int64s) -> Pairs:
+    """Return pairs of rows that agree in ``shared`` [rows] and not in ``other`` [all rows]."""
+    order = np.argsort(shared, kind="stable")
+    left, right = order[:-1], order[1:]
+    chosen = (shared[left] == shared[right]) & (other[rows[left]] != other[rows[right]])
+    return Pairs(rows[left[chosen]], rows[right[chosen]])
+
+
+def _columns(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, Sequence[Values]]]:
+    """Yield (feature, views of its values) of the features that neither the user nor the drawn item alone gives."""
     spec = plan.dataset.negatives
     assert spec is not None
     given = {plan.dataset.column_of(name) for name in ("user", spec.of)}
     for feature in plan.features:
         if feature.use is not None and feature.use.column not in given:
-            yield feature.name, _Codes(encoded.columns[feature.use])
+            column = encoded.columns[feature.use]
+            views = [_view(column)]
+            if feature.use.weights is not None:
+                assert isinstance(column, Jagged)
+                views.append(Lists(column, encoded.weights[feature.use]))
+            yield feature.name, views
         elif feature.join is not None and feature.join_on not in given:
-            yield feature.name, _Codes(encoded.joined[feature.name])
+            yield feature.name, [_view(encoded.joined[feature.name])]
         elif feature.by is not None and feature.by.column not in given:
-            yield feature.name, _Codes(encoded.columns[feature.by])
+            yield feature.name, [_view(encoded.columns[feature.by])]
     for number, numeric in enumerate(plan.numeric):
-        yield numeric.name, _Ranks(encoded.numeric[number])
+        yield numeric.name, [Numbers(encoded.numeric[number])]
     for vector in plan.row_vectors:
-        yield vector.name, _Vectors(encoded.vectors[vector.name])
+        vectors = np.asarray(encoded.vectors[vector.name])
+        some = np.unique(np.linspace(0, vectors.shape[1] - 1, COORDINATES).astype(int))
+        is_missing = ~vectors.any(axis=1)
+        yield vector.name, [Numbers(np.where(is_missing, np.nan, vectors[:, one])) for one in some]
 
 
-class _Codes:
-    """Hashes of ids or of lists of ids."""
+def _view(column: npt.NDArray[np.int32] | Jagged) -> Values:
+    return Lists(column) if isinstance(column, Jagged) else Codes(column)
 
-    def __init__(self, column: npt.NDArray[np.int32] | Jagged):
+
+class Codes:
+    """Ids, which are equal or not."""
+
+    def __init__(self, column: npt.NDArray[np.int32]):
         self._column = column
 
-    def __call__(self, rows: Rows) -> UInt64s:
-        if not isinstance(self._column, Jagged):
-            codes = np.asarray(self._column[rows]).astype(np.int64)
-            return np.where(codes >= 0, codes + 1, 0).astype(np.uint64)
+    def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
+        return (self._column[pairs.left] != self._column[pairs.right]).astype(np.float64)
+
+    def are_missing(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        return np.asarray(self._column[rows]) < 0
+
+    def keys(self, rows: Int64s) -> UInt64s:
+        return np.asarray(self._column[rows]).astype(np.uint64)
+
+
+class Lists:
+    """Lists of ids, whose distance is that of Bray and Curtis: the weight that they do not share, of all they have.
+
+    Args:
+        column: of all rows.
+        weights: of their elements; None: 1.
+    """
+
+    def __init__(self, column: Jagged, weights: npt.NDArray[np.float32] | None = None):
+        self._column = column
+        self._weights = None if weights is None else Jagged(weights, column.offsets)
+
+    def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
+        if len(pairs.left) > LIST_PAIRS:
+            some = np.linspace(0, len(pairs.left) - 1, LIST_PAIRS).astype(int)
+            pairs = Pairs(pairs.left[some], pairs.right[some])
+        places, codes, weights = [], [], []
+        for sign, rows in ((1.0, pairs.left), (-1.0, pairs.right)):
+            lists = self._column.take(rows)
+            places.append(np.repeat(np.arange(len(rows)), lists.lengths))
+            codes.append(lists.values.astype(np.int64))
+            ones = np.ones(len(lists.values)) if self._weights is None else self._weights.take(rows).values
+            weights.append(sign * np.nan_to_num(np.asarray(ones, dtype=np.float64)))
+        place, code, weight = (np.concatenate(parts) for parts in (places, codes, weights))
+        order = np.lexsort((code, place))
+        place, code, weight = place[order], code[order], weight[order]
+        first = np.flatnonzero(np.append(True, (np.diff(place) != 0) | (np.diff(code) != 0)))[: len(place)]
+        of_pair = place[first]
+        apart = np.bincount(of_pair, np.abs(np.add.reduceat(weight, first)), len(pairs.left)) if len(place) else 0.0
+        whole = np.bincount(place, np.abs(weight), len(pairs.left))
+        return np.where(whole > 0, apart / np.maximum(whole, 1e-12), 0.0)
+
+    def are_missing(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        return self._column.offsets[rows] == self._column.offsets[rows + 1]
+
+    def keys(self, rows: Int64s) -> UInt64s:
         lists = self._column.take(rows)
         lengths = lists.lengths
         place = np.arange(len(lists.values)) - np.repeat(lists.offsets[:-1], lengths)
         words = combine(lists.values.astype(np.uint64), place.astype(np.uint64))
         sums = np.zeros(len(rows), dtype=np.uint64)
-        with np.errstate(over="ignore"):
-            sums[lengths > 0] = np.add.reduceat(words, lists.offsets[:-1][lengths > 0]) if len(words) else 0
-        return np.where(lengths > 0, sums | np.uint64(1), np.uint64(0))
+        if len(words):
+            sums[lengths > 0] = np.add.reduceat(words, lists.offsets[:-1][lengths > 0])
+        return sums
 
 
-class _Ranks:
-    """Ranks of numbers among all rows, in [0, 1]."""
+class Numbers:
+    """Numbers, whose distance is that of their ranks among all rows."""
 
-    def __init__(self, column: npt.NDArray[np.float64]):
-        values = np.asarray(column)
-        self._column = column
-        self._ordered = np.sort(values[~np.isnan(values)])
+    def __init__(self, column: npt.NDArray[np.floating[Any]]):
+        self._column = np.asarray(column)
+        self._ordered = np.sort(self._column[~np.isnan(self._column)])
 
-    def __call__(self, rows: Rows) -> npt.NDArray[np.float64]:
-        values = np.asarray(self._column[rows])
-        low, high = (np.searchsorted(self._ordered, values, side=side) for side in ("left", "right"))
-        return np.where(np.isnan(values), np.nan, (low + high) / (2.0 * max(1, len(self._ordered))))
+    def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
+        apart = np.abs(self._ranks(pairs.left) - self._ranks(pairs.right))
+        one, other = self.are_missing(pairs.left), self.are_missing(pairs.right)
+        return np.where(one | other, (one != other).astype(np.float64), apart)
 
+    def are_missing(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        return np.isnan(self._column[rows])
 
-class _Vectors:
-    """Ranks of a fixed projection of vectors; zeros are missing."""
+    def keys(self, rows: Int64s) -> UInt64s:
+        return self._column[rows].astype(np.float64).view(np.uint64)
 
-    def __init__(self, column: npt.NDArray[np.float32]):
-        directions = unit_interval(random_words(2, np.arange(column.shape[1]))) - 0.5
-        projected = np.asarray(column) @ directions
-        self._ranks = _Ranks(np.where(np.asarray(column).any(axis=1), projected, np.nan))
-
-    def __call__(self, rows: Rows) -> npt.NDArray[np.float64]:
-        return self._ranks(rows)
+    def _ranks(self, rows: Int64s) -> npt.NDArray[np.float64]:
+        low, high = (np.searchsorted(self._ordered, self._column[rows], side=side) for side in ("left", "right"))
+        return (low + high) / (2.0 * max(1, len(self._ordered)))
 
 
-def _undecided(plan: DataPlan, kappas: Mapping[str, tuple[float, float]]) -> DataError:
-    shown = ", ".join(f"'{name}' (kappa {item:.2f}; of the user {user:.2f})" for name, (item, user) in kappas.items())
-    names = ", ".join(kappas)
+def _undecided(plan: DataPlan, features: Mapping[str, str]) -> DataError:
     return DataError(
-        f"rows of one item mostly agree in {shown}: if a drawn item kept the clicked item's value, the model would "
-        "learn whether the two belong together, and its AUC would say nothing",
+        f"rows of one item mostly agree in {', '.join(features.values())}, or rows that agree in it are of one item: "
+        "if a drawn item kept the clicked item's value, the model would learn whether the two belong together, and "
+        "its AUC would say nothing",
         where=f"dataset '{plan.dataset.name}', label.negatives",
-        remedy=f"set label: {{negatives: {{item_features: [{names}]}}}} with those that describe the item: a negative "
-        "has them from its own item's rows. Leave out what is known before the item is, such as a query or a country "
-        "([] for none). Or read them through items or a join on the item",
+        remedy=f"set label: {{negatives: {{item_features: [{', '.join(features)}]}}}} with those that describe the "
+        "item: a negative has them from its own item's rows. Leave out what is known before the item is, such as a "
+        "query or a country ([] for none). Or read them through items or a join on the item",
     )

@@ -172,24 +172,30 @@ class UnseenUntil:
         self._ends = np.asarray(seen.starts)[1:]
         self._never: SeenItems | PopularUnseen = seen if weights is None else PopularUnseen(seen, weights)
 
-    def draw(
-        self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None, words: UInt64s
-    ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return (one item for each user and time, chosen by ``words``; where there is none to draw)."""
-        users = users.astype(np.int64)
-        weight = never = self._never.unseen_weight(users)
+    def weight(self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None) -> Int64s:
+        """Return the weight of all that each user can draw at a time; 0 where there is nothing."""
+        return self._weights(users.astype(np.int64), times)[0]
+
+    def _weights(self, users: Int64s, times: npt.NDArray[Any] | None) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the weights of all to draw and of what the user never has, and the place of the first later item."""
+        never = self._never.unseen_weight(users)
+        if self._times is None:
+            return never, never, never
+        assert times is not None
+        places = np.searchsorted(self._times, times, side="right")
+        later = np.searchsorted(self._keys, users * len(self._times) + places)
+        return never + self._through[self._ends[users]] - self._through[later], never, later
+
+    def draw(self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None, words: UInt64s) -> Int64s:
+        """Return one item for each user and time, chosen by ``words``; there has to be one (:meth:`weight`)."""
+        weight, never, later = self._weights(users.astype(np.int64), times)
+        chosen = below(words, weight)
+        drawn = self._never.unseen_at(users.astype(np.int64), np.minimum(chosen, np.maximum(never - 1, 0)))
         if self._times is not None:
-            assert times is not None
-            places = np.searchsorted(self._times, times, side="right")
-            had = np.searchsorted(self._keys, users * len(self._times) + places)
-            weight = never + self._through[self._ends[users]] - self._through[had]
-        chosen = below(words, np.maximum(weight, 1))
-        drawn = self._never.unseen_at(users, np.minimum(chosen, np.maximum(never - 1, 0)))
-        if self._times is not None:
-            later = np.flatnonzero((chosen >= never) & (weight > 0))
-            beyond = self._through[had[later]] + chosen[later] - never[later]
-            drawn[later] = self._items[np.searchsorted(self._through, beyond, side="right") - 1]
-        return drawn, weight <= 0
+            is_later = np.flatnonzero(chosen >= never)
+            beyond = self._through[later[is_later]] + chosen[is_later] - never[is_later]
+            drawn[is_later] = self._items[np.searchsorted(self._through, beyond, side="right") - 1]
+        return drawn
 
 
 def popularity_weights(counts: npt.NDArray[np.integer], power: float) -> Int64s:

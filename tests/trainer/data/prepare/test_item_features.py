@@ -162,3 +162,60 @@ def test_what_the_rows_leave_open_the_dataset_says(dataset_spec, job_spec, tmp_p
     for names, says in ((["shelves"], "no feature 'shelves'"), (["item"], "the drawn item itself")):
         with pytest.raises(SpecError, match=says):
             prepared(item_features=names)
+
+
+@pytest.mark.parametrize(
+    ("values", "feature", "is_items"),
+    [
+        (lambda item, draw: [draw.permutation([one % 10, 10 + one % 7]) for one in item], {"type": "id_list"}, True),
+        (lambda item, draw: [draw.permutation(one * 3 + np.arange(8))[:3] for one in item], {"type": "id_list"}, None),
+        (lambda item, draw: [f"title{one} w{draw.integers(30)}" for one in item], {"type": "text"}, None),
+        (lambda item, draw: item * 8 + draw.integers(0, 8, len(item)), {"type": "id"}, None),
+        (lambda item, draw: ["yes" if one % 2 else None for one in item], {"type": "id"}, True),
+        (lambda item, draw: [[1] if one % 2 else [] for one in item], {"type": "id_list"}, True),
+        (lambda item, draw: np.where(item % 2, 1.0, np.nan), {"type": "dense"}, True),
+        (
+            lambda item, draw: [[one % 2 * 2.0 - 1, one // 2 % 2 * 2.0 - 1, draw.normal() * 30] for one in item],
+            {"type": "vector", "dim": 3, "mode": "as_given"},
+            True,
+        ),
+        (lambda item, draw: draw.random(len(item)) < 0.01, {"type": "id"}, False),
+    ],
+    ids=[
+        "lists in any order", "parts of lists", "texts that end anyhow", "variants", "ids or nulls", "lists or none",
+        "numbers or nulls", "vectors with noise", "a rare flag",
+    ],
+)  # fmt: skip
+def test_columns_that_describe_the_item_in_part(values, feature, is_items, dataset_spec, job_spec, tmp_path):
+    """What the item determines is its own, what it only has to do with is asked for, what it has not stays."""
+    table, draw = shop(6000), np.random.default_rng(3)
+    column = list(values(np.asarray(table["item"]), draw))
+    column = pa.array([one.tolist() if isinstance(one, np.ndarray) else one for one in column], from_pandas=True)
+    table = table.select(["user", "item", "ts"]).append_column("x", column)
+    features = {"user": {"type": "id"}, "item": {"type": "id"}, "x": feature}
+    dataset, said = dataset_spec(table, features=features, label=NEGATIVES, timestamp="ts"), []
+    job = job_spec(evaluation={"split": SPLIT})
+    if is_items is None:
+        with pytest.raises(DataError, match=r"'x' \(kappa .*item_features: \[x\]"):
+            prepare(dataset, job, tmp_path / "data", log=said.append)
+        return
+    prepare(dataset, job, tmp_path / "data", log=said.append)
+    assert any("from rows of the drawn item: x (" in line for line in said) == is_items
+
+
+def test_weights_alone_may_describe_the_item(dataset_spec, job_spec, tmp_path):
+    table = shop(3000).select(["user", "item", "ts"]).append_column("x", pa.array([[1, 2]] * 3000))
+    weights = pa.array([[one % 2 * 5.0, one // 2 % 2 * 5.0] for one in table["item"].to_pylist()])
+    features = {"user": {"type": "id"}, "item": {"type": "id"}, "x": {"type": "id_list", "weights": "w"}}
+    dataset = dataset_spec(table.append_column("w", weights), features=features, label=NEGATIVES, timestamp="ts")
+    said = []
+    prepare(dataset, job_spec(evaluation={"split": SPLIT}), tmp_path / "data", log=said.append)
+    assert [line for line in said if "from rows of the drawn item: x (1.00)" in line]
+
+
+def test_an_item_feature_beside_drawn_brands_is_asked_for(dataset_spec, job_spec, tmp_path, brands):
+    """A drawn brand beside the clicked item would say that it is drawn."""
+    features = {name: FEATURES[name] for name in ("user", "item", "brand")}
+    label = {"negatives": {"per_positive": 2, "of": "brand"}}
+    with pytest.raises(DataError, match=r"'item' \(kappa .*of the item 1.00"):
+        prepare(dataset_spec(shop(3000), features=features, label=label), job_spec(), tmp_path / "data")

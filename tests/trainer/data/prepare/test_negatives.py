@@ -82,7 +82,8 @@ def test_label_negatives(split, distribution, clicks, dataset_spec, job_spec, re
                 assert negative["user"] == positive["user"]
                 pair = negative["user"], negative["item"]
                 if name != "train":
-                    # The unknown row hides the ids that training does not have.
+                    # The unknown row hides the ids that training does not have: it says nothing of which was clicked.
+                    assert (negative["item"] is None) == (positive["item"] is None)
                     assert negative["item"] is None or pair not in times
                     continue
                 assert negative["item"] in trained_items
@@ -92,20 +93,16 @@ def test_label_negatives(split, distribution, clicks, dataset_spec, job_spec, re
                     later += 1
         if name != "train":
             assert not trained & {(row["user"], row["item"]) for row in examples}
-    # A pair's hash says its split: what is held out there is not drawn for training, nor anything else of that split.
-    assert (held_out > 0) == (split != "random")
+    assert held_out > 0
     assert (later > 0) == (split in ("time", "per_user_last"))
 
 
 def test_what_a_user_had_by_a_rows_time_is_not_drawn_for_it(dataset_spec, job_spec, read_split, tmp_path):
-    """One user has the items 0 to 29, one at each time: at time t only later ones are left, of 30 that others have."""
-    table = pa.table({"user": [0] * 30 + [1] * 2, "item": [*range(30), 0, 1], "ts": [*range(30), 30, 31]})
-    table = table.append_column("click", pa.array([1] * 32))
+    """One user has the items 0 to 29, one at each time: at time t only later ones are left, and 30 of another's."""
+    table = pa.table({"user": [0] * 30 + [1] * 3, "item": [*range(30), 0, 1, 30], "ts": [*range(30), 30, 31, 31]})
+    table = table.append_column("click", pa.array([1] * 33))
     label = {"negatives": {"per_positive": 20, "of": "item"}}
     job = job_spec(evaluation={"split": {"kind": "time", "validation": 0.0, "test": 0.0}})
-    with pytest.raises(DataError, match=r"user 0 had every one of the 30 items of training"):
-        prepare(dataset_spec(table, label=label, timestamp="ts"), job, tmp_path / "data")
-    table = pa.concat_tables([table, table.slice(31).set_column(1, "item", pa.array([30]))])
     rows = read_split(prepare(dataset_spec(table, label=label, timestamp="ts"), job, tmp_path / "data"), "train")
     drawn = {}
     for row in rows.to_pylist():
@@ -124,8 +121,25 @@ def test_a_held_out_row_that_repeats_a_pair_of_training_is_left_out(dataset_spec
     job = job_spec(evaluation={"split": {"kind": "time", "validation": 0.0, "test": 0.4}})
     said = []
     data = prepare(dataset_spec(table, label=label, timestamp="ts"), job, tmp_path / "data", log=said.append)
-    assert data.num_examples == {"train": 6, "validation": 0, "test": 2}
-    assert [line for line in said if "left out: 1 of 2 held-out rows (50.0%)" in line]
+    # Training lacks item 8, and there is no other such item that could be drawn beside it.
+    assert data.num_examples == {"train": 6, "validation": 0, "test": 0}
+    (line,) = [line for line in said if line.startswith("left out")]
+    assert line == (
+        "left out, of 5 rows: 1 held out whose user and item are a pair of training, as no negative is; "
+        "1 whose user had every item that could be drawn"
+    )
+
+
+def test_a_row_without_an_item_is_left_out(clicks, dataset_spec, job_spec, read_split, tmp_path):
+    """A clicked row of no item beside drawn items would say that no item is a click."""
+    table = clicks(400)
+    item = pa.array(table["item"].to_numpy(), mask=np.arange(400) % 4 == 0)
+    dataset = dataset_spec(table.set_column(table.column_names.index("item"), "item", item), label=NEGATIVES)
+    said = []
+    data = prepare(dataset, job_spec(evaluation={"split": {"test": 0.0}}), tmp_path / "data", log=said.append)
+    assert sum(data.num_examples.values()) == 3 * 300
+    assert None not in {row["item"] for row in read_split(data, "train").to_pylist()}
+    assert "left out, of 400 rows: 100 without an item" in said
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "popularity"])
@@ -137,11 +151,10 @@ def test_draws_until_a_time_have_their_weights(distribution):
     unseen = UnseenUntil(items, times, 1, 30, None if distribution == "uniform" else weights)
     first = {3: 5, 9: 1, 20: 1, 4: 8}
     for time in (0, 1, 4, 5, 8, 12):
-        drawn, none = unseen.draw(
-            np.zeros(40_000, np.int64), np.full(40_000, time), random_words(time, np.arange(40_000))
-        )
-        assert not none.any()
+        users, times = np.zeros(40_000, np.int64), np.full(40_000, time)
+        drawn = unseen.draw(users, times, random_words(time, np.arange(40_000)))
         left = np.array([0 if first.get(item, 99) <= time else weights[item] for item in range(30)])
+        assert (unseen.weight(users, times) == left.sum()).all()
         expected = 40_000 * left / left.sum()
         counts = np.bincount(drawn, minlength=30)
         assert counts[left == 0].sum() == 0
@@ -187,11 +200,17 @@ def test_a_row_without_a_user_may_draw_every_item_but_its_own(
     assert drawn == {item: set(range(5)) - {item} for item in range(5)}
 
 
-def test_a_user_who_had_every_item_is_an_error(clicks, dataset_spec, job_spec, tmp_path):
-    dataset = dataset_spec(clicks(400, users=1, items=3), label=NEGATIVES)
+def test_users_who_had_every_item_are_left_out(clicks, dataset_spec, job_spec, read_split, tmp_path):
     job = job_spec(evaluation={"split": {"validation": 0.0, "test": 0.0}})
-    with pytest.raises(DataError, match=r"user 3 had every one of the 3 items of training.*leave such users out"):
-        prepare(dataset, job, tmp_path / "data")
+    few = pa.concat_tables(
+        [clicks(400, users=1, items=3), clicks(1, users=1, items=3).set_column(0, "user", pa.array([99]))]
+    )
+    said = []
+    data = prepare(dataset_spec(few, label=NEGATIVES), job, tmp_path / "few", log=said.append)
+    assert {row["user"] for row in read_split(data, "train").to_pylist()} == {99}
+    assert [line for line in said if line.endswith("400 whose user had every item that could be drawn")]
+    with pytest.raises(DataError, match=r"training split"):
+        prepare(dataset_spec(clicks(400, users=1, items=3), label=NEGATIVES), job, tmp_path / "none")
 
 
 def test_bpr_draws_fresh_negatives_each_epoch(clicks, dataset_spec, job_spec, tmp_path):
