@@ -58,7 +58,7 @@ def test_missing_column_in_a_later_file(refused, clicks, tmp_path):
         ([1.0, float("nan"), 0.0], r"column 'click', row 1: NaN where the label must be \(fill the value in"),
         ([1, 0, None], r"column 'click', row 2: null where the label must be"),
         ([0, 1, 3], r"column 'click', row 2: the label is 3, neither 0 nor 1 \(correct it, or use a rule"),
-        (["0", "1", "maybe"], r"column 'click': is not a number or time, as the label must be"),
+        (["0", "1", "maybe"], r"column 'click', row 2: the label is 'maybe', and labels are numbers \(write it as"),
     ],
 )
 def test_bad_label(values, said, refused, clicks):
@@ -115,7 +115,7 @@ def test_parquet_damaged_in_the_middle(refused, clicks, tmp_path):
     [
         ("user,item,click\n1,2,0\n1,2\n", r"cannot be read as CSV: .*Expected 3 columns, got 2.*correct that row"),
         ("user,item\n1,2\n", "no column 'click'"),
-        ("user,item,click\n1,2,yes\n1,3,no\n", "column 'click': is not a number or time"),
+        ("user,item,click\n1,2,yes\n1,3,no\n", "column 'click', row 0: the label is 'yes', and labels are numbers"),
         ("user,item,click\n1,2,0\n1,3,\n", "column 'click', row 1: null where the label must be"),
         ("user,item,click\n\xff,2,0\n".encode("latin-1"), "column 'user': is not UTF-8 text"),
     ],
@@ -127,7 +127,7 @@ def test_bad_csv(text, said, refused, tmp_path):
 
 def test_neither_format(refused, tmp_path):
     (tmp_path / "rows.json").write_text("{}")
-    refused(tmp_path / "rows.json", r"has none of the endings \.parquet, \.pq, \.csv, .*convert it, or rename it")
+    refused(tmp_path / "rows.json", r"has none of the endings \.parquet, \.pq, \.csv, .*\(rename it to \.jsonl; an")
 
 
 def test_mixed_formats(refused, clicks, tmp_path):

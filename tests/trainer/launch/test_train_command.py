@@ -81,8 +81,8 @@ def test_rows_that_are_refused_are_told_in_one_line(tmp_path, monkeypatch, capfd
     told = capfd.readouterr()
     assert "Traceback" not in told.err
     (line,) = (one for one in told.out.splitlines() if one.startswith("error"))
-    assert line.startswith(f"error (bad_data): {rows}, column 'click': is not a number or time")
-    assert line.count("convert the column") == 1
+    assert line.startswith(f"error (bad_data): {rows}, column 'click', row 1: the label is 'maybe', and labels")
+    assert line.count("write it as 0 and 1") == 1
 
 
 def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, monkeypatch):

@@ -96,21 +96,6 @@ def test_a_first_job_is_refused_and_a_later_one_goes_on_with_the_same_neighbors(
         assert differ(snapshot(parts), snapshot(whole)) == []
 
 
-def test_items_that_were_drawn_alone_have_no_neighbors(tmp_path):
-    """They are no row's item: as neighbours they would only be pushed away."""
-    assert execute(run_of(tmp_path, "first", prepared_log(tmp_path), None), start_ranks) == 0
-    run = run_of(tmp_path, "second", prepared_log(tmp_path, num_rows=150), HARD, parent_version="v000001")
-    data = prepare(run.dataset, run.job, run.data)
-    neighbors.write_neighbors(run, data, run.job.model.hard_negatives)
-    items = data.column("train", next(key for key in data.keys if key.name == "item"))
-    own = np.bincount(items[data.labels("train") > 0], minlength=data.tables["item"].num_rows)
-    drawn_alone = (data.row_counts("item") > 0) & (own == 0)
-    assert drawn_alone.any()
-    found = np.load(run.data / NEIGHBORS_FILE)
-    assert (found[drawn_alone] == -1).all()
-    assert (own[found[found >= 0]] > 0).all()
-
-
 def test_items_that_the_version_has_not_have_no_neighbors(tmp_path):
     log = prepared_log(tmp_path)
     assert execute(run_of(tmp_path, "first", log, None), start_ranks) == 0
