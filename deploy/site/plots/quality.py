@@ -47,10 +47,16 @@ def sse_rows(table: Table) -> Any:
 
 
 def ctr_libraries(table: Table) -> Any:
-    names = ("Evenkeel, AdamAR", "TorchRec, fused rowwise Adagrad", "DeepCTR-Torch, Adam, L2 on embeddings")
+    drawn = (
+        ("Evenkeel, AdamAR", BLUE, "o"),
+        ("Evenkeel, rowwise Adagrad", RED, "o"),
+        ("TorchRec, rowwise Adagrad", RED, "s"),
+        ("Evenkeel, Adam", ORANGE, "o"),
+        ("DeepCTR-Torch, Adam, L2 on embeddings", ORANGE, "D"),
+    )
     series = {
         name: (colour, marker, [[table.measured(row, model)] for model in ("DNN", "DCNv2", "DeepFM")])
-        for row, name, colour, marker in zip(table.rows, names, (BLUE, RED, ORANGE), "osD", strict=True)
+        for row, (name, colour, marker) in zip(table.rows, drawn, strict=True)
     }
     figure, (axes,) = panels(1, 2.5)
     dots(axes, ["DNN", "DCNv2", "DeepFM"], series)

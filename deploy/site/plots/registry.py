@@ -152,7 +152,7 @@ PLOTS = {
         (Source("sse", "| along the first component"),),
     ),
     "ctr_libraries": Plot(
-        "Test AUC of three models by three libraries with their own optimizers",
+        "Test AUC of three models by three libraries and their optimizers",
         quality.ctr_libraries,
         (Source("ctr_libraries", "| | DNN | DCNv2 | DeepFM | processor s"),),
     ),

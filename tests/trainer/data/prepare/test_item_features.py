@@ -219,3 +219,15 @@ def test_an_item_feature_beside_drawn_brands_is_asked_for(dataset_spec, job_spec
     label = {"negatives": {"per_positive": 2, "of": "brand"}}
     with pytest.raises(DataError, match=r"'item' \(kappa .*of the item 1.00"):
         prepare(dataset_spec(shop(3000), features=features, label=label), job_spec(), tmp_path / "data")
+
+
+def test_what_few_rows_have_in_common_by_chance_is_no_reason_to_ask(dataset_spec, job_spec, tmp_path):
+    features = {"user": {"type": "id"}, "item": {"type": "id"}, "x": {"type": "id"}}
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        table = shop(300, seed).select(["user", "ts"]).append_column("item", pa.array(draw.integers(0, 200, 300)))
+        table = table.append_column("x", pa.array(draw.random(300) < 0.05))
+        dataset = dataset_spec(table, features=features, label=NEGATIVES, timestamp="ts")
+        said = []
+        prepare(dataset, job_spec(evaluation={"split": SPLIT}), tmp_path / f"data{seed}", log=said.append)
+        assert not [line for line in said if "from rows of the drawn item" in line]
