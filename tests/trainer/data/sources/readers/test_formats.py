@@ -259,17 +259,17 @@ def test_a_bad_tsv_file(text, says, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "says"),
     [
-        ("rows.csv", "user,größe\n1,2\n"),
-        ("rows.tsv", "user\tgröße\n1\t2\n"),
-        ("rows.jsonl", '{"user": 1, "größe": 2}\n'),
+        ("rows.csv", "user,größe\n1,2\n", "the name of a column is not UTF-8"),
+        ("rows.tsv", "user\tgröße\n1\t2\n", "the name of a column is not UTF-8"),
+        ("rows.jsonl", '{"user": 1, "größe": 2}\n', "row 0 is not UTF-8: iconv"),
     ],
 )
-def test_names_of_columns_are_utf_8(name, text, tmp_path):
+def test_names_of_columns_are_utf_8(name, text, says, tmp_path):
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     for look in (infer, column_names):
-        with pytest.raises(DataError, match=r"cannot be read as .*: the name of a column is not UTF-8"):
+        with pytest.raises(DataError, match=rf"cannot be read as .*: {says}"):
             look(tmp_path / name)
 
 
