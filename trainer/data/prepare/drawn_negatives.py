@@ -120,7 +120,7 @@ class DrawnNegatives:
             users = self._users[rows]
             known = mine & (users >= 0)
             times = None if self._times is None or number else self._times[rows[known]]
-            had_all[known] = pool.draws.weight(users[known], times) <= 0
+            had_all[known] = pool.draws.has_none(users[known], times)
             # A row without a user has its own item alone, which is one of the pool.
             had_all[mine & (users < 0)] = len(pool.items) < 2
         return had_all

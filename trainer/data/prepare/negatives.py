@@ -172,9 +172,13 @@ class UnseenUntil:
         self._ends = np.asarray(seen.starts)[1:]
         self._never: SeenItems | PopularUnseen = seen if weights is None else PopularUnseen(seen, weights)
 
-    def weight(self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None) -> Int64s:
-        """Return the weight of all that each user can draw at a time; 0 where there is nothing."""
-        return self._weights(users.astype(np.int64), times)[0]
+    def has_none(self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:
+        """Return for each user and time whether there is nothing to draw."""
+        none = self._never.unseen_weight(users.astype(np.int64)) <= 0
+        # Few users had every item: of the others no time has to be looked up.
+        rows = np.flatnonzero(none)
+        none[rows] = self._weights(users[rows].astype(np.int64), None if times is None else times[rows])[0] <= 0
+        return none
 
     def _weights(self, users: Int64s, times: npt.NDArray[Any] | None) -> tuple[Int64s, Int64s, Int64s]:
         """Return the weights of all to draw and of what the user never has, and the place of the first later item."""
@@ -187,7 +191,7 @@ class UnseenUntil:
         return never + self._through[self._ends[users]] - self._through[later], never, later
 
     def draw(self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None, words: UInt64s) -> Int64s:
-        """Return one item for each user and time, chosen by ``words``; there has to be one (:meth:`weight`)."""
+        """Return one item for each user and time, chosen by ``words``; there has to be one (:meth:`has_none`)."""
         weight, never, later = self._weights(users.astype(np.int64), times)
         chosen = below(words, weight)
         drawn = self._never.unseen_at(users.astype(np.int64), np.minimum(chosen, np.maximum(never - 1, 0)))

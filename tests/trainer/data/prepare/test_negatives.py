@@ -154,7 +154,7 @@ def test_draws_until_a_time_have_their_weights(distribution):
         users, times = np.zeros(40_000, np.int64), np.full(40_000, time)
         drawn = unseen.draw(users, times, random_words(time, np.arange(40_000)))
         left = np.array([0 if first.get(item, 99) <= time else weights[item] for item in range(30)])
-        assert (unseen.weight(users, times) == left.sum()).all()
+        assert not unseen.has_none(users, times).any()
         expected = 40_000 * left / left.sum()
         counts = np.bincount(drawn, minlength=30)
         assert counts[left == 0].sum() == 0
@@ -162,6 +162,11 @@ def test_draws_until_a_time_have_their_weights(distribution):
         # Of d degrees of freedom its mean is d and its standard deviation sqrt(2 d).
         degrees = int((left > 0).sum()) - 1
         assert abs(chi - degrees) < 5 * np.sqrt(2 * degrees)
+
+
+def test_who_has_every_item_in_the_end_has_none_left_from_then_on():
+    unseen = UnseenUntil(np.arange(4), np.array([3, 1, 2, 5]), 1, 4)
+    assert unseen.has_none(np.zeros(4, np.int64), np.array([0, 3, 4, 5])).tolist() == [False, False, False, True]
 
 
 def test_negatives_do_not_depend_on_chunks(clicks, dataset_spec, job_spec, read_split, tmp_path, monkeypatch):
