@@ -203,9 +203,9 @@ class Negatives(Spec):
     """Labels where every row is a positive: for each, ``per_positive`` other items are drawn, once.
 
     For a training row these are items that its user did not have in training, by its own time where rows are split by
-    time; for a held-out row, items that its user had in no split, of training where its own is. ``distribution``: ``uniform``, or by ``popularity``,
-    the number of an item's training rows to the ``power``. ``in_batch`` is a setting of models: use
-    ``model.negative_distribution``, or ``loss: sampled_softmax`` of two_tower.
+    time; for a held-out row, items that its user had in no split, of training where its own is. ``distribution``:
+    ``uniform``, or by ``popularity``, the number of an item's training rows to the ``power``. ``in_batch`` is a setting
+    of models: use ``model.negative_distribution``, or ``loss: sampled_softmax`` of two_tower.
 
     ``item_features`` names the features of the rows that describe the item, such as a brand: a negative has them from
     rows of the drawn item, all others from its positive's row. Left out: those that the item determines, by the rows.
