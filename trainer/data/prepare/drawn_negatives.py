@@ -65,7 +65,7 @@ class DrawnNegatives:
             self._pool(has_item, counts > 0, num_users, None, weights),
             self._pool(has_item, unknown, num_users, None, None),
         )
-        """Of training rows, of held-out rows with an item of training, and of the other held-out rows."""
+        """Items to draw: for training rows, for held-out rows whose item is in training, for the other held-out rows."""
         self._pool_of = np.where(self._is_training, 0, np.where(np.append(counts, 0)[self.items] > 0, 1, 2))
         self._num_items, self._chosen = num_items, {True: self._is_training, False: has_item}
         self._rows: dict[bool, RowsOfItems] = {}
@@ -101,7 +101,7 @@ class DrawnNegatives:
         return _Pool(UnseenUntil(pairs, of, num_users, len(items), weights), items, place, weights)
 
     def _repeats_training(self) -> npt.NDArray[np.bool_]:
-        """Return which rows are held out though their user and item are a pair of training."""
+        """Find held-out rows whose user and item occur together in training."""
         pool, repeats = self._pools[0], ~self._is_training & (self._users >= 0)
         rows = np.flatnonzero(repeats)
         places = pool.place[self.items[rows]]
@@ -113,7 +113,7 @@ class DrawnNegatives:
         return repeats
 
     def _had_all(self, rows: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which rows have no negative."""
+        """Find rows whose user had every item of the pool."""
         had_all = np.zeros(len(rows), dtype=bool)
         for number, pool in enumerate(self._pools):
             mine = self._pool_of[rows] == number
