@@ -65,7 +65,7 @@ class DrawnNegatives:
             self._pool(has_item, counts > 0, num_users, None, weights),
             self._pool(has_item, unknown, num_users, None, None),
         )
-        """Items to draw: for training rows, for held-out rows whose item is in training, for the other held-out rows."""
+        """Items to draw for training rows, for held-out rows whose item is in training, and for other held-out rows."""
         self._pool_of = np.where(self._is_training, 0, np.where(np.append(counts, 0)[self.items] > 0, 1, 2))
         self._num_items, self._chosen = num_items, {True: self._is_training, False: has_item}
         self._rows: dict[bool, RowsOfItems] = {}

@@ -23,9 +23,9 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
 
-SAMPLE_ROWS = 400_000
+SAMPLE_ROWS = 100_000
 """About the number of rows that are compared, all of some items."""
-LIST_PAIRS = 50_000
+LIST_PAIRS = 20_000
 """At most the number of pairs of lists that are compared."""
 COORDINATES = 16
 """At most the number of a vector's coordinates that are compared."""
@@ -43,7 +43,7 @@ class Pairs(NamedTuple):
 
 
 class Values(Protocol):
-    """A feature's values, one of the views of them."""
+    """A view of a feature's values at the compared rows."""
 
     def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
         """Return for each pair how far its values differ, 0 to 1; a missing value equals another one alone."""
@@ -91,22 +91,20 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
     assert user is not None
     if spec.item_features is not None:
         return ItemFeatures(frozenset(spec.item_features))
-    columns = dict(_columns(plan, encoded))
-    if not columns:
-        return ItemFeatures()
     users, items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
     share = SAMPLE_ROWS / max(1, len(items))
     there = (users >= 0) & (items >= 0)
     # Of random items all rows: pairs of one item are what is compared.
     sample = np.flatnonzero(there & ((share >= 1) | (unit_interval(mix(items.astype(np.uint64))) < share)))
     sample = sample[np.argsort(random_words(1, sample), kind="stable")]
-    every = Pairs(sample, np.roll(sample, 1))
-    of_item, of_user = (_pairs(one[sample], other, sample) for one, other in ((items, users), (users, items)))
+    users, items, rows = users[sample], items[sample], np.arange(len(sample))
+    every = Pairs(rows, np.roll(rows, 1))
+    of_item, of_user = _pairs(items, users, rows), _pairs(users, items, rows)
     kappas, open_ones = {}, {}
-    for name, views in columns.items():
+    for name, views in _columns(plan, encoded, sample):
         by_item = _most(kappa(values, of_item, every) for values in views)
         by_user = _most(kappa(values, of_user, every) for values in views).value
-        of_value = (_pairs(values.keys(known), users, known) for values in views for known in [_known(values, sample)])
+        of_value = (_pairs(values.keys(known), users, known) for values in views for known in [_known(values, rows)])
         tells = _most(kappa(Codes(items), pairs, every) for pairs in of_value)
         kappas[name] = by_item.value if by_item.least >= RELATED else 0.0
         is_related = max(by_item.least, tells.least) >= RELATED
@@ -159,34 +157,35 @@ def _pairs(shared: npt.NDArray[Any], other: npt.NDArray[np.int32], rows: Int64s)
     return Pairs(rows[left[chosen]], rows[right[chosen]])
 
 
-def _columns(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, Sequence[Values]]]:
-    """Yield (feature, views of its values) of the features that neither the user nor the drawn item alone gives."""
+def _columns(plan: DataPlan, encoded: Encoded, sample: Int64s) -> Iterator[tuple[str, Sequence[Values]]]:
+    """Yield (feature, views of its values at a sample of rows) of features that neither user nor drawn item gives."""
     spec = plan.dataset.negatives
     assert spec is not None
     given = {plan.dataset.column_of(name) for name in ("user", spec.of)}
     for feature in plan.features:
         if feature.use is not None and feature.use.column not in given:
             column = encoded.columns[feature.use]
-            views = [_view(column)]
+            views = [_view(column, sample)]
             if feature.use.weights is not None:
                 assert isinstance(column, Jagged)
-                views.append(Lists(column, encoded.weights[feature.use]))
+                weights = Jagged(encoded.weights[feature.use], column.offsets).take(sample)
+                views.append(Lists(column.take(sample), weights.values))
             yield feature.name, views
         elif feature.join is not None and feature.join_on not in given:
-            yield feature.name, [_view(encoded.joined[feature.name])]
+            yield feature.name, [_view(encoded.joined[feature.name], sample)]
         elif feature.by is not None and feature.by.column not in given:
-            yield feature.name, [_view(encoded.columns[feature.by])]
+            yield feature.name, [_view(encoded.columns[feature.by], sample)]
     for number, numeric in enumerate(plan.numeric):
-        yield numeric.name, [Numbers(encoded.numeric[number])]
+        yield numeric.name, [Numbers(np.asarray(encoded.numeric[number][sample]))]
     for vector in plan.row_vectors:
-        vectors = np.asarray(encoded.vectors[vector.name])
+        vectors = np.asarray(encoded.vectors[vector.name][sample])
         some = np.unique(np.linspace(0, vectors.shape[1] - 1, COORDINATES).astype(int))
         is_missing = ~vectors.any(axis=1)
         yield vector.name, [Numbers(np.where(is_missing, np.nan, vectors[:, one])) for one in some]
 
 
-def _view(column: npt.NDArray[np.int32] | Jagged) -> Values:
-    return Lists(column) if isinstance(column, Jagged) else Codes(column)
+def _view(column: npt.NDArray[np.int32] | Jagged, sample: Int64s) -> Values:
+    return Lists(column.take(sample)) if isinstance(column, Jagged) else Codes(np.asarray(column[sample]))
 
 
 class Codes:
@@ -209,7 +208,7 @@ class Lists:
     """Lists of ids, whose distance is that of Bray and Curtis: the weight that they do not share, of all they have.
 
     Args:
-        column: of all rows.
+        column: of the compared rows.
         weights: of their elements; None: 1.
     """
 
@@ -252,14 +251,16 @@ class Lists:
 
 
 class Numbers:
-    """Numbers, whose distance is that of their ranks among all rows."""
+    """Numbers, whose distance is that of their ranks among the compared rows."""
 
     def __init__(self, column: npt.NDArray[np.floating[Any]]):
-        self._column = np.asarray(column)
-        self._ordered = np.sort(self._column[~np.isnan(self._column)])
+        self._column = column
+        ordered = np.sort(column[~np.isnan(column)])
+        low, high = (np.searchsorted(ordered, column, side=side) for side in ("left", "right"))
+        self._ranks = (low + high) / (2.0 * max(1, len(ordered)))
 
     def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
-        apart = np.abs(self._ranks(pairs.left) - self._ranks(pairs.right))
+        apart = np.abs(self._ranks[pairs.left] - self._ranks[pairs.right])
         one, other = self.are_missing(pairs.left), self.are_missing(pairs.right)
         return np.where(one | other, (one != other).astype(np.float64), apart)
 
@@ -268,10 +269,6 @@ class Numbers:
 
     def keys(self, rows: Int64s) -> UInt64s:
         return self._column[rows].astype(np.float64).view(np.uint64)
-
-    def _ranks(self, rows: Int64s) -> npt.NDArray[np.float64]:
-        low, high = (np.searchsorted(self._ordered, self._column[rows], side=side) for side in ("left", "right"))
-        return (low + high) / (2.0 * max(1, len(self._ordered)))
 
 
 def _undecided(plan: DataPlan, features: Mapping[str, str]) -> DataError:
