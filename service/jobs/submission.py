@@ -219,8 +219,10 @@ def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path |
     """Return the checkpoints of a held version that the job is to go on from, and the version; None without one."""
     start = spec.init_from
     assert start is not None
-    if start.held == "skip" or start.collection is None or start.collection not in store.collections():
+    published = None if spec.publish is None else spec.publish.collection
+    if not start.goes_on(published) or start.collection not in store.collections():
         return None
+    assert start.collection is not None
     manifest = sound_version(store.collection(start.collection))
     checkpoints = None if manifest is None else _checkpoints(settings, manifest["job"])
     return None if manifest is None or checkpoints is None else (checkpoints, manifest["version"])

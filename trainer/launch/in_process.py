@@ -98,7 +98,9 @@ def train(
     elif job.publish is not None:
         parent_version = current_version(store_url, job.publish.collection)
     if job.init_from is not None and init_checkpoint is None:
-        checkpoints, start_version = start_of(job.init_from, store_url, home / "runs")
+        checkpoints, start_version = start_of(
+            job.init_from, None if job.publish is None else job.publish.collection, store_url, home / "runs"
+        )
         init_checkpoint = str(checkpoints)
         print(f"init_from: {init_checkpoint}", flush=True)
     write_run(

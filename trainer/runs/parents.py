@@ -22,11 +22,12 @@ class Start(NamedTuple):
     start_version: str | None = None
 
 
-def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
+def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: Path) -> Start:
     """Return what a run starts from.
 
     Args:
-        init_from: of the job.
+        init_from: start of the job.
+        published: collection that the job publishes to, None without one.
         store_url: the feature store that has the collection.
         runs: the folder of run directories.
 
@@ -40,7 +41,7 @@ def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
     collection = open_store(store_url).collection(init_from.collection)
     version = init_from.version or "current"
     try:
-        held = sound_version(collection) if init_from.held == "go_on" and collection.exists() else None
+        held = sound_version(collection) if init_from.goes_on(published) and collection.exists() else None
         manifest = held or collection.manifest(version)
     except StoreUnavailable:
         raise  # the version may well be there: to train from nothing is no remedy

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trainer.spec.models.registry import Model
     from trainer.spec.optimizer import DenseOptimizer, FrequencyRule, LearningRateSchedule, Optimizer
     from trainer.spec.problems import SpecError
-    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Promote, Publish, View
+    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Publish, View
     from trainer.spec.reading import load_documents, parse_dataset, parse_job, problems_of
     from trainer.spec.regularizers import Regularizers
 
@@ -83,7 +83,6 @@ __all__ = [
     "Positive",
     "PreviousItems",
     "Probability",
-    "Promote",
     "Publish",
     "Regularizers",
     "Resources",
@@ -144,7 +143,6 @@ __getattr__ = lazy_exports(
             "FrozenContext",
             "Gate",
             "MovingAverage",
-            "Promote",
             "Publish",
             "View",
         ],

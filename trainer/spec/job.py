@@ -138,14 +138,14 @@ class InitFrom(Spec):
     loses its row; without it no id does.
 
     ``held``: where versions of the collection were held since the current one was published, ``go_on`` starts from the
-    newest of them whose vectors moved no further than one refresh may (docs/adr/0063), so that its rows are not lost;
-    ``skip`` starts from what is served.
+    newest of them whose run, rows and model were sound, so that its rows are not lost; ``skip`` starts from what is
+    served. Left out: ``go_on`` for a job that refreshes this very collection.
     """
 
     collection: Name | None = None
     version: str | None = None
     job: str | None = None
-    held: Literal["skip", "go_on"] = later("skip")
+    held: Literal["skip", "go_on"] | None = later(None)
     retire_after_runs: int | None = Field(default=None, ge=1, le=1_000_000)
 
     @model_validator(mode="after")
@@ -157,6 +157,12 @@ class InitFrom(Spec):
         if self.held == "go_on" and (self.job is not None or self.version not in (None, "current")):
             raise ValueError("held: go_on goes with the current version of a collection: leave job and version out")
         return self
+
+    def goes_on(self, published: str | None) -> bool:
+        """Return True for a start from the newest sound held version; ``published``: the job's collection."""
+        if self.collection is None or self.version not in (None, "current"):
+            return False
+        return self.held == "go_on" or (self.held is None and self.collection == published)
 
 
 class Walk(Spec):

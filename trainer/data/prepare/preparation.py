@@ -49,6 +49,7 @@ from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
 from trainer.data.prepare.parent_ids import check_parent_ids
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
+from trainer.data.prepare.row_figures import row_figures
 from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows, Sequences
 from trainer.data.prepare.shared import SharedPreparedData
@@ -316,6 +317,7 @@ def _finish(
         "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
         "drift": None if moved is None else as_json(moved),
         "warnings": warnings,
+        "row_figures": row_figures(plan, encoded, _of_users(plan, row_counts)),
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
         "num_positives": num_positives,
@@ -325,6 +327,11 @@ def _finish(
     }
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
+
+
+def _of_users(plan: DataPlan, row_counts: Mapping[str, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64] | None:
+    user = plan.feature("user")
+    return None if user is None else row_counts.get(user.table)
 
 
 def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
