@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from embeddings.refresh.calibration import calibration_of
 from embeddings.refresh.gate import Check, Thresholds, Verdict, decide
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class Assessment:
     """A verdict on metrics.
 
-    ``record`` is for the manifest: which calibration and probes took part.
+    ``record`` is for the manifest: which probes took part.
     """
 
     verdict: Verdict
@@ -40,25 +39,18 @@ def assess(
     """Measure an aligned candidate against the version that is served, and judge it.
 
     Args:
-        collection: whose calibration it is judged by.
+        collection: whose candidate it is.
         comparison: the candidate, that version, and the collection's probes that can read both.
-        model: the model family of the calibration.
-        thresholds: limits; left out: those of the calibration, else the starting ones.
+        model: the candidate's model family.
+        thresholds: limits; left out: the starting ones.
         limits: limits of single metrics, which are put in the place of those.
         checks: what was checked before; they come first in the verdict.
     """
     metrics = measure(comparison)
-    calibration = calibration_of(collection, model, comparison.candidate.dim)
     if thresholds is None:
         thresholds = Thresholds()
-        # Limits of distances between versions mean nothing to a version that has none before it.
-        if calibration is not None and comparison.previous is not None:
-            thresholds = calibration.thresholds(thresholds)
+    # Limits of distances between versions mean nothing to a version that has none before it.
     if limits and comparison.previous is not None:
         thresholds = thresholds.with_own(limits)
-    record: dict[str, Any] = {"canaries": sorted(comparison.probes), "calibration": None}
-    if calibration is not None:
-        record["calibration"] = {
-            name: getattr(calibration, name) for name in ("model", "num_nulls", "nulls", "limits", "created_at")
-        }
+    record: dict[str, Any] = {"canaries": sorted(comparison.probes)}
     return Assessment(Verdict((*checks, *decide(metrics, thresholds).checks)), metrics, record)

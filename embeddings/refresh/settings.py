@@ -110,7 +110,7 @@ class Gate:
     """What the gate does with a candidate.
 
     ``enforce``: a candidate that fails is held. ``report``: it is published with the verdict. ``off``: not measured.
-    ``limits``: of single metrics, in the place of calibrated and starting ones. ``max_held``: so many held in a row
+    ``limits``: of single metrics, in place of the gate's own. ``max_held``: so many held in a row
     call somebody; then ``promote``, if given, may let one through.
     """
 

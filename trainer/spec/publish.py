@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from embeddings.rff.registry import FEATURE_MAPS
-from trainer.spec.base import May, Name, Positive, Spec, later
+from trainer.spec.base import May, Name, Positive, Removed, Spec, later
 
 
 class MovingAverage(Spec):
@@ -49,23 +49,26 @@ class Promote(Spec):
 
 
 class Gate(Spec):
-    """What the gate does with a version that fails, and where its limits come from.
+    """What the gate does with a version that fails, and limits of single metrics.
 
-    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``calibrate``: by ``auto`` the first
-    publication of a collection trains on each half of its rows in turn and takes the gate's limits from what differs
-    between them (trainer.launch.halves), where that takes at most ``calibrate_seconds``. ``limits``: of single metrics,
-    with a bucket or without, in the place of calibrated and starting ones; not of a first version. ``max_held``: so
-    many refreshes held in a row call somebody (a webhook, an alert); ``promote``: a rule that may then publish one.
+    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``limits``: by metric, with a bucket or
+    without, in place of the gate's own; not of a first version. ``max_held``: so many refreshes held in a row call
+    somebody (a webhook, an alert); ``promote``: a rule that may then publish one.
     """
 
+    removed: ClassVar[dict[str, Removed]] = dict.fromkeys(
+        ("calibrate", "calibrate_seconds"),
+        Removed(
+            "no job trains to set limits", "leave it out: limits come from the collection's own published refreshes"
+        ),
+    )
+
     mode: Literal["enforce", "report", "off"] = "enforce"
-    calibrate: Literal["auto", "off"] = later("auto")
-    calibrate_seconds: float = later(600.0, gt=0, allow_inf_nan=False)
     limits: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = later({})
     max_held: int = later(3, ge=1, le=1000)
     promote: Promote | None = later(None)
 
-    @field_validator("mode", "calibrate", mode="before")
+    @field_validator("mode", mode="before")
     @classmethod
     def _as_text(cls, mode: object) -> object:
         # YAML reads an unquoted off as false.
