@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from embeddings.refresh.calibration import MIN_NULLS, calibrate
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -47,7 +48,6 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.support.harness import Condition
 from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh import probe
-from embeddings.refresh.calibration import MIN_NULLS, calibrate
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import publish_candidate
 from embeddings.refresh.settings import Gate, MovingAverage, Settings

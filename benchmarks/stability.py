@@ -31,11 +31,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from embeddings.refresh.calibration import SETTINGS, Calibration, calibrate
 
 from benchmarks.support.faults import Fault, faults_of_rows
 from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh import probe
-from embeddings.refresh.calibration import SETTINGS, Calibration, calibrate
 from embeddings.refresh.gate import Thresholds
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Gate, Settings, publish_candidate

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.refresh import probe, scratch
+from embeddings.refresh import probe
 from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.eligibility import eligible_rows
 from embeddings.refresh.gate import Verdict
@@ -35,6 +35,7 @@ from embeddings.refresh.merge import plan
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import Rotated
 from embeddings.refresh.publication import KEEP_LAST, TRAINING_STEP, Publication, conclude, earlier_end, nothing_written
+from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.served_rows import ServedRows, few_occurrences, items_served
 from embeddings.refresh.settings import (
     Expiry,
@@ -127,10 +128,13 @@ def publish_candidate(
         CorruptStore: a file of the store is damaged.
         ValueError: vectors that do not fit the collection's id type.
     """
+    if is_scratch(collection):
+        # It may hold ids that were erased where they are served from, and nobody is served from it.
+        why = f"'{collection}' has the name of a scratch collection of null refreshes, which the gate needs no more"
+        return nothing_written(collection, [f"{why}: publish to a collection of another name"])
     target = store.collection(collection)
     earlier = earlier_end(target, job_id, parent_version, publish.gate.mode, training_step)
     if earlier is not None:
-        scratch.erase_as_origin(store, collection, earlier)
         return conclude(target, earlier, keep_last, fence)
     try:
         parent = None if parent_version is None else target.open(parent_version)
@@ -146,7 +150,7 @@ def publish_candidate(
             f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
         )
     refresh = _Refresh(
-        store, target, parent, candidate, publish, job_id, start_version, model, norm_floor, seed, retired,
+        target, parent, candidate, publish, job_id, start_version, model, norm_floor, seed, retired,
         int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage, training_step, models,
     )  # fmt: skip
     for attempt in range(1, ATTEMPTS + 1):
@@ -159,7 +163,6 @@ def publish_candidate(
                 raise
     if isinstance(written, Publication):
         return written
-    scratch.erase_as_origin(store, collection, written)
     return conclude(target, written, keep_last, fence)
 
 
@@ -167,7 +170,6 @@ def publish_candidate(
 class _Refresh:
     """One candidate on its way to a written version: the arguments of ``publish_candidate``, and the parent."""
 
-    store: Store
     target: Collection
     parent: VersionReader | None
     candidate: ItemVectors
@@ -191,7 +193,7 @@ class _Refresh:
         target, parent, publish = self.target, self.parent, self.publish
         erased = target.erased()
         keys = self.candidate.keys
-        allowed = ~(erased.matches(keys) | scratch.erased_in_origin(self.store, target.name, keys))
+        allowed = ~erased.matches(keys)
         live = live_rows(self.candidate) & allowed
         candidate = replace(self.candidate, evidence=eligible_rows(self.candidate, self.norm_floor) & allowed)
         start = self._held_start()

@@ -37,6 +37,7 @@ from trainer.sizing.memory_limit import memory_problem
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
+from trainer.spec.stored import to_run
 
 _passed: FileCache[DatasetSpec] = FileCache()
 
@@ -278,7 +279,7 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         Problem: 422 if its files or what it starts from are missing.
     """
     settings, store = settings.for_tenant(row["tenant"]), tenants.store_of(store, row["tenant"])
-    spec = JobSpec.model_validate(row["spec"])
+    spec = JobSpec.model_validate(to_run(row["spec"]))
     _refuse_strange_trackers(settings, spec)
     dataset = registry.check_files(settings, DatasetSpec.model_validate(row["dataset_spec"]))
     directory = settings.run_dir(row["id"])

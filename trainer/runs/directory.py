@@ -21,6 +21,7 @@ from embeddings.durable_files import write_file, write_json
 from trainer.runs.failures import LeaseLostError
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
+from trainer.spec.stored import to_run
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
 
@@ -191,8 +192,12 @@ def revoke(directory: Path | str) -> None:
         (folder / LOCK_FILE).unlink()
 
 
-def read_run(directory: Path | str) -> Run:
+def read_run(directory: Path | str, *, stored: bool = False) -> Run:
     """Read ``run.json``.
+
+    Args:
+        directory: The run directory.
+        stored: The run was trained and is only read: settings that were removed are dropped, not refused.
 
     Raises:
         SpecError: naming the file and the field that is missing or wrong.
@@ -208,8 +213,9 @@ def read_run(directory: Path | str) -> Run:
     missing = [name for name in ("run_id", "job", "dataset", "store_url") if name not in document]
     if missing:
         raise SpecError(where, [FieldProblem(name, "is missing") for name in missing])
+    document["job"] = to_run(document["job"])
     dataset = parse_dataset(document["dataset"], where)
-    job = parse_job(document["job"], where)
+    job = parse_job(document["job"], where, stored=stored)
     try:
         job.against(dataset)
     except InvalidFieldsError as error:

@@ -6,12 +6,12 @@ A part of trainer.spec.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from embeddings.rff.registry import FEATURE_MAPS
-from trainer.spec.base import May, Name, Positive, Spec, later
+from trainer.spec.base import May, Name, Positive, Removed, Spec, later
 
 
 class MovingAverage(Spec):
@@ -22,24 +22,33 @@ class MovingAverage(Spec):
 
 
 class Gate(Spec):
-    """What the gate does with a version that fails, and where its limits come from.
+    """What the gate does with a version that fails, and limits of single metrics.
 
-    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``calibrate``: by ``auto`` the first
-    publication of a collection trains on each half of its rows in turn and takes the gate's limits from what differs
-    between them (trainer.launch.halves), where that takes at most ``calibrate_seconds``. ``limits``: of single metrics,
-    which come first; not of a first version. ``max_held``: number of refreshes held in a row after which somebody is
-    called (a webhook, an alert). If nothing is wrong with these runs, their rows and their models, ``when_stuck:
-    new_generation`` then publishes the newest as the first version of a new anchor generation; ``hold`` does not.
+    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``limits``: limits by metric, which come
+    before what the collection's refreshes usually look like; not of a first version. ``max_held``: number of refreshes
+    held in a row after which somebody is called (a webhook, an alert). If nothing is wrong with these runs, their rows
+    and their models, ``when_stuck: new_generation`` then publishes the newest as the first version of a new anchor
+    generation; ``hold`` does not.
     """
 
+    removed: ClassVar[dict[str, Removed]] = dict.fromkeys(
+        ("calibrate", "calibrate_seconds"),
+        Removed(
+            "no job trains to set limits", "leave it out: limits come from the collection's own published refreshes"
+        ),
+    ) | {
+        "promote": Removed(
+            "no rule is needed to end a row of held refreshes",
+            "leave it out: publish.gate.when_stuck says what ends it",
+        )
+    }
+
     mode: Literal["enforce", "report", "off"] = "enforce"
-    calibrate: Literal["auto", "off"] = later("auto")
-    calibrate_seconds: float = later(600.0, gt=0, allow_inf_nan=False)
     limits: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = later({})
     max_held: int = later(3, ge=1, le=1000)
     when_stuck: Literal["new_generation", "hold"] = later("new_generation")
 
-    @field_validator("mode", "calibrate", mode="before")
+    @field_validator("mode", mode="before")
     @classmethod
     def _as_text(cls, mode: object) -> object:
         # YAML reads an unquoted off as false.
@@ -71,18 +80,6 @@ class Gate(Spec):
         if limits.get("finite", 1.0) != 1.0:
             raise ValueError("finite: rows that are not finite are never served: leave it out")
         return limits
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_rule(cls, document: Any) -> Any:
-        if isinstance(document, dict) and "promote" in document:
-            document = dict(document)
-            del document["promote"]
-            told = (
-                "publish.gate.promote is passed over: see publish.gate.when_stuck, which ends a row of held refreshes"
-            )
-            warnings.warn(told, FutureWarning, stacklevel=2)
-        return document
 
 
 if TYPE_CHECKING:

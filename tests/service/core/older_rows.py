@@ -20,11 +20,16 @@ JOB = {
     "dataset": {"name": "clicks"},
     "model": {"kind": "two_tower", "embedding_dim": 8},
     "optimizer": {"kind": "adam_ar"},
-    "publish": {"collection": "items", "feature": "item", "compass": {"items": "warm"}},
+    "publish": {
+        "collection": "items",
+        "feature": "item",
+        "compass": {"items": "warm"},
+        "gate": {"calibrate": "off", "calibrate_seconds": 60.0},
+    },
     "init_from": {"job": "job_1"},
     "labels": {"team": "ads"},
 }
-"""With a field by its name of then."""
+"""With a field by its name of then, and two that were removed."""
 
 
 def first(postgres: bool) -> list[str]:

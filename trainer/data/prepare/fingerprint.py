@@ -122,8 +122,6 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     if plan.least_labels:
         relevant.append(plan.least_labels)
-    if plan.half is not None:
-        relevant.append(["half", plan.half])
     if plan.dataset.negatives is not None:
         relevant.append("negatives of what trains")
     if plan.keeps_users:

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,6 @@ def prepare(
     base_numeric: Sequence[Numeric] | None = None,
     base_profile: Mapping[str, Any] | None = None,
     base_vectors: Sequence[Vector] | None = None,
-    half: int | None = None,
     text_tables: Collection[str] = (),
     threads: int | None = None,
     hosts: Hosts | None = None,
@@ -103,8 +102,6 @@ def prepare(
         base_profile: what the warm start's rows were like; this run's are compared with it
             (:mod:`trainer.data.prepare.drift`).
         base_vectors: the warm start's vectors, which this run's must be.
-        half: 0 or 1: of the rows that train, those of this half of the (user, item) pairs alone; None: all. Not for
-            models of sequences, nor for a job of one pass.
         text_tables: tables whose ids are text, also where the rows have integers: what is served has text.
         threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
         hosts: other hosts that may read and write parts of the rows, of which no byte depends either
@@ -121,11 +118,10 @@ def prepare(
         DataError: naming file, column, row and the remedy.
     """
     directory, began_ns = Path(directory), time.time_ns()
-    plan = replace(make_plan(dataset, job), half=half)
+    plan = make_plan(dataset, job)
     plan = plan.with_text([*text_tables, *(name for name, ids in (base_vocabulary or {}).items() if ids.is_text)])
     for note in [*plan.notes, *_converted(plan, base_vocabulary or {})]:
         log(note)
-    assert half is None or not (plan.is_sequence or job.dataset.one_pass), "halves are of examples that are prepared"
     base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile, base_vectors)
     if base_vectors is not None:
         require_same(base_vectors, plan.vectors, f"dataset '{dataset.name}'")

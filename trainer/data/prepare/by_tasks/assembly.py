@@ -71,7 +71,7 @@ def assembled(
     specs = plan.dataset.model_dump_json(), plan.job.model_dump_json()
     prefix = f"{PARTS}/{fingerprint[:32]}-{SPAN_ROWS}-{VERSION}"
     of_text = tuple(domain for domain, kind in plan.kinds.items() if kind == "string")
-    setting = Setting(*specs, json.dumps(files_of(plan)), hosts.storage, prefix, hosts.threads, plan.half, of_text)
+    setting = Setting(*specs, json.dumps(files_of(plan)), hosts.storage, prefix, hosts.threads, of_text)
     with hosts.runner(setting, log) as runner:
         if runner is None:
             yield None
