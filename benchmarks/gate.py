@@ -52,6 +52,7 @@ Rows = dict[str, Array]
 Line = dict[str, Any]
 COLLECTION = "items"
 WINDOW = 3
+FIRST_DATE = np.datetime64("2026-01-01")
 JOB: dict[str, Any] = {
     "name": "daily",
     "dataset": {"name": "log"},
@@ -63,7 +64,7 @@ JOB: dict[str, Any] = {
 }
 FIRST_EPOCHS = 6
 FEATURES = {"user": {"type": "id"}, "item": {"type": "id"}}
-DATASET = {"name": "log", "features": FEATURES, "label": {"column": "click"}, "timestamp": "time"}
+DATASET = {"name": "log", "features": FEATURES, "label": {"column": "click"}, "timestamp": "time", "partition": "date"}
 OTHER_ITEM = FEATURES | {"item": {"type": "id", "column": "other"}}
 ALONE = {"seed": 77, "publish": JOB["publish"] | {"align": False}}
 
@@ -102,7 +103,7 @@ def sports(data: Path, folder: Path) -> Rows:
 def generated(data: Path, folder: Path) -> Rows:
     """Return a log of ``evenkeel generate --churn``, 14 days of 15,000 clicks."""
     days = generate_news(NewsLog(num_rows=14 * 15_000, num_days=14, seed=0), folder / "generated")
-    tables = [pa.concat_tables(pq.read_table(file) for file in sorted(day.glob("*.parquet"))) for day in days]
+    tables = [pq.read_table(day, columns=["user", "item"]) for day in days]
     rows = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in ("user", "item")}
     day = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     return rows | {"time": np.arange(len(day)), "day": day, "other": day.astype(np.int64)}
@@ -222,19 +223,9 @@ class Refreshes:
             shutil.copytree(self.store, store)
         rows = fault.rows(rows, rows["day"] == day, np.random.default_rng(day))
         run_id = f"{name}-{day}".replace(" ", "-").replace(",", "").replace("%", "percent").replace(".", "-")
-        file = self.folder / "rows.parquet"
-        names = ("user", "item", "time", "other")
-        pq.write_table(
-            pa.table({one: rows[one] for one in names} | {"click": np.ones(len(rows["user"]), np.int64)}), file
-        )
-        dataset = {
-            "name": "log",
-            "uri": str(file),
-            "features": FEATURES,
-            "label": {"column": "click"},
-            "timestamp": "time",
-        }
-        spec = JOB | dict(fault.job or {}) | ({"epochs": FIRST_EPOCHS} if first else {})
+        dataset = DATASET | {"uri": str(self._write(rows))} | dict(fault.dataset or {})
+        spec = JOB | {"dataset": {"name": "log", "window": {"start": _date(day), "days": WINDOW}}}
+        spec |= dict(fault.job or {}) | ({"epochs": FIRST_EPOCHS} if first else {})
         start, parent = None, None
         if not first:
             parent = open_store(str(store)).collection(COLLECTION).current()
@@ -260,6 +251,16 @@ class Refreshes:
             shutil.rmtree(directory)
         return line | _end_of(version)
 
+    def _write(self, rows: Rows) -> Path:
+        folder = self.folder / "rows"
+        shutil.rmtree(folder, ignore_errors=True)
+        for day in np.unique(rows["day"]):
+            own = {name: rows[name][rows["day"] == day] for name in ("user", "item", "time", "other")}
+            part = folder / f"date={_date(day)}"
+            part.mkdir(parents=True)
+            pq.write_table(pa.table(own | {"click": np.ones(len(own["user"]), np.int64)}), part / "part.parquet")
+        return folder
+
     def with_norms(self, day: int, name: str, share: float) -> Line:
         """Publish an honest run's vectors with larger norms, on a copy of the store as it was before that run."""
         run = read_run(self.folder / "runs" / f"honest-{day}")
@@ -274,6 +275,10 @@ class Refreshes:
             parent_version=run.parent_version, model=run.job.model.kind, job_id="norms", lineage=lineage_of(run),
         )  # fmt: skip
         return {"case": name, "day": day, **_end_of(store.collection(COLLECTION).versions()[-1])}
+
+
+def _date(day: int) -> str:
+    return str(FIRST_DATE + np.timedelta64(int(day), "D"))
 
 
 def _end_of(version: Mapping[str, Any]) -> Line:
