@@ -28,8 +28,8 @@ class RowFigures(GateCheck):
         Limit("pairing", None, f"users and items of the rows belong together less than before: {_LOOK}", spread=0.0015),
         Limit("pairing_newest", None, f"users and items of the newest rows belong together less than before: {_LOOK}",
               spread=0.003),
-        Limit("popularity", None, f"items of the newest rows are not as popular as before, as if their ids had changed: "
-              f"{_LOOK}", spread=0.01),
+        Limit("popularity", None, f"other items are popular in the newest rows, as if ids had changed: {_LOOK}",
+              spread=0.01),
     )  # fmt: skip
 
     @staticmethod

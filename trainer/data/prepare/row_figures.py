@@ -38,7 +38,7 @@ def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) ->
 
     Returns:
         ``rows``: their number; ``largest_user``: share that one user has; ``pairing`` and ``pairing_newest``, see
-        :func:`pairing`, of all rows and of the newest fifth; ``popularity``, see :func:`popularity`, of these two parts.
+        :func:`pairing`, of all rows and of the newest fifth; ``popularity``, see :func:`popularity`.
     """
     figures: dict[str, float | None] = {"rows": float(encoded.num_rows), "largest_user": None}
     if user_counts is not None and user_counts.sum() > 0:
