@@ -89,19 +89,3 @@ def news_days_faults(table: Table) -> Any:
     for side in ("top", "bottom", "left"):
         axes.spines[side].set_visible(False)
     return figure
-
-
-def gate(table: Table) -> Any:
-    families = {"bpr": BLUE, "two_tower": ORANGE, "sasrec": GREEN, "item2vec": PINK}
-    figure, places = panels(4, 2.5, share_y=True)
-    metrics = {"cosine_mean": "below", "cosine_p5": "below", "knn_overlap": "below", "canary_churn[genre]": "above"}
-    for axes, (metric, side) in zip(places, metrics.items(), strict=True):
-        for row, (family, colour) in enumerate(families.items()):
-            mean, spread, limit = table.numbers(metric, family)
-            dots_of_row = [[Measured(mean, spread)] if place == row else [] for place in range(len(families))]
-            dots(axes, list(families), {family: (colour, "o", dots_of_row)})
-            axes.plot([limit], [row], "|", color=colour, markersize=18, markeredgewidth=2.2)
-        axes.set(title=f"{metric}\n(held {side} the bar)")
-        axes.margins(x=0.15)
-        tell_start(axes)
-    return figure
