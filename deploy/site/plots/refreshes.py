@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.site.plots.charts import bars, dots, reference, tell_start
-from deploy.site.plots.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels
+from deploy.site.plots.charts import bars, reference
+from deploy.site.plots.figure import BLUE, GREY, RED, SKY, panels
 from deploy.site.plots.tables import Measured, Table
 
 SERVED = {"not aligned": RED, "aligned": SKY, "aligned, averaged": BLUE}
