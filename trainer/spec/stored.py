@@ -14,10 +14,9 @@ from trainer.spec.publish import Gate
 def to_run(document: Any) -> Any:
     """Drop the settings of a stored job that were removed and that no training depended on, so that it still runs."""
     publish = document.get("publish") if isinstance(document, Mapping) else None
-    gate = publish.get("gate") if isinstance(publish, Mapping) else None
-    if not isinstance(publish, Mapping) or not isinstance(gate, Mapping):
+    if not isinstance(publish, Mapping) or not isinstance(publish.get("gate"), Mapping):
         return document
-    kept = {name: value for name, value in gate.items() if name not in Gate.removed}
+    kept = {name: value for name, value in publish["gate"].items() if name not in Gate.removed}
     others = {name: value for name, value in publish.items() if name != "gate"}
     return {**document, "publish": {**others, "gate": kept} if kept else others}
 
