@@ -31,7 +31,6 @@ from trainer.publishing.published_ids import tables_served_as_text
 from trainer.runs.directory import RUN_FILE, Run, read_run, write_run
 from trainer.runs.protocol import LOG_FILE
 from trainer.spec import JobSpec
-from trainer.spec.models.hard_negatives import HardNegativesSpec
 
 FOLDER = "halves"
 FIRST_SEED = 1_000_000
@@ -176,10 +175,7 @@ def _job_of_half(job: JobSpec, number: int) -> JobSpec:
     """Return the job with a seed of its own, and without what holds it near a version that there is none of."""
     assert job.publish is not None
     publish = job.publish.model_copy(update={"anchor": None, "frozen_context": None})
-    model = job.model
-    if isinstance(model, HardNegativesSpec):
-        model = model.model_copy(update={"hard_negatives": None})
-    return job.model_copy(update={"seed": FIRST_SEED + number, "publish": publish, "model": model})
+    return job.model_copy(update={"seed": FIRST_SEED + number, "publish": publish})
 
 
 def _checkpoint(run: Run) -> Checkpoint:

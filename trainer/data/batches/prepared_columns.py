@@ -81,8 +81,6 @@ class PreparedColumns:
     sampling_power: float
     sampling_window: int | None
     """Of recent negatives, how many rows before an example's they come from."""
-    hard_negatives: dict[str, Any] | None
-    """What a job says of hard negatives (trainer.spec.models.hard_negatives); None where it has none."""
     unread: list[str]
     """Features of the dataset that a sequence model has no use for."""
     draws_negatives: bool
@@ -134,7 +132,6 @@ class PreparedColumns:
         sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
         self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
         self.sampling_window = sampling.get("window")
-        self.hard_negatives = manifest.get("hard_negatives")
         self.draws_negatives = bool(manifest.get("draws_negatives"))
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]

@@ -28,7 +28,6 @@ from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.label_tasks import LabelTask, label_tasks, least_labels, needs_users
 from trainer.spec.models.base import DrawingSpec
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.spec.ngrams import NGrams
 
 NEGATIVE_SUFFIX = "__negative"
@@ -142,7 +141,7 @@ class DataPlan:
     @property
     def keeps_seen(self) -> bool:
         """Whether what each user had in training is kept: negatives are drawn beside it, and rankings leave it out."""
-        return self.is_bpr or ranks_catalogue(self.job) or hard_negatives_of(self.job) is not None
+        return self.is_bpr or ranks_catalogue(self.job)
 
     @property
     def trained(self) -> tuple[FeaturePlan, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, model_validator
 
-from trainer.spec.base import May, Spec, later
+from trainer.spec.base import May, Removed, Spec, later
 from trainer.spec.losses import LOSSES, LossSettings
 from trainer.spec.models.size import ModelSize, tower_size
 from trainer.spec.problems import FieldProblem
@@ -42,6 +42,10 @@ class ModelSpec(Spec):
     A kind is a subclass, registered in trainer.spec.models.registry; its torch module is registered in
     trainer.models.registry. A field of another kind is refused by its name.
     """
+
+    removed: ClassVar[dict[str, Removed]] = {
+        "hard_negatives": Removed("no share of hard negatives improved recall", "leave it out"),
+    }
 
     kind: str
     embedding_dim: int = Field(default=16, ge=1, le=4096)
