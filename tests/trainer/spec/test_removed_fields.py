@@ -1,4 +1,4 @@
-"""Settings that were removed: refused by name with the remedy, and no obstacle to reading what was trained with them."""
+"""Settings that were removed: refused by name with the remedy, and dropped where a trained job is only read."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ def model(**fields: Any) -> dict[str, Any]:
     return JOB | {"model": JOB["model"] | fields}
 
 
+def publish(**evidence: Any) -> dict[str, Any]:
+    return JOB | {"publish": {"collection": "items", "feature": "item", "evidence": evidence}}
+
+
 REMOVED = {
     "hard negatives": (
         model(hard_negatives=HARD),
@@ -27,6 +31,19 @@ REMOVED = {
     "hard negatives of a kind that had none": (
         model(kind="mf", hard_negatives=HARD),
         "model.hard_negatives: was removed: no share of hard negatives improved recall: leave it out",
+    ),
+    "recent negatives": (
+        model(negative_distribution="recent"),
+        "model.negative_distribution: recent was removed: it found no more than popularity did: "
+        "use popularity with negative_power: 1",
+    ),
+    "their window": (
+        model(negative_distribution="recent", negative_window=7),
+        "model.negative_window: was removed: it was of negative_distribution: recent: leave it out",
+    ),
+    "weights of the rotation": (
+        publish(align_half_count=10.0),
+        "publish.evidence.align_half_count: was removed: it changed mean cosines by .01 at most: leave it out",
     ),
 }
 
@@ -39,16 +56,22 @@ def test_a_removed_setting_is_refused_with_the_remedy(case: str) -> None:
     assert str(caught.value) == f"job: {message}"
 
 
-@pytest.mark.parametrize("document", [model(hard_negatives=None)])
-def test_its_former_default_says_nothing(document: dict[str, Any]) -> None:
-    assert parse_job(document) == parse_job(JOB)
+@pytest.mark.parametrize(
+    ("document", "same"),
+    [
+        (model(hard_negatives=None, negative_window=10_000), JOB),
+        (publish(min_count=7, align_half_count=None), publish(min_count=7)),
+    ],
+)
+def test_its_former_default_says_nothing(document: dict[str, Any], same: dict[str, Any]) -> None:
+    assert parse_job(document) == parse_job(same)
 
 
 @pytest.mark.parametrize("case", REMOVED)
 def test_a_trained_job_that_had_it_is_read(case: str, tmp_path: Any) -> None:
     document, message = REMOVED[case]
     read = parse_job(document, stored=True)
-    assert "hard_negatives" not in read.model_dump(mode="json")["model"]
+    assert parse_job(read.model_dump(mode="json")) == read
     assert parse_model(document["model"], stored=True) == read.model
 
     features = {"user": {"type": "id"}, "item": {"type": "id"}}

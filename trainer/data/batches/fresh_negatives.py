@@ -4,8 +4,7 @@ Any number of ranks, and a run after a resume, draw the same ones.
 
 ``uniform``: over the items of training; ``popularity``: by how many training examples each has, to a power; both leave
 out what the user had in training. ``in_batch``: the item of another example of the global batch; IN_BATCH_DRAWS are
-drawn, and the first that the user never had counts; where there is none, a uniform item is taken. ``recent``: items of
-the rows just before the example's time (trainer.data.batches.recent_negatives).
+drawn, and the first that the user never had counts; where there is none, a uniform item is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.batches.prepared_columns import PreparedColumns
-from trainer.data.batches.recent_negatives import RecentNegatives
 from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
 from trainer.data.prepare.negatives import KnownPairs, PopularUnseen, SeenItems, popularity_weights
 
@@ -32,17 +30,15 @@ class FreshNegatives:
             weights = popularity_weights(data.example_counts("item")[self._items], data.sampling_power)
             self._unseen = PopularUnseen(self._seen, weights)
         self._key = derive_key(data.seed, epoch, _NEGATIVES)
-        self._others: _InBatch | RecentNegatives | None = None
+        self._in_batch = None
         if data.sampling == "in_batch":
-            self._others = _InBatch(data, epoch, self._seen, self._items)
-        elif data.sampling == "recent":
-            self._others = RecentNegatives(data, epoch)
+            self._in_batch = _InBatch(data, epoch, self._seen, self._items)
 
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
         """Return item rows for consecutive examples of the epoch's global order, the first being ``first_sample``."""
         samples = np.arange(first_sample, first_sample + len(users))
         negatives = self._items[self._unseen.draw(users, random_words(self._key, samples))]
-        return negatives if self._others is None else self._others.instead_of(negatives, users, samples)
+        return negatives if self._in_batch is None else self._in_batch.instead_of(negatives, users, samples)
 
 
 class _InBatch:

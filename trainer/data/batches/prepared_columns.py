@@ -79,8 +79,6 @@ class PreparedColumns:
     sampling: str
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
-    sampling_window: int | None
-    """Of recent negatives, how many rows before an example's they come from."""
     unread: list[str]
     """Features of the dataset that a sequence model has no use for."""
     draws_negatives: bool
@@ -131,7 +129,6 @@ class PreparedColumns:
         papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
         sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
         self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
-        self.sampling_window = sampling.get("window")
         self.draws_negatives = bool(manifest.get("draws_negatives"))
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]

@@ -46,8 +46,7 @@ def sampling_of(job: JobSpec) -> dict[str, Any]:
     model = job.model
     if not isinstance(model, DrawingSpec):
         return {"distribution": "uniform", "power": 0.75}
-    window = {"window": model.negative_window} if model.sampling == "recent" else {}
-    return {"distribution": model.sampling, "power": model.negative_power, **window}
+    return {"distribution": model.sampling, "power": model.negative_power}
 
 
 def sequence_settings(job: JobSpec) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from trainer.data.sources.topics.topic_source import TopicSource
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.label_tasks import LabelTask, label_tasks, least_labels, needs_users
-from trainer.spec.models.base import DrawingSpec
 from trainer.spec.ngrams import NGrams
 
 NEGATIVE_SUFFIX = "__negative"
@@ -117,11 +116,6 @@ class DataPlan:
     @property
     def is_bpr(self) -> bool:
         return self.job.model.draws_partner
-
-    @property
-    def draws_recent(self) -> bool:
-        """Whether negatives are items of the rows just before an example's time."""
-        return isinstance(self.job.model, DrawingSpec) and self.job.model.sampling == "recent"
 
     @property
     def is_sequence(self) -> bool:
@@ -356,8 +350,6 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
         {}, numeric, item_numeric, vectors=vectors,
     )  # fmt: skip
-    if plan.draws_recent and dataset.timestamp is not None:
-        plan = replace(plan, order_columns=tuple(dict.fromkeys([*orders, dataset.timestamp])))
     _check_roles(plan)
     source.require(plan.columns())
     for vector in plan.row_vectors:
