@@ -15,7 +15,7 @@ from tests.trainer.launch.detached_runs import wait_for
 from trainer.data.prepare.preparation import prepare
 from trainer.launch import halves
 from trainer.launch.driver import execute
-from trainer.launch.on_host import NICENESS_VARIABLE, start_ranks
+from trainer.launch.on_host import start_ranks
 from trainer.runs import run_process
 from trainer.runs.protocol import EXIT_FILE
 
@@ -113,8 +113,7 @@ def test_what_the_first_training_says_of_the_others_is_heard(make_run, monkeypat
     assert budget.notice() == "not done after 600 seconds"
 
 
-def test_a_driver_that_is_killed_amid_the_halves_leaves_them_to_the_next_attempt(make_run, small, standby, monkeypatch):
-    monkeypatch.setenv(NICENESS_VARIABLE, "0")
+def test_a_driver_that_is_killed_amid_the_halves_leaves_them_to_the_next_attempt(make_run, small, standby):
     asked = job_of(calibrate="auto")
     whole = make_run("whole", **asked | {"publish": PUBLISH | {"collection": "whole", "gate": {"calibrate": "auto"}}})
     assert execute(whole, start_ranks) == 0
