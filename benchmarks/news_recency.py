@@ -1,4 +1,4 @@
-"""Recommend news: BPR alone, with recent negatives, with a recency term, beside what was popular of late.
+"""Recommend news: BPR alone, with negatives by popularity, with a recency term, beside what was popular of late.
 
     python -m benchmarks.news_recency [--seeds 1 2 3] [--windows 1 5] [--cutoffs 12] [--folder DIR]
 
@@ -51,9 +51,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "popularity, power .75": {"negative_distribution": "popularity"},
     "popularity, power 1": {"negative_distribution": "popularity", "negative_power": 1.0},
-    "recent": {"negative_distribution": "recent", "negative_window": 3500},
 }
-"""By the distribution of negatives; 3,500 rows are about six hours of a log."""
+"""By the distribution of negatives."""
 HOUR = 3600
 HALF_LIVES = (3, 12)
 POPULAR_HOURS = (3, 24)

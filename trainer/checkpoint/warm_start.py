@@ -145,7 +145,7 @@ def check_fits(job: JobSpec, dataset: DatasetSpec, data: PreparedData, parent: C
     # Fields that came after the parent's version have their defaults.
     record = TrainingRecord.of(parent)
     stored_job = record.job
-    parent_settings, settings = parse_model(read(stored_job, JobSpec, "model")), job.model
+    parent_settings, settings = parse_model(read(stored_job, JobSpec, "model"), stored=True), job.model
     free = settings.fields_that(May.DIFFER_ON_WARM_START)
     # The constant of mf, which is the parent's, is that of its loss.
     free |= set() if settings.has_constant_of_loss else {"loss"}

@@ -29,7 +29,6 @@ from trainer.runs.trackers.process import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
 from trainer.spec import Follow
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.storage.opening import open_storage
 
 if TYPE_CHECKING:
@@ -229,11 +228,6 @@ class _Attempt:
         parent = parent_checkpoint(run)
         if parent is None and run.job.init_from is not None:
             self._info("init_from names no trained job yet: this one starts from initial values")
-        hard = hard_negatives_of(run.job)
-        if hard is not None:
-            from trainer.publishing.neighbors import version_of
-
-            version_of(run)  # refused before rows are read, not after
         base = None if parent is None else id_maps(parent)
         numeric = None if parent is None else numeric_features(parent)
         profile = None if parent is None else profile_of_rows(parent)
@@ -255,10 +249,6 @@ class _Attempt:
             from trainer.publishing.anchor import write_targets
 
             self._info(write_targets(run, PreparedData.open(run.data), parent))
-        if hard is not None:
-            from trainer.publishing.neighbors import write_neighbors
-
-            self._info(write_neighbors(run, PreparedData.open(run.data), hard))
         put_prepared(run.folders(run.data), run.data)
         if self.hosts is not None:
             forget_parts(open_storage(self.hosts.storage))

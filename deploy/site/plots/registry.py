@@ -156,11 +156,6 @@ PLOTS = {
         quality.several_labels,
         (Source("several_labels", "| 4 epochs"), Source("several_labels", "| 8 epochs")),
     ),
-    "hard_negatives": Plot(
-        "recall@20 by the share of hard negatives",
-        quality.hard_negatives,
-        (Source("hard_negatives", "| ml1m, 1,500 users, 3 epochs"),),
-    ),
     "lookups": Plot(
         "Time of lookups by that of FBGEMM's plain one, before and after C++",
         speed.lookups,

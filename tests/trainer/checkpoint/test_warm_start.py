@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.trainer.checkpoint.test_format import save_simple
+from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import Position, TrainingRecord
-from trainer.checkpoint.warm_start import check_columns, check_features, inherited_alpha
+from trainer.checkpoint.warm_start import check_columns, check_features, check_fits, inherited_alpha
+from trainer.data.batches.prepared import PreparedData
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.optimizer import Optimizer
 
@@ -134,6 +138,19 @@ def test_features_that_the_model_does_not_read_may_change() -> None:
 
 def test_a_column_may_change_its_name() -> None:
     check(USER | ITEM, USER | {"item": {"type": "id", "column": "product"}})
+
+
+def test_a_parent_with_a_setting_that_was_removed_is_compared_by_the_others(tmp_path: Path) -> None:
+    """The tables are looked at after the model: here no prepared data are needed."""
+    asking = parse_job({"name": "job", "dataset": {"name": "rows"}, "model": {"kind": "bpr", "embedding_dim": 8}})
+    stored = record_of(asking).to_extra()
+    stored["job"]["model"] |= {"embedding_dim": 4, "negative_distribution": "recent", "negative_window": 9}
+    parent = Checkpoint(save_simple(tmp_path, extra=stored))
+    dataset = parse_dataset(
+        {"name": "rows", "uri": "rows.parquet", "features": USER | ITEM, "label": {"column": "click"}}
+    )
+    with pytest.raises(ValueError, match=r"model.embedding_dim: the parent was trained with 4, the job asks for 8"):
+        check_fits(asking, dataset, cast(PreparedData, None), parent)
 
 
 BRAND = {"uri": "brands.parquet", "on": "item", "column": "brand"}

@@ -59,7 +59,6 @@ from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import FinishedSplits, write_splits
 from trainer.data.sources.followed_folder import COLUMNS_FILE, write_columns
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.spec.models.sequences import PieceSpec
 
 _REPLACED = ".replaced"
@@ -381,7 +380,6 @@ def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_fi
 
 def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
     """Return the part of the manifest that follows from the specs and the files, whatever the rows are."""
-    hard = hard_negatives_of(plan.job)
     return {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint,
@@ -395,7 +393,6 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         **({"max_unmatched": plan.dataset.max_unmatched} if plan.joins or plan.graphs else {}),
         "draws_negatives": plan.dataset.negatives is not None,
         "sampling": sampling_of(plan.job),
-        "hard_negatives": None if hard is None else hard.model_dump(mode="json"),
         "sequence": sequence_settings(plan.job) if plan.is_sequence else None,
         "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
     }
