@@ -191,8 +191,12 @@ def revoke(directory: Path | str) -> None:
         (folder / LOCK_FILE).unlink()
 
 
-def read_run(directory: Path | str) -> Run:
+def read_run(directory: Path | str, *, stored: bool = False) -> Run:
     """Read ``run.json``.
+
+    Args:
+        directory: The run directory.
+        stored: The run was trained and is only read: settings that were removed are dropped, not refused.
 
     Raises:
         SpecError: naming the file and the field that is missing or wrong.
@@ -209,7 +213,7 @@ def read_run(directory: Path | str) -> Run:
     if missing:
         raise SpecError(where, [FieldProblem(name, "is missing") for name in missing])
     dataset = parse_dataset(document["dataset"], where)
-    job = parse_job(document["job"], where)
+    job = parse_job(document["job"], where, stored=stored)
     try:
         job.against(dataset)
     except InvalidFieldsError as error:

@@ -16,7 +16,6 @@ from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.optimizer import Optimizer
 
 WITH_ALPHA = {"kind": "adam_ar", "alpha": 1e-3}
-RARE = [{"buckets": [1], "kind": "adamw", "weight_decay": 0.1}]
 DECAYING = {"kind": "adamw", "moments": "lazy", "weight_decay": 0.1}
 
 
@@ -54,13 +53,11 @@ def alpha_of(trained: dict, asked: dict, older: dict[str, str] | None = None) ->
         (WITH_ALPHA, {"learning_rate": 0.1}, "learning_rate"),
         (WITH_ALPHA, {"moments": "lazy"}, "moments"),
         (WITH_ALPHA, {"first_touch": "literal"}, "first_touch"),
-        (WITH_ALPHA, {"decay": "at_update"}, "decay"),
+        (WITH_ALPHA, {"decay": "at_read"}, "decay"),
+        (WITH_ALPHA | {"decay": "at_read"}, {"decay": "by_epoch"}, "decay"),
         (WITH_ALPHA, {"beta1": 0.0}, "beta1"),
         (WITH_ALPHA, {"schedule": {"kind": "cosine", "decay_steps": 9}}, "schedule"),
         (WITH_ALPHA, {"alpha": 1e-4}, "alpha"),
-        (WITH_ALPHA, {"by_frequency": RARE}, "by_frequency"),
-        (WITH_ALPHA | {"by_frequency": RARE}, {"by_frequency": []}, "by_frequency"),
-        (WITH_ALPHA | {"by_frequency": RARE}, {"learning_rate": 0.1}, "learning_rate"),
         (DECAYING, {"weight_decay": 0.2}, "weight_decay"),
         (DECAYING, {"learning_rate": 0.1}, "learning_rate"),
         (DECAYING, {"kind": "adam", "weight_decay": 0.0}, "kind"),
@@ -77,7 +74,6 @@ def test_a_setting_that_idle_rows_depend_on_is_the_parents(trained: dict, change
         (WITH_ALPHA, {}),
         (WITH_ALPHA, {"alpha": "default"}),
         (WITH_ALPHA, {"clip_row_norm": 1.0}),
-        (WITH_ALPHA | {"by_frequency": RARE}, {"clip_row_norm": 1.0}),
         (WITH_ALPHA | {"moments": "lazy"}, {"learning_rate": 0.1, "beta1": 0.5}),
         (DECAYING, {"beta2": 0.9}),
     ],
