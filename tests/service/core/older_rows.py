@@ -19,12 +19,12 @@ JOB = {
     "name": "daily",
     "dataset": {"name": "clicks"},
     "model": {"kind": "two_tower", "embedding_dim": 8},
-    "optimizer": {"kind": "adam_ar"},
+    "optimizer": {"kind": "adam_ar", "alpha": "auto"},
     "publish": {"collection": "items", "feature": "item", "compass": {"items": "warm"}},
     "init_from": {"job": "job_1"},
     "labels": {"team": "ads"},
 }
-"""With a field by its name of then."""
+"""With a field by its name of then, a value that was removed since, and a decay that was left out."""
 
 
 def first(postgres: bool) -> list[str]:

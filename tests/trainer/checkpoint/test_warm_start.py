@@ -89,6 +89,37 @@ def test_a_setting_with_a_newer_name_is_compared(monkeypatch: pytest.MonkeyPatch
         alpha_of(WITH_ALPHA, WITH_ALPHA | {"beta1": 0.0}, {"beta1": "momentum"})
 
 
+def of_parent(settings: dict, asked: dict, **changes: object) -> float | None:
+    """Return alpha of a warm start from a parent whose record has ``settings`` of the optimizer, without decay."""
+    document = job(WITH_ALPHA).model_dump(mode="json")
+    del document["optimizer"]["decay"]
+    document["optimizer"] |= settings
+    record = replace(record_of(job(WITH_ALPHA)), job=document, alpha=1e-3)
+    return inherited_alpha(job(asked).model_copy(update=changes), record)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, "auto"])
+def test_a_parent_of_an_earlier_version_decays_at_read(alpha: float | str) -> None:
+    assert of_parent({"alpha": alpha}, {"kind": "adam_ar", "decay": "at_read"}) == 1e-3
+    with pytest.raises(ValueError, match=r"^optimizer\.decay: .* with at_read, .* use at_read, or leave "):
+        of_parent({"alpha": alpha}, {"kind": "adam_ar"})
+
+
+def test_rows_of_removed_settings_are_not_gone_on_with() -> None:
+    for settings in (
+        {"decay": "at_update"},
+        {"by_frequency": [{"buckets": [1], "kind": "adamw", "weight_decay": 0.1}]},
+    ):
+        with pytest.raises(ValueError, match=rf"^optimizer: .*{next(iter(settings))}: .*removed.*leave init_from out$"):
+            of_parent(settings, WITH_ALPHA)
+
+
+def test_one_pass_behind_a_prepared_job_says_what_the_parent_needs() -> None:
+    one_pass = job(WITH_ALPHA).dataset.model_copy(update={"one_pass": True})
+    with pytest.raises(ValueError, match=r"^optimizer\.decay: .*train the parent with at_read, .*leave init_from out$"):
+        of_parent({"decay": "by_epoch"}, WITH_ALPHA | {"decay": "at_read"}, dataset=one_pass)
+
+
 USER, ITEM, TAGS = {"user": {"type": "id"}}, {"item": {"type": "id"}}, {"tags": {"type": "id_list"}}
 TITLE = {"title": {"type": "text", "ngrams": {"buckets": 300}}}
 
