@@ -138,7 +138,9 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
     if dataset is None or job is None:
         raise SpecError(str(path), [FieldProblem("", f"holds no {' and no '.join(missing)}: both are needed to train")])
     if changes:
-        document: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
+        document: dict[str, Any] = job.model_dump(mode="json")
+        if "decay" not in job.optimizer.model_fields_set:
+            del document["optimizer"]["decay"]  # with what is changed it may come to another value
         for change in changes:
             apply_change(document, change)
         job = parse_job(document, f"{path} with --set")

@@ -196,6 +196,16 @@ def test_a_change_that_is_wrong_is_named(tmp_path, rows, changes, message):
         read_spec(spec, changes)
 
 
+def test_a_change_of_the_kind_changes_the_default_of_its_decay(tmp_path, rows):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows))
+    decays = [
+        read_spec(spec, changes)[1].optimizer.decay
+        for changes in ([], ["epochs=2"], ["optimizer.kind=adam"], ["regularizers.meda=true"])
+    ]
+    assert decays == ["by_epoch", "by_epoch", "at_read", "at_read"]
+
+
 def test_the_train_command_needs_both_documents(tmp_path, rows, capsys):
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC.format(uri=rows).split("---")[0])
