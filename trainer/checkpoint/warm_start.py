@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.checkpoint.record import TrainingRecord
@@ -30,8 +31,9 @@ from trainer.spec import DatasetSpec, JobSpec, Table, parse_dataset
 from trainer.spec.base import May
 from trainer.spec.models.registry import parse_model
 from trainer.spec.optimizer import Optimizer
+from trainer.spec.reading import problems_of
 from trainer.spec.row_optimizer import row_optimizer
-from trainer.spec.stored import read
+from trainer.spec.stored import read, with_former_defaults
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
 
@@ -296,7 +298,7 @@ def inherited_alpha(job: JobSpec, parent: TrainingRecord) -> float | None:
             f"asks for {job.batch_size}: a change on a warm start is not available yet; use the same, or leave "
             "init_from out"
         )
-    if job.optimizer.alpha not in ("default", "auto", alpha):
+    if job.optimizer.alpha not in ("default", alpha):
         raise ValueError(
             f"optimizer.alpha: the parent's rows decay with {alpha:g}, the job asks for {job.optimizer.alpha}: "
             "use default (it is inherited), or leave init_from out"
@@ -309,19 +311,24 @@ def _check_deferred_updates(job: JobSpec, parent_settings: dict[str, Any]) -> No
 
     A deferred update is computed when its row is read: other settings would move every row that waits for one at once.
     """
-    # A dump leaves rules by frequency out where there are none.
-    settings = {"by_frequency": [], **job.optimizer.model_dump(mode="json")}
-    # What a parent of an earlier version has not been asked is the job's.
+    settings = job.optimizer.model_dump(mode="json")
     stored = {Optimizer.renamed.get(name, name): value for name, value in parent_settings.items()}
-    parent = settings | {"by_frequency": []} | {name: value for name, value in stored.items() if name in settings}
-    specs = (job.optimizer, Optimizer.model_validate(parent))
-    optimizers = (row_optimizer(spec, alpha=1.0, epoch_steps=1) for spec in specs)
+    # What a parent of an earlier version has not been asked is the job's, but for the decay of then.
+    parent = settings | with_former_defaults({"optimizer": stored})["optimizer"]
+    try:
+        of_parent = Optimizer.model_validate(parent)
+    except ValidationError as error:
+        told = "; ".join(str(problem) for problem in problems_of(error.errors(include_url=False)))
+        raise ValueError(f"optimizer: the parent's is not of this version: {told}; or leave init_from out") from None
+    optimizers = (row_optimizer(spec, alpha=1.0, epoch_steps=1) for spec in (job.optimizer, of_parent))
     inherited = ("alpha", "epoch_steps")
-    deferred = (name for one in optimizers for name in one.deferred_settings if name in settings)
-    for field in dict.fromkeys((*deferred, "by_frequency")):
+    for field in dict.fromkeys(name for one in optimizers for name in one.deferred_settings if name in settings):
         if field not in inherited and settings[field] != parent[field]:
+            use = f"use {parent[field]}"
+            if field == "decay" and job.dataset.one_pass:
+                use = f"train the parent with {settings[field]}, which is what dataset.one_pass has"
             raise ValueError(
                 f"optimizer.{field}: what the parent's idle rows owe is counted with {parent[field]}, the job "
-                f"asks for {settings[field]}: a change on a warm start is not available yet; use the same, or leave "
+                f"asks for {settings[field]}: a change on a warm start is not available yet; {use}, or leave "
                 "init_from out"
             )

@@ -28,9 +28,8 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.one_pass.data import OnePassData
 from trainer.data.one_pass.following import FILES
 from trainer.data.prepare.stored import fetch_prepared
-from trainer.distributed.build import build
+from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.dynamic_tables import DynamicRows
-from trainer.launch.alpha_search import first_alpha
 from trainer.launch.resume_check import check_same_dataset, check_same_job, identity_of
 from trainer.models import bpr
 from trainer.publishing import frozen_context
@@ -145,7 +144,7 @@ class Attempt:
         if parent is not None:
             check_fits(self.job, self.run.dataset, self.data, parent)
             return inherited_alpha(self.job, TrainingRecord.of(parent))
-        return first_alpha(self.run, self.data, self.device, self.reporter.emit, self.should_stop)
+        return choose_alpha(self.job, self.data.steps_per_epoch)
 
     def _epoch_steps(self) -> int | None:
         """Return what ``decay: by_epoch`` takes for an epoch: that of the tables' first training; None for others."""

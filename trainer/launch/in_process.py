@@ -91,7 +91,8 @@ def train(
     store_url = store or os.environ.get("EVENKEEL_STORE_URL") or str((home / "store").resolve())
     if (directory / RUN_FILE).exists():
         check_free(directory)  # before run.json says that the run is ours: one that is at it could not publish then
-        before = read_run(directory)
+        before = read_run(directory, stored=True)
+        job = _with_decay_of(before.job, job)
         run_id, attempt, parent_version = before.run_id, before.attempt + 1, before.parent_version
         init_checkpoint = init_checkpoint or before.init_checkpoint
         start_version = before.start_version
@@ -140,6 +141,8 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
         raise SpecError(str(path), [FieldProblem("", f"holds no {' and no '.join(missing)}: both are needed to train")])
     if changes:
         document: dict[str, Any] = job.model_dump(mode="json")
+        if "decay" not in job.optimizer.model_fields_set:
+            del document["optimizer"]["decay"]  # with what is changed it may come to another value
         for change in changes:
             apply_change(document, change)
         job = parse_job(document, f"{path} with --set")
@@ -179,6 +182,19 @@ def set_field(document: dict[str, Any], path: str, value: Any) -> None:
             raise ValueError(f"'{name}' is not a part with fields")
         target = child
     target[last] = value
+
+
+def _with_decay_of(before: JobSpec, job: JobSpec) -> JobSpec:
+    """Return the job with the ``optimizer.decay`` that its run began with, where it leaves it out.
+
+    An earlier version may have begun the run, with another default.
+    """
+    decay = before.optimizer.decay
+    if "decay" in job.optimizer.model_fields_set or before.optimizer.kind != job.optimizer.kind:
+        return job
+    if decay != job.optimizer.decay:
+        print(f"optimizer.decay: {decay}, with which the run began", flush=True)
+    return job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"decay": decay})})
 
 
 def _checkpoints(init: Path) -> Path:

@@ -71,7 +71,7 @@ CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.ch
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 WATCHED_METRICS = ("auc", "rmse", "logloss")
-"""The first of these that is measured is watched by early stopping and ``alpha: auto`` that name none."""
+"""The first of these that is measured is watched by early stopping that names none."""
 CALIBRATED_METRICS = ("logloss", "ece")
 """Measured of a job with ``output_calibration``, before it and after it (CALIBRATED)."""
 METRIC_PATTERN = (

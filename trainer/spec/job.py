@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from embeddings.dynamic.settings import MAX_ADMISSION_THRESHOLD, MAX_CAPACITY, IdMapSettings
+from embeddings.optim.registry import KINDS
 from embeddings.tables.element_types import DEFAULT_TYPE, JOB_ROW_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.base import May, Name, Probability, Spec, later
@@ -325,6 +326,18 @@ class JobSpec(Spec):
             if kinds.count(kind) > 1:
                 raise ValueError(f"{kind} is there {kinds.count(kind)} times: name each kind of tracker once")
         return tracking
+
+    @model_validator(mode="after")
+    def _resolve_decay(self) -> JobSpec:
+        if "decay" in self.optimizer.model_fields_set:
+            return self
+        has_epochs = not (self.dataset.one_pass or self.regularizers.meda)
+        by_epoch = has_epochs and KINDS[self.optimizer.kind].takes("decay")
+        optimizer = self.optimizer.model_copy()
+        # Not as a field that was set: with another kind, or in one pass, the same document comes to another value.
+        object.__setattr__(optimizer, "decay", "by_epoch" if by_epoch else "at_read")
+        object.__setattr__(self, "optimizer", optimizer)
+        return self
 
     @model_validator(mode="after")
     def _available(self) -> JobSpec:

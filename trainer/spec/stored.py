@@ -21,6 +21,17 @@ def to_run(document: Any) -> Any:
     return {**document, "publish": {**others, "gate": kept} if kept else others}
 
 
+def with_former_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored job with ``optimizer`` as versions took it whose default of ``decay`` was ``at_read``.
+
+    ``alpha: auto``, which they had, becomes ``default``: the alpha that was found is in the checkpoint.
+    """
+    optimizer = {"decay": "at_read", **document.get("optimizer", {})}
+    if optimizer.get("alpha") == "auto":
+        optimizer["alpha"] = "default"
+    return {**document, "optimizer": optimizer}
+
+
 class StoredJob:
     """The stored document of a JobSpec."""
 

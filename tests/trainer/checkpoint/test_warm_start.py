@@ -20,7 +20,6 @@ from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.optimizer import Optimizer
 
 WITH_ALPHA = {"kind": "adam_ar", "alpha": 1e-3}
-RARE = [{"buckets": [1], "kind": "adamw", "weight_decay": 0.1}]
 DECAYING = {"kind": "adamw", "moments": "lazy", "weight_decay": 0.1}
 
 
@@ -58,13 +57,11 @@ def alpha_of(trained: dict, asked: dict, older: dict[str, str] | None = None) ->
         (WITH_ALPHA, {"learning_rate": 0.1}, "learning_rate"),
         (WITH_ALPHA, {"moments": "lazy"}, "moments"),
         (WITH_ALPHA, {"first_touch": "literal"}, "first_touch"),
-        (WITH_ALPHA, {"decay": "at_update"}, "decay"),
+        (WITH_ALPHA, {"decay": "at_read"}, "decay"),
+        (WITH_ALPHA | {"decay": "at_read"}, {"decay": "by_epoch"}, "decay"),
         (WITH_ALPHA, {"beta1": 0.0}, "beta1"),
         (WITH_ALPHA, {"schedule": {"kind": "cosine", "decay_steps": 9}}, "schedule"),
         (WITH_ALPHA, {"alpha": 1e-4}, "alpha"),
-        (WITH_ALPHA, {"by_frequency": RARE}, "by_frequency"),
-        (WITH_ALPHA | {"by_frequency": RARE}, {"by_frequency": []}, "by_frequency"),
-        (WITH_ALPHA | {"by_frequency": RARE}, {"learning_rate": 0.1}, "learning_rate"),
         (DECAYING, {"weight_decay": 0.2}, "weight_decay"),
         (DECAYING, {"learning_rate": 0.1}, "learning_rate"),
         (DECAYING, {"kind": "adam", "weight_decay": 0.0}, "kind"),
@@ -81,7 +78,6 @@ def test_a_setting_that_idle_rows_depend_on_is_the_parents(trained: dict, change
         (WITH_ALPHA, {}),
         (WITH_ALPHA, {"alpha": "default"}),
         (WITH_ALPHA, {"clip_row_norm": 1.0}),
-        (WITH_ALPHA | {"by_frequency": RARE}, {"clip_row_norm": 1.0}),
         (WITH_ALPHA | {"moments": "lazy"}, {"learning_rate": 0.1, "beta1": 0.5}),
         (DECAYING, {"beta2": 0.9}),
     ],
@@ -95,6 +91,37 @@ def test_a_setting_with_a_newer_name_is_compared(monkeypatch: pytest.MonkeyPatch
     assert alpha_of(WITH_ALPHA, WITH_ALPHA, {"beta1": "momentum"}) == WITH_ALPHA["alpha"]
     with pytest.raises(ValueError, match=r"^optimizer\.beta1: "):
         alpha_of(WITH_ALPHA, WITH_ALPHA | {"beta1": 0.0}, {"beta1": "momentum"})
+
+
+def of_parent(settings: dict, asked: dict, **changes: object) -> float | None:
+    """Return alpha of a warm start from a parent whose record has ``settings`` of the optimizer, without decay."""
+    document = job(WITH_ALPHA).model_dump(mode="json")
+    del document["optimizer"]["decay"]
+    document["optimizer"] |= settings
+    record = replace(record_of(job(WITH_ALPHA)), job=document, alpha=1e-3)
+    return inherited_alpha(job(asked).model_copy(update=changes), record)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, "auto"])
+def test_a_parent_of_an_earlier_version_decays_at_read(alpha: float | str) -> None:
+    assert of_parent({"alpha": alpha}, {"kind": "adam_ar", "decay": "at_read"}) == 1e-3
+    with pytest.raises(ValueError, match=r"^optimizer\.decay: .* with at_read, .* use at_read, or leave "):
+        of_parent({"alpha": alpha}, {"kind": "adam_ar"})
+
+
+def test_rows_of_removed_settings_are_not_gone_on_with() -> None:
+    for settings in (
+        {"decay": "at_update"},
+        {"by_frequency": [{"buckets": [1], "kind": "adamw", "weight_decay": 0.1}]},
+    ):
+        with pytest.raises(ValueError, match=rf"^optimizer: .*{next(iter(settings))}: .*removed.*leave init_from out$"):
+            of_parent(settings, WITH_ALPHA)
+
+
+def test_one_pass_behind_a_prepared_job_says_what_the_parent_needs() -> None:
+    one_pass = job(WITH_ALPHA).dataset.model_copy(update={"one_pass": True})
+    with pytest.raises(ValueError, match=r"^optimizer\.decay: .*train the parent with at_read, .*leave init_from out$"):
+        of_parent({"decay": "by_epoch"}, WITH_ALPHA | {"decay": "at_read"}, dataset=one_pass)
 
 
 USER, ITEM, TAGS = {"user": {"type": "id"}}, {"item": {"type": "id"}}, {"tags": {"type": "id_list"}}

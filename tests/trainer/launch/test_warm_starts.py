@@ -94,7 +94,7 @@ def unit(rows: torch.Tensor) -> torch.Tensor:
         ({"optimizer": {**ADAM_AR, "learning_rate": 0.05}}, "optimizer.learning_rate: .* with 0.1"),
         ({"optimizer": {**ADAM_AR, "beta1": 0.8}}, "optimizer.beta1"),
         ({"optimizer": {**ADAM_AR, "moments": "lazy"}}, "optimizer.moments"),
-        ({"optimizer": {**ADAM_AR, "decay": "by_epoch"}}, "optimizer.decay"),
+        ({"optimizer": {**ADAM_AR, "decay": "at_read"}}, "optimizer.decay: .* use by_epoch, or leave"),
     ],
 )
 def test_a_warm_start_that_does_not_fit_is_refused(make_run, trained_run, small, changes, message):
@@ -104,6 +104,26 @@ def test_a_warm_start_that_does_not_fit_is_refused(make_run, trained_run, small,
     error = fails_with(second, small, "bad_input")
     assert re.search(message, error["message"]), error
     assert "init_from" in error["message"]
+
+
+def test_a_refresh_of_what_decays_at_read_says_so_or_is_refused(make_run, small):
+    """A collection of before by_epoch was the default: a job that leaves the decay out would move its idle rows."""
+    first = make_run("first", epochs=1, optimizer={**ADAM_AR, "decay": "at_read"})
+    assert execute(first, start_ranks) == 0
+    parent = latest_valid(first.checkpoints)
+    refused = make_run("refused", epochs=1, init_checkpoint=str(first.checkpoints), optimizer=ADAM_AR)
+    message = fails_with(refused, small, "bad_input")["message"]
+    assert message.startswith(
+        "optimizer.decay: what the parent's idle rows owe is counted with at_read, the job asks for"
+    )
+    assert message.endswith("use at_read, or leave init_from out")
+    taken = make_run(
+        "taken", epochs=1, init_checkpoint=str(first.checkpoints), optimizer={**ADAM_AR, "decay": "at_read"}
+    )
+    assert execute(taken, start_ranks) == 0
+    child = latest_valid(taken.checkpoints)
+    assert child.step == 2 * parent.step
+    assert "epoch_steps" not in child.extra
 
 
 def test_a_warm_start_with_features_in_another_order_is_refused(make_run, trained_run, small):
