@@ -221,16 +221,19 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     return Lineage(parent, checkpoints, None, served)
 
 
-def _served_checkpoints(
-    settings: Settings, store: Store, spec: JobSpec, version: str | None
-) -> Path | str | None:
-    """Return the checkpoints of the job behind the served version, which its gate compares the new model with.
+def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version: str | None) -> Path | str | None:
+    """Return the checkpoints of the job behind the served version, whose model the new one is compared with.
 
     None where they are not kept, or of a job that published while it trained, and trained on.
     """
     if spec.publish is None or version is None or spec.publish.gate.mode == "off":
         return None
-    manifest = store.collection(spec.publish.collection).manifest(version)
+    try:
+        manifest = store.collection(spec.publish.collection).manifest(version)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return None
     return None if manifest.get(TRAINING_STEP) is not None else _checkpoints(settings, manifest.get("job"))
 
 

@@ -103,6 +103,8 @@ def differences(
     scorer = _scorer(job, dataset, data, evaluator, dynamic_rows, chosen)
     sharded.eval()
     candidate = scorer.score()
+    # A row that the served model has not is as before any training: it may be younger than the other's last step.
+    sharded.reset_tables()
     try:
         sharded.load_from(served, verify=False, parent_rows=where.rows)
         dynamic_rows.load(served, is_own=False)

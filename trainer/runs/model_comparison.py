@@ -5,7 +5,9 @@ A run tells it by an event of type ``comparison``: rank 0 may be on a host that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from embeddings.refresh.model_comparison import ALL_ROWS, ModelComparison, ModelDifference
 from trainer.runs.events import read_events
@@ -21,6 +23,12 @@ def read_comparison(directory: Path | str, version: str | None) -> ModelComparis
         if event.fields["type"] == COMPARISON and event.fields["version"] == version:
             found = ModelComparison.of_json(event.fields)
     return found
+
+
+def comparison_told(document: Mapping[str, Any]) -> ModelComparison | None:
+    """Return the ``comparison`` of a version's manifest or a job's publication, None where it has none."""
+    told = document.get(COMPARISON)
+    return None if told is None else ModelComparison.of_json(told)
 
 
 def in_words(comparison: ModelComparison) -> str:
