@@ -40,7 +40,16 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
         return {**one, "current": mark, "compared": holding.compared(one), "why": why}
 
     columns = {"current": ""} | output.headings(
-        "version", "state", "parent", "rows", "dim", "carried", "missing", "job", "created_at", compared="MODEL (SERVED)",
+        "version",
+        "state",
+        "parent",
+        "rows",
+        "dim",
+        "carried",
+        "missing",
+        "job",
+        "created_at",
+        compared="MODEL (SERVED)",
         why="HELD BECAUSE",
     )
     output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, row)

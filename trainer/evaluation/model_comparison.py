@@ -8,7 +8,8 @@ that is one of :data:`trainer.metrics.paired.PAIRED`. Models that rank items for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,14 @@ import torch
 from embeddings.refresh.model_comparison import ALL_ROWS, ModelDifference
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TrainingRecord
-from trainer.checkpoint.warm_start import check_fits, id_maps, inherited_alpha, numeric_features, rows_of_parent, vectors_read
+from trainer.checkpoint.warm_start import (
+    check_fits,
+    id_maps,
+    inherited_alpha,
+    numeric_features,
+    rows_of_parent,
+    vectors_read,
+)
 from trainer.data.batches.batches import BatchReader, SplitColumns
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.sequence_batches import MAX_BATCH, RankingReader
@@ -28,7 +36,15 @@ from trainer.data.columns.numeric import open_numeric
 from trainer.data.prefetch import Prefetched
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.evaluation.evaluator import Columns, Evaluator
-from trainer.evaluation.held_out_by_both import HELD_OUT, Chosen, Known, NotComparableError, choose, column_of, splits_of_both
+from trainer.evaluation.held_out_by_both import (
+    HELD_OUT,
+    Chosen,
+    Known,
+    NotComparableError,
+    choose,
+    column_of,
+    splits_of_both,
+)
 from trainer.metrics.paired import PAIRED, Paired, interval, paired_mean
 from trainer.metrics.pointwise import Rows
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE
@@ -159,8 +175,10 @@ def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedR
         order = np.argsort(keys)
         own = data.row_keys(name)
         places = order[np.minimum(np.searchsorted(keys, own, sorter=order), len(keys) - 1)] if len(keys) else own * 0
-        found = np.where(keys[places] == own, places.astype(np.int64) + NUM_SPECIAL_ROWS, -1) if len(keys) else (
-            np.full(len(own), -1)
+        found = (
+            np.where(keys[places] == own, places.astype(np.int64) + NUM_SPECIAL_ROWS, -1)
+            if len(keys)
+            else (np.full(len(own), -1))
         )
         found[:NUM_SPECIAL_ROWS] = np.arange(NUM_SPECIAL_ROWS)
         rows[name] = torch.from_numpy(found)
@@ -239,13 +257,17 @@ class _Scorer:
     def reader(self, split: str) -> Callable[[Int64s, Int64s, int, int, int], Batch]:
         """Return what makes batches: of (rows of the split, their places, sample offset, global size, step)."""
         reader = BatchReader(self.data, SplitColumns.of(self.data, split))
-        return lambda rows, places, first, size, step: reader.batch(rows, first, size, step, int(places[0]) if len(places) else 0)
+        return lambda rows, places, first, size, step: reader.batch(
+            rows, first, size, step, int(places[0]) if len(places) else 0
+        )
 
     def output(self, model: Any, batch: Batch) -> torch.Tensor:
         """Return what the model says of a batch, [b, ...]."""
         raise NotImplementedError
 
-    def differences(self, served: npt.NDArray[np.float32], candidate: npt.NDArray[np.float32]) -> tuple[ModelDifference, ...]:
+    def differences(
+        self, served: npt.NDArray[np.float32], candidate: npt.NDArray[np.float32]
+    ) -> tuple[ModelDifference, ...]:
         """Return the differences of all rows and of the slices, from what :meth:`score` returned of both."""
         users = self.users()
         slices = list(self.slices())
@@ -319,7 +341,7 @@ class _Scorer:
         numbers = np.concatenate([self.data.numbers(split)[rows, place] for split, rows in self.chosen])
         values = features[place].original(numbers.astype(np.float64))
         edges = np.unique(np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
-        for number, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        for number, (low, high) in enumerate(itertools.pairwise(edges)):
             is_last = number == len(edges) - 2
             rows = (values >= low) & ((values <= high) if is_last else (values < high))
             yield f"{name}=[{low:.4g}, {high:.4g}{']' if is_last else ')'}", rows
@@ -383,7 +405,9 @@ class _Ranked(_Scorer):
         """Return the share of the drawn items that each row's item is scored above [n]."""
         return scored.astype(np.float64)
 
-    def differences(self, served: npt.NDArray[np.float32], candidate: npt.NDArray[np.float32]) -> tuple[ModelDifference, ...]:
+    def differences(
+        self, served: npt.NDArray[np.float32], candidate: npt.NDArray[np.float32]
+    ) -> tuple[ModelDifference, ...]:
         return super().differences(*(self.shares(one).astype(np.float32) for one in (served, candidate)))
 
     def paired(

@@ -165,8 +165,10 @@ class Attempt:
         """Return whether the job's own rows began as those of a checkpoint."""
         place = self.run.init_checkpoint
         start = None if place is None else _agreed(self.run, lambda: newest_at(place, self.run.directory / PARENT))
-        return start is not None and start.path.name == served.path.name and (
-            TrainingRecord.of(start).run_id == TrainingRecord.of(served).run_id
+        return (
+            start is not None
+            and start.path.name == served.path.name
+            and (TrainingRecord.of(start).run_id == TrainingRecord.of(served).run_id)
         )
 
     def should_stop(self) -> str | None:

@@ -111,7 +111,9 @@ def _logloss_of_rows(first: Rows, second: Rows, weights: Float64s | None) -> Pai
 
 
 def _mae_of_rows(first: Rows, second: Rows, weights: Float64s | None) -> Paired:
-    return paired_mean(*(np.abs(rows.predictions - rows.labels) for rows in (first, second)), weights, lower_is_better=True)
+    return paired_mean(
+        *(np.abs(rows.predictions - rows.labels) for rows in (first, second)), weights, lower_is_better=True
+    )
 
 
 def _rmse_of_rows(first: Rows, second: Rows, weights: Float64s | None) -> Paired:

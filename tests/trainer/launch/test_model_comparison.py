@@ -27,7 +27,7 @@ from trainer.spec import Split, parse_dataset
 pytestmark = pytest.mark.slow
 
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}}
-SETTINGS = {"publish": PUBLISH, "epochs": 2, "sse": {}}
+SETTINGS = {"publish": PUBLISH, "epochs": 1, "sse": {}, "checkpoint": {"every_steps": 1000}}
 
 
 def clicks(path, seed, *, num_rows=6000, num_users=150, wrong_training=False, day=0, first_item=0):
@@ -47,12 +47,26 @@ def clicks(path, seed, *, num_rows=6000, num_users=150, wrong_training=False, da
 DNN = {"kind": "dnn", "embedding_dim": 4, "hidden": [8], "init": {"kind": "hash", "std": 0.1}}
 
 
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    """``days(seed, rows)``: the rows of a day, once for all jobs that read them."""
+    folder, kept = tmp_path_factory.mktemp("days"), {}
+
+    def day(seed, rows):
+        key = json.dumps([seed, rows])
+        if key not in kept:
+            kept[key] = clicks(folder / f"{len(kept)}.parquet", seed, **rows)
+        return kept[key]
+
+    return day
+
+
 @pytest.fixture
-def refresh(small, tmp_path):
+def refresh(small, days, trained_runs, tmp_path):
     """``refresh(name, seed, parent, job fields ...)``: a job on one day's rows, led to its end."""
 
     def run(name, seed, parent=None, *, is_warm=True, start=start_ranks, rows=(), columns=("user", "item"), **changes):
-        path = clicks(tmp_path / f"{name}.parquet", seed, **dict(rows))
+        path = days(seed, dict(rows))
         features = {column: {"type": "dense" if column == "hour" else "id"} for column in columns}
         document = {"name": "clicks", "uri": str(path), "features": features, "label": {"column": "click"}}
         is_there = changes.pop("served_is_there", True)
@@ -66,6 +80,8 @@ def refresh(small, tmp_path):
             parent_version=ids[0], served_checkpoint=ids[1], init_checkpoint=ids[2],
         )  # fmt: skip
         made = read_run(directory)
+        if parent is None:
+            return trained_runs.finish(made)
         assert execute(made, start) == 0, (made.directory / "events.jsonl").read_text()[-2000:]
         return made
 
@@ -144,7 +160,7 @@ def test_new_ids_do_not_decide(refresh, is_warm):
 def test_ids_and_numbers_have_slices(refresh):
     """Each at the level that all of them together keep, values of ids by how many rows they have."""
     columns = ("user", "item", "hour")
-    many = {"columns": columns, "model": DNN, "epochs": 1, "rows": {"num_rows": 24_000}}
+    many = {"columns": columns, "model": DNN, "rows": {"num_rows": 24_000}}
     evaluation = {"slices": ["item", "hour"], "split": {"validation": 0.2, "test": 0.0}}
     run = refresh("second", 2, refresh("first", 1, **many, evaluation=evaluation), **many, evaluation=evaluation)
     found = comparison_of(run)
@@ -183,8 +199,8 @@ def test_ids_and_numbers_have_slices(refresh):
     ],
 )
 def test_what_is_not_compared(refresh, changes, why):
-    first = refresh("first", 1, epochs=1)
-    found = comparison_of(refresh("second", 2, first, epochs=1, **changes))
+    first = refresh("first", 1)
+    found = comparison_of(refresh("second", 2, first, **changes))
     if why:
         assert why in found.skipped
         assert not found.differences
@@ -196,7 +212,7 @@ def test_what_is_not_compared(refresh, changes, why):
 
 
 def test_a_split_by_time_compares_rows_after_the_served_models(refresh):
-    by_time = {"evaluation": {"split": {"kind": "time"}}, "epochs": 1}
+    by_time = {"evaluation": {"split": {"kind": "time"}}}
     first = refresh("first", 1, rows={"day": 1}, **by_time)
     assert of_all(refresh("second", 2, first, rows={"day": 2}, **by_time)).rows == 1200
     earlier = refresh("earlier", 3, first, rows={"day": 0}, **by_time)
@@ -204,8 +220,8 @@ def test_a_split_by_time_compares_rows_after_the_served_models(refresh):
 
 
 def test_an_attempt_that_goes_on_compares_once(refresh, small):
-    first = refresh("first", 1, epochs=1)
-    run = refresh("second", 2, first, epochs=1)
+    first = refresh("first", 1)
+    run = refresh("second", 2, first)
     (event,) = told(run)
     again = again_from(run, 2)
     assert execute(again, start_ranks) == 0
@@ -233,7 +249,7 @@ def again_from(run, attempt):
 
 
 def test_a_gate_that_is_off_compares_nothing(refresh):
-    off = {"publish": PUBLISH | {"gate": {"mode": "off"}}, "epochs": 1}
+    off = {"publish": PUBLISH | {"gate": {"mode": "off"}}}
     assert comparison_of(refresh("second", 2, refresh("first", 1, **off), **off)) is None
 
 
@@ -254,7 +270,7 @@ def test_two_ranks_find_what_one_does(refresh, pooled_ranks, changes):
     first = refresh("first", 1, **changes)
     one = comparison_of(refresh("one", 2, first, **changes))
     # The candidate is the same but for rounding, the served model is the same.
-    sharding = {name: "row_wise" for name in (("item",) if "evaluation" in changes else ("user", "item"))}
+    sharding = dict.fromkeys(("item",) if "evaluation" in changes else ("user", "item"), "row_wise")
     two = comparison_of(
         refresh("two", 2, first, start=pooled_ranks, resources={"num_workers": 2}, sharding=sharding, **changes)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import mean_absolute_error, root_mean_squared_error, roc_auc_score
+from sklearn.metrics import mean_absolute_error, roc_auc_score, root_mean_squared_error
 
 from trainer.metrics.classification import logloss, sigmoid
 from trainer.metrics.paired import PAIRED, interval, paired_auc, paired_mean

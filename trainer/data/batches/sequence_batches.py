@@ -180,9 +180,7 @@ class RankingReader:
         negatives = self._unseen.draw(everything, owners, random).reshape(-1, NUM_EVALUATION_NEGATIVES)
         return self._against(examples, before, negatives, sample_offset, global_size, step)
 
-    def against(
-        self, examples: Int64s, negatives: Int64s, sample_offset: int, global_size: int, step: int
-    ) -> Batch:
+    def against(self, examples: Int64s, negatives: Int64s, sample_offset: int, global_size: int, step: int) -> Batch:
         """Return some examples [b] with negatives of the caller's, item rows [b, k]."""
         return self._against(examples, self._histories(examples)[0], negatives, sample_offset, global_size, step)
 
