@@ -146,9 +146,6 @@ def _require_same_model(job: JobSpec, dataset: DatasetSpec, data: PreparedData, 
     except (ValueError, CheckpointError) as error:
         # What is remedied on a warm start needs no remedy here.
         raise NotComparableError(str(error).partition(": use ")[0]) from None
-    numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
-    if numeric != numeric_features(served) or data.vectors != vectors_read(served):
-        raise NotComparableError("its numeric features or vectors are scaled otherwise than the job's")
 
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
@@ -169,18 +166,15 @@ def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedR
     dynamic = [name for name, table in job.tables.items() if table.id_map is not None]
     if dynamic:
         raise NotComparableError(f"the job did not go on from it, and table {dynamic[0]} has a capacity")
+    numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
+    if numeric != numeric_features(served) or data.vectors != vectors_read(served):
+        raise NotComparableError("its numeric features or vectors are scaled otherwise than the job's")
     rows = {}
     for name, ids in id_maps(served).items():
-        keys = hashes_of(ids.ids)
-        order = np.argsort(keys)
-        own = data.row_keys(name)
-        places = order[np.minimum(np.searchsorted(keys, own, sorter=order), len(keys) - 1)] if len(keys) else own * 0
-        found = (
-            np.where(keys[places] == own, places.astype(np.int64) + NUM_SPECIAL_ROWS, -1)
-            if len(keys)
-            else (np.full(len(own), -1))
-        )
-        found[:NUM_SPECIAL_ROWS] = np.arange(NUM_SPECIAL_ROWS)
+        own = data.row_keys(name)[NUM_SPECIAL_ROWS:]
+        _, here, there = np.intersect1d(own, hashes_of(ids.ids), assume_unique=True, return_indices=True)
+        found = np.append(np.arange(NUM_SPECIAL_ROWS), np.full(len(own), -1))
+        found[here + NUM_SPECIAL_ROWS] = there + NUM_SPECIAL_ROWS
         rows[name] = torch.from_numpy(found)
     return ServedRows(rows, {name: part.numpy() >= 0 for name, part in rows.items()})
 

@@ -20,7 +20,6 @@ from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import (
-    PARENT,
     SERVED,
     check_fits,
     id_map_files,
@@ -125,7 +124,7 @@ class Attempt:
             served = self._served()
             differences = model_comparison.differences(
                 self.job, self.run.dataset, self.data, self.sharded, self.dynamic_rows, trainer.evaluator, served,
-                is_start=self._went_on_from(served),
+                is_start=self.run.init_checkpoint == self.run.served_checkpoint,
             )  # fmt: skip
         except (NotComparableError, CheckpointError, StorageError) as error:
             skipped = str(error)
@@ -160,16 +159,6 @@ class Attempt:
         if served is None:
             raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
         return served
-
-    def _went_on_from(self, served: Checkpoint) -> bool:
-        """Return whether the job's own rows began as those of a checkpoint."""
-        place = self.run.init_checkpoint
-        start = None if place is None else _agreed(self.run, lambda: newest_at(place, self.run.directory / PARENT))
-        return (
-            start is not None
-            and start.path.name == served.path.name
-            and (TrainingRecord.of(start).run_id == TrainingRecord.of(served).run_id)
-        )
 
     def should_stop(self) -> str | None:
         """Return the reason once this rank is to stop."""

@@ -170,7 +170,7 @@ def test_ids_and_numbers_have_slices(refresh):
     of_hours = [one for one in slices if one.slice.startswith("hour=")]
     assert len(of_hours) == 4
     assert sum(one.rows for one in of_hours) == whole.rows
-    assert [one.slice for one in of_hours][0].startswith("hour=[")
+    assert of_hours[0].slice.startswith("hour=[")
     assert of_hours[-1].slice.endswith("]")
     data = PreparedData.open(run.data)
     (key,) = (key for key in data.keys if key.name == "item")
