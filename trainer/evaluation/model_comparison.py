@@ -348,10 +348,6 @@ class _Labelled(_Scorer):
         data = self.data
         labels = np.concatenate([np.asarray(data.labels(split))[rows] for split, rows in self.chosen])
         self._labels = (labels[:, 0] if data.tasks else labels).astype(np.float32)
-        self._weights: Float64s | None = None
-        if data.is_weighted:
-            weights = [np.asarray(data.row_weights(split))[rows] for split, rows in self.chosen]
-            self._weights = np.concatenate(weights).astype(np.float64)
         task = data.tasks[0] if data.tasks else None
         self._loss = LOSSES[loss_of(self.job) if task is None else task.loss]
         is_value = data.label_dtype.kind == "f" if task is None else task.is_value
@@ -367,16 +363,12 @@ class _Labelled(_Scorer):
         self, served: npt.NDArray[np.float32], candidate: npt.NDArray[np.float32], rows: npt.NDArray[np.bool_]
     ) -> tuple[str, Paired | None, npt.NDArray[np.bool_]]:
         rows = rows & ~np.isnan(self._labels)
-        weights = None
-        if self._weights is not None:
-            rows = rows & (self._weights > 0)
-            weights = self._weights[rows]
         labels = self._labels[rows]
         if not len(labels) or (self._metric == "auc" and labels.min() == labels.max()):
             return self._name, None, rows
         settings = {"is_logit": self._loss.is_logit, "is_log": self._loss.is_log}
         both = (Rows(scores[rows], labels, **settings) for scores in (served, candidate))
-        return self._name, PAIRED[self._metric](*both, weights), rows
+        return self._name, PAIRED[self._metric](*both), rows
 
 
 class _Ranked(_Scorer):

@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import mean_absolute_error, roc_auc_score, root_mean_squared_error
 
 from trainer.metrics.classification import logloss, sigmoid
-from trainer.metrics.paired import PAIRED, interval, paired_auc, paired_mean
+from trainer.metrics.paired import PAIRED, interval, paired_auc
 from trainer.metrics.pointwise import Rows
 
 
@@ -41,30 +41,20 @@ def test_auc_is_delongs_by_every_pair(ties):
     assert (low + high) / 2 == pytest.approx(areas[1] - areas[0], abs=1e-12)
 
 
-def test_a_row_of_weight_two_counts_as_two_rows():
-    labels, first, second = drawn(300, 2, ties=True)
-    weights = np.random.default_rng(3).integers(1, 4, 300)
-    whole = paired_auc(first, second, labels, weights.astype(np.float64))
-    repeated = paired_auc(*(np.repeat(one, weights) for one in (first, second, labels)))
-    assert (whole.first, whole.second) == pytest.approx((repeated.first, repeated.second), abs=1e-12)
-    mean = paired_mean(first, second, weights.astype(np.float64))
-    assert mean.first == pytest.approx(np.repeat(first, weights).mean())
-
-
 def test_values_are_those_of_the_metrics_and_less_loss_is_better():
     labels, first, second = drawn(500, 4)
     of_logits = [Rows(one.astype(np.float32), labels.astype(np.float32)) for one in (first, second)]
     of_values = [Rows(one.astype(np.float32), labels.astype(np.float32), is_logit=False) for one in (first, second)]
-    found = PAIRED["logloss"](*of_logits, None)
+    found = PAIRED["logloss"](*of_logits)
     assert found.first == pytest.approx(logloss(of_logits[0].scores, labels))
     assert found.improvement == pytest.approx(found.first - found.second)
-    assert PAIRED["rmse"](*of_values, None).first == pytest.approx(root_mean_squared_error(labels, of_values[0].scores))
-    assert PAIRED["mae"](*of_values, None).second == pytest.approx(mean_absolute_error(labels, of_values[1].scores))
-    assert PAIRED["rmse"](*of_logits, None).first == pytest.approx(
+    assert PAIRED["rmse"](*of_values).first == pytest.approx(root_mean_squared_error(labels, of_values[0].scores))
+    assert PAIRED["mae"](*of_values).second == pytest.approx(mean_absolute_error(labels, of_values[1].scores))
+    assert PAIRED["rmse"](*of_logits).first == pytest.approx(
         root_mean_squared_error(labels, sigmoid(of_logits[0].scores))
     )
     for name in ("rmse", "mae"):
-        found = PAIRED[name](*of_values, None)
+        found = PAIRED[name](*of_values)
         assert found.improvement == pytest.approx(found.first - found.second)
 
 
@@ -81,11 +71,11 @@ def test_nineteen_of_twenty_intervals_hold_the_improvement(name):
         scores = taste + 0.7 * mood, taste + 0.5 * rng.normal(size=num_users)[users] - 0.2
         return users, [Rows(one.astype(np.float32), labels) for one in scores]
 
-    truth = PAIRED[name](*rows(30_000, 0)[1], None).improvement
+    truth = PAIRED[name](*rows(30_000, 0)[1]).improvement
     by_user = by_row = 0
     for seed in range(1, 201):
         users, both = rows(80, seed)
-        paired = PAIRED[name](*both, None)
+        paired = PAIRED[name](*both)
         low, high = interval(paired, users)
         by_user += low <= truth <= high
         low, high = interval(paired)
