@@ -371,6 +371,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
     holding.explain(publication)
+    holding.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:
         # A table within it (calibration, frequency buckets) is for the report.

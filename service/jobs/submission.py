@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import sound_version
+from embeddings.refresh.publication import TRAINING_STEP
 from embeddings.store import Store, StoreError, StoreUnavailable
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
@@ -174,11 +175,15 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 class Lineage(NamedTuple):
-    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held."""
+    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held.
+
+    ``served_checkpoint``: the checkpoints of the run behind the version served now, where they are kept.
+    """
 
     parent_version: str | None
     init_checkpoint: Path | str | None
     start_version: str | None = None
+    served_checkpoint: Path | str | None = None
 
 
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
@@ -193,11 +198,12 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     parent = None
     if spec.publish is not None and spec.publish.collection in store.collections():
         parent = store.collection(spec.publish.collection).current()
+    served = _served_checkpoints(settings, store, spec, parent)
     if spec.init_from is None:
-        return Lineage(parent, None)
+        return Lineage(parent, None, None, served)
     held = _held_start(settings, store, spec)
     if held is not None:
-        return Lineage(parent, *held)
+        return Lineage(parent, *held, served)
     job_id = spec.init_from.job
     if spec.init_from.collection is not None:
         version = spec.init_from.version or "current"
@@ -213,7 +219,23 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     if checkpoints is None:
         remedy = "start from a job whose run is still kept, or leave init_from out"
         raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} are not here any more", remedy))
-    return Lineage(parent, checkpoints)
+    return Lineage(parent, checkpoints, None, served)
+
+
+def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version: str | None) -> Path | str | None:
+    """Return the checkpoints of the job behind the served version, whose model the new one is compared with.
+
+    None where they are not kept, or of a job that published while it trained, and trained on.
+    """
+    if spec.publish is None or version is None or spec.publish.gate.mode == "off":
+        return None
+    try:
+        manifest = store.collection(spec.publish.collection).manifest(version)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return None
+    return None if manifest.get(TRAINING_STEP) is not None else _checkpoints(settings, manifest.get("job"))
 
 
 def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path | str, str] | None:
@@ -295,6 +317,7 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         parent_version=origin.parent_version,
         init_checkpoint=str(origin.init_checkpoint) if origin.init_checkpoint else None,
         start_version=origin.start_version,
+        served_checkpoint=str(origin.served_checkpoint) if origin.served_checkpoint else None,
         ray_address=placement_of(settings).ray_address,
         lease={"token": row["lease"]},
         report=_report(settings, row),

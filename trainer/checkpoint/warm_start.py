@@ -45,6 +45,8 @@ _NUMBER = re.compile(r"[\d._-]+")
 """Dates and numbers in the names of files, which differ from day to day."""
 PARENT = "parent"
 """Of a run's directory: views of stored checkpoints that it starts from."""
+SERVED = "served"
+"""Of a run's directory: views of stored checkpoints of the served version's run."""
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
@@ -59,21 +61,31 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
     """
     if run.init_checkpoint is None:
         return None
-    path = Path(run.init_checkpoint)
-    if "://" in run.init_checkpoint:
-        uri, _, prefix = run.init_checkpoint.rpartition("/")
-        path = run.directory / PARENT
-        show(Folders(open_storage(uri), prefix), path)
-    if (path / MANIFEST_FILE).exists():
-        checkpoint: Checkpoint | None = Checkpoint(path)
-    else:
-        checkpoint = latest_valid(path)
+    checkpoint = newest_at(run.init_checkpoint, run.directory / PARENT)
     if checkpoint is None:
         raise CheckpointError(
             f"init_from: {run.init_checkpoint} holds no valid checkpoint: name a job that has one, or leave init_from "
             "out"
         )
     return checkpoint
+
+
+def newest_at(place: str, view: Path) -> Checkpoint | None:
+    """Return the checkpoint at ``place``, or the newest valid one of a folder; None where there is none.
+
+    Args:
+        place: a checkpoint or a folder of them, here or in a run storage.
+        view: the folder that shows those of a run storage here.
+
+    Raises:
+        StorageError: the storage is away.
+    """
+    path = Path(place)
+    if "://" in place:
+        uri, _, prefix = place.rpartition("/")
+        path = view
+        show(Folders(open_storage(uri), prefix), path)
+    return Checkpoint(path) if (path / MANIFEST_FILE).exists() else latest_valid(path)
 
 
 def id_map_file(table: str) -> str:

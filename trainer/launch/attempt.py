@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import (
+    SERVED,
     check_fits,
     id_map_files,
     inherited_alpha,
+    newest_at,
     parent_checkpoint,
     rows_of_parent,
 )
@@ -30,10 +34,13 @@ from trainer.data.one_pass.following import FILES
 from trainer.data.prepare.stored import fetch_prepared
 from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.dynamic_tables import DynamicRows
+from trainer.evaluation import model_comparison
+from trainer.evaluation.held_out_by_both import NotComparableError
 from trainer.launch.resume_check import check_same_dataset, check_same_job, identity_of
 from trainer.models import bpr
 from trainer.publishing import frozen_context
 from trainer.runs.directory import Run
+from trainer.runs.model_comparison import COMPARISON, in_words, read_comparison
 from trainer.spec import JobSpec
 from trainer.storage.base import StorageError
 from trainer.training.dense_parameters import dense_optimizer
@@ -101,6 +108,56 @@ class Attempt:
         if trainer.progressive is not None and self.start.own is not None:
             trainer.progressive.load(self.start.own)
         return trainer
+
+    def compare(self, trainer: Trainer) -> None:
+        """Tell how the trained model does beside the served version's, once for a job with a gate. Collective.
+
+        The model is not the job's any more afterwards.
+        """
+        publish, version = self.job.publish, self.run.parent_version
+        if publish is None or publish.gate.mode == "off" or self._is_compared():
+            return
+        begun, skipped = time.monotonic(), ""
+        differences: tuple[ModelDifference, ...] = ()
+        try:
+            served = self._served()
+            differences = model_comparison.differences(
+                self.job, self.run.dataset, self.data, self.sharded, self.dynamic_rows, trainer.evaluator, served,
+                is_start=self.run.init_checkpoint == self.run.served_checkpoint,
+            )  # fmt: skip
+        except (NotComparableError, CheckpointError, StorageError) as error:
+            skipped = str(error)
+        comparison = ModelComparison(version, differences, skipped)
+        seconds = round(time.monotonic() - begun, 3)
+        self.reporter.emit(COMPARISON, **comparison.as_json(), seconds=seconds)
+        self.reporter.emit("info", message=in_words(comparison))
+
+    def _is_compared(self) -> bool:
+        """Return whether an earlier attempt has told the comparison, as rank 0 sees it."""
+        told: list[Any] = [None]
+        if dist.get_rank() == 0:
+            told = [read_comparison(self.run.directory, self.run.parent_version) is not None]
+        dist.broadcast_object_list(told, 0)
+        return bool(told[0])
+
+    def _served(self) -> Checkpoint:
+        """Return the last checkpoint of the job of the version that was served when the job started.
+
+        Raises:
+            NotComparableError: there is none, or it is not what is served.
+        """
+        run = self.run
+        if run.job.publish is not None and run.job.publish.is_repeated:
+            raise NotComparableError("the job publishes while it trains")
+        if run.job.dataset.one_pass:
+            raise NotComparableError("the rows of a job of one pass are read once")
+        if run.parent_version is None:
+            raise NotComparableError("no version is served yet")
+        place = run.served_checkpoint
+        served = None if place is None else _agreed(run, lambda: newest_at(place, run.directory / SERVED))
+        if served is None:
+            raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
+        return served
 
     def should_stop(self) -> str | None:
         """Return the reason once this rank is to stop."""

@@ -19,7 +19,7 @@ import yaml
 
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
-from trainer.runs.parents import start_of
+from trainer.runs.parents import served_checkpoints, start_of
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
 from trainer.spec.problems import FieldProblem
 
@@ -104,6 +104,9 @@ def train(
         )
         init_checkpoint = str(checkpoints)
         print(f"init_from: {init_checkpoint}", flush=True)
+    served = None
+    if job.publish is not None and parent_version is not None:
+        served = served_checkpoints(store_url, job.publish.collection, parent_version, home / "runs", init_checkpoint)
     write_run(
         directory,
         run_id=run_id,
@@ -114,6 +117,7 @@ def train(
         parent_version=parent_version,
         init_checkpoint=init_checkpoint,
         start_version=start_version,
+        served_checkpoint=served,
     )
     print(f"run directory: {directory}", flush=True)
     return execute(read_run(directory), start_ranks)

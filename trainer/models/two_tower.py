@@ -108,6 +108,9 @@ class TwoTower(RankingModel):
             output = self.item_tower(with_dense(rows, numbers))
         return normalize(output, dim=1) if self.normalize else output
 
+    def both_sides(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.towers(batch.features, batch.dense if self.num_columns else None)
+
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         return self._user(self.embeddings(features).to_dict(), None)
 

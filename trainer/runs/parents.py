@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embeddings.refresh.held_versions import sound_version
+from embeddings.refresh.publication import TRAINING_STEP
 from embeddings.store import StoreError, StoreUnavailable, open_store
 from trainer.runs.directory import CHECKPOINTS, RUN_FILE
 from trainer.spec import InitFrom
@@ -51,6 +52,34 @@ def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: P
         ) from None
     named = f"version {manifest['version']} of '{collection.name}'"
     return Start(_checkpoints(str(manifest.get("job")), runs, named), None if held is None else str(held["version"]))
+
+
+def served_checkpoints(store_url: str, collection: str, version: str, runs: Path, start: str | None) -> str | None:
+    """Return the checkpoints of the run behind a version.
+
+    Args:
+        store_url: the feature store that has the collection.
+        collection: its name.
+        version: the version, of a run that has published once.
+        runs: the folder of run directories.
+        start: the checkpoints that the new run starts from, which may lie elsewhere; None: none.
+
+    Returns:
+        Their folder; None where they are not kept, or are newer than the version.
+    """
+    try:
+        manifest = open_store(store_url).collection(collection).manifest(version)
+    except StoreError:
+        return None
+    run_id = str(manifest.get("job"))
+    if manifest.get(TRAINING_STEP) is not None:
+        return None
+    if start is not None and _run_id(Path(start).parent) == run_id:
+        return start
+    try:
+        return str(_checkpoints(run_id, runs, ""))
+    except ValueError:
+        return None
 
 
 def _checkpoints(run_id: str, runs: Path, named: str) -> Path:

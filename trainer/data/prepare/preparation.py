@@ -32,7 +32,7 @@ from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks.assembly import Assembly, assembled
 from trainer.data.prepare.by_tasks.tasks import Hosts
 from trainer.data.prepare.catalogue import Catalogue, catalogue_of, write_catalogue
-from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
+from trainer.data.prepare.drift import HELD_OUT_FROM, PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import Encoded, encode
 from trainer.data.prepare.fingerprint import (
     WarmStart,
@@ -53,7 +53,7 @@ from trainer.data.prepare.row_figures import row_figures
 from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows, Sequences
 from trainer.data.prepare.shared import SharedPreparedData
-from trainer.data.prepare.split import SPLIT_NAMES
+from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits, time_limits
 from trainer.data.prepare.table_rows import codes_to_rows, finish_tables, ids_before
 from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import FinishedSplits, write_splits
@@ -260,8 +260,15 @@ def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits,
         {name: writer.num_examples for name, writer in writers.items()},
         {name: writer.num_positives for name, writer in writers.items()},
         unknown_share,
+        _time_limits(plan, encoded),
     )
     return splits, seen, sequences
+
+
+def _time_limits(plan: DataPlan, encoded: Encoded) -> TimeLimits | None:
+    if plan.job.evaluation.split.kind != "time" or plan.dataset.ordering is None:
+        return None
+    return time_limits(plan.job.evaluation.split, encoded.orders[plan.dataset.ordering])
 
 
 def _finish(
@@ -287,6 +294,9 @@ def _finish(
     if seen is not None:
         seen.write(work, rows_of, {table: one.num_rows for table, one in grown.items()}, catalogue)
     profile = profile_of(plan, encoded, row_counts, splits.labels, task.workers)
+    held_out_from = [np.asarray(one).item() for one in splits.time_limits or () if one is not None]
+    if held_out_from:
+        profile[HELD_OUT_FROM] = min(held_out_from)
     write_profile(profile, work / PROFILE_FILE)
     moved = None
     if base.profile is not None:

@@ -156,7 +156,9 @@ class Assembly:
         self._sum_labels(train, [one["pieces"] for one in made.values()])
         grown, row_counts = self._tables(desk)
         encoded = replace(self._seen_from_here(desk, spans, num_rows), warnings=warnings)
-        return FinishedSplits(encoded, grown, row_counts, numeric, train, num_examples, positives, shares)
+        return FinishedSplits(
+            encoded, grown, row_counts, numeric, train, num_examples, positives, shares, all_rows.time_limits
+        )
 
     def close(self) -> None:
         """Remove what was fetched."""
