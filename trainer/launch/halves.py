@@ -22,7 +22,7 @@ from embeddings.refresh.publish import publish_candidate
 from embeddings.store import open_store
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.select import newest_of
-from trainer.checkpoint.warm_start import id_maps, numeric_features, parent_checkpoint
+from trainer.checkpoint.warm_start import InheritedData, inherited_data, parent_checkpoint
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import train_rank
@@ -159,9 +159,9 @@ def _trained(run: Run, directory: Path, half: int, number: int, start: str | Non
     trained = read_run(directory)
     trained.cancel_file.unlink(missing_ok=True)
     parent = parent_checkpoint(trained)
-    base, numeric = (None, None) if parent is None else (id_maps(parent), numeric_features(parent))
+    base = InheritedData() if parent is None else inherited_data(trained.job, trained.dataset, parent)
     prepare(
-        trained.dataset, trained.job, trained.data, base_vocabulary=base, base_numeric=numeric, half=half,
+        trained.dataset, trained.job, trained.data, **base._asdict(), half=half,
         text_tables=tables_served_as_text(run), fence=run.fence,
     )  # fmt: skip
     # The run's log is of its own training.

@@ -87,7 +87,7 @@ def test_another_may_change(trained: dict, change: dict) -> None:
 
 
 def test_a_setting_with_a_newer_name_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Optimizer, "renamed", {"momentum": "beta1"})
+    monkeypatch.setattr(Optimizer, "old_names", {"momentum": "beta1"})
     assert alpha_of(WITH_ALPHA, WITH_ALPHA, {"beta1": "momentum"}) == WITH_ALPHA["alpha"]
     with pytest.raises(ValueError, match=r"^optimizer\.beta1: "):
         alpha_of(WITH_ALPHA, WITH_ALPHA | {"beta1": 0.0}, {"beta1": "momentum"})
