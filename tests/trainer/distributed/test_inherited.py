@@ -11,12 +11,18 @@ import pytest
 import torch
 
 from trainer.checkpoint.format import latest_valid
-from trainer.checkpoint.warm_start import id_maps
+from trainer.checkpoint.record import TrainingRecord
+from trainer.checkpoint.warm_start import inherited_alpha
+from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import build, choose_alpha
+from trainer.distributed.inherited import InheritedCheckpoint
+from trainer.distributed.materialize import stored_rows
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
-from trainer.launch.on_host import start_ranks
+from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
+from trainer.training.dense_parameters import dense_optimizer
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +45,8 @@ SMALL = {
     "dcnv2": {"structure": "parallel", "low_rank": 3},
     "autoint": {"attention_layers": 2, "attention_units": 3},
     "finalmlp": {"gate_hidden": [5], "fusion_heads": 2},
-    "din": {"attention_hidden": [5]},
+    "din": {"attention_hidden": [5], "attention_activation": "relu"},
+    "esmm": {"tasks": {"buy": {"given": "click"}}},
     "mmoe": {"experts": 3, "tower_hidden": [4]},
     "ple": {"levels": 2, "label_experts": 1, "shared_experts": 1, "tower_hidden": [4]},
     "shared_bottom": {"tower_hidden": [4]},
@@ -78,7 +85,13 @@ class Runs:
 
     def job(self, kind, **changes):
         hidden = {} if kind == "fm" else {"hidden": [8, 6]}
-        model = {"kind": kind, "embedding_dim": 4, "init": {"kind": "hash", "std": 0.3}, **hidden, **SMALL.get(kind, {})}
+        model = {
+            "kind": kind,
+            "embedding_dim": 4,
+            "init": {"kind": "hash", "std": 0.3},
+            **hidden,
+            **SMALL.get(kind, {}),
+        }
         document = {
             "name": kind, "dataset": {"name": "rows"}, "model": model | changes.pop("model", {}), "optimizer": LAZY,
             "dense_optimizer": {"learning_rate": 0.02}, "epochs": 2, "batch_size": 100,
@@ -113,18 +126,13 @@ def runs(tmp_path_factory, table):
     return Runs(tmp_path_factory.mktemp("runs"), table)
 
 
-def features_of(kind, names=BASE):
-    """The features that a kind reads."""
-    return {name: one for name, one in BASE.items() if name in names}
-
-
 def check_scores(runs, parent, child, table=None):
     before, after = runs.scores(parent), runs.scores(child, table)
     assert np.abs(before).max() > 0.3, "the parent has learned nothing, so that nothing is compared"
     np.testing.assert_allclose(after, before, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dnn", *TOGETHER])
 def test_features_in_another_order_give_the_same_scores(runs, kind):
     parent = runs.parent(kind)
     child = runs.run(f"turned-{kind}", kind, dict(reversed(BASE.items())), parent, **STILL, epochs=1)
@@ -134,3 +142,143 @@ def test_features_in_another_order_give_the_same_scores(runs, kind):
         (weight, state), (weight_now, state_now) = old.read_rows(name), new.read_rows(name)
         assert torch.equal(weight, weight_now)
         assert state.keys() == state_now.keys()
+
+
+ADDED = {
+    "context": {"type": "id"},
+    "age": {"type": "dense", "transform": "standardize"},
+    "other": {"type": "vector", "dim": 2},
+    "given": {"type": "vector", "dim": 2, "column": "other", "mode": "as_given"},
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TOGETHER])
+def test_added_features_and_wider_layers_leave_the_scores_as_they_are_and_learn(runs, kind):
+    parent = runs.parent(kind)
+    features = {"context": ADDED["context"], **dict(reversed(BASE.items())), **ADDED}
+    if kind not in ("fm", "wide_deep", "deepfm", "xdeepfm"):
+        features["seen"] = {"type": "id", "shares": "item"}
+    wider = {} if kind in ("fm", "finalmlp") else {"hidden": [11, 9]}
+    wider |= {"xdeepfm": {"cin_layers": [6, 4]}, "finalmlp": {"gate_hidden": [7]}}.get(kind, {})
+    wider |= {"tower_hidden": [6]} if "tower_hidden" in SMALL.get(kind, {}) else {}
+    child = runs.run(f"more-{kind}", kind, features, parent, **STILL, epochs=1, model=SMALL.get(kind, {}) | wider)
+    check_scores(runs, parent, child)
+    # Nothing of it is dead: each added feature changes scores once it is trained.
+    trained = runs.run(f"trained-{kind}", kind, features, parent, model=SMALL.get(kind, {}) | wider)
+    scores = runs.scores(trained)
+    for name in (*ADDED, *(["seen"] if "seen" in features else [])):
+        column = features[name].get("column", name)
+        other = runs.table.set_column(
+            runs.table.column_names.index(column), column, runs.table[column].take(pa.array(np.arange(600)[::-1]))
+        )
+        assert np.abs(runs.scores(trained, other) - scores).max() > 1e-4, name
+
+
+@pytest.mark.parametrize("kind", ["dnn", "fm", "wukong"])
+def test_added_fresh_begins_as_a_new_model(runs, kind):
+    parent = runs.parent(kind)
+    init_from = {"added": "fresh"}
+    features = {**BASE, "context": {"type": "id"}, "age": ADDED["age"]}
+    child = runs.run(f"fresh-{kind}", kind, features, parent, **STILL, epochs=1, init_from=init_from)
+    assert np.abs(runs.scores(child) - runs.scores(parent)).max() > 1e-3
+    assert latest_valid(child.checkpoints).read_rows("context")[0].abs().max() > 0.1
+    for name, rows in latest_valid(parent.checkpoints).tables.items():
+        assert torch.equal(*(latest_valid(one.checkpoints).read_rows(name, 0, rows)[0] for one in (parent, child)))
+
+
+def test_a_renamed_feature_and_dropped_ones_go_on_as_they_were(runs):
+    parent = runs.parent("dlrm")
+    renamed = {
+        **BASE,
+        "word": {"type": "id", "column": "query"},
+        "vector": {**BASE["embedding"], "column": "embedding"},
+    }
+    for name in ("query", "embedding"):
+        del renamed[name]
+    init_from = {"renamed": {"query": "word", "embedding": "vector"}}
+    child = runs.run("renamed", "dlrm", renamed, parent, **STILL, epochs=1, init_from=init_from)
+    check_scores(runs, parent, child)
+    old, new = (latest_valid(one.checkpoints) for one in (parent, child))
+    assert torch.equal(old.read_rows("query")[0], new.read_rows("word")[0])
+    less = {name: one for name, one in BASE.items() if name not in ("query", "price")}
+    init_from = {"dropped": ["query", "price"]}
+    dropped = latest_valid(
+        runs.run("less", "dnn", less, runs.parent("dnn"), **STILL, epochs=1, init_from=init_from).checkpoints
+    )
+    whole = latest_valid(runs.parent("dnn").checkpoints)
+    # [user | item | query | liked | price | embedding]: what is left, and its moments, by name.
+    first = whole.read_dense()["model/tower.0.weight"]
+    names = [f"{name} {column}" for name in BASE if name not in ("price", "embedding") for column in range(4)]
+    names += [f"embedding {column}" for column in range(4)] + ["price 0"]
+    left = [place for place, name in enumerate(names) if not name.startswith(("query", "price"))]
+    assert torch.equal(dropped.read_dense()["model/tower.0.weight"], first[:, left])
+
+
+MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("trained", "changes"),
+    [
+        (MOVING, {"learning_rate": 0.01}),
+        (MOVING, {"moments": "lazy", "beta1": 0.5}),
+        (MOVING, {"alpha": 0.0001}),
+        (MOVING, {"kind": "adagrad_ar"}),
+        ({"kind": "adamw", "weight_decay": 0.5, "learning_rate": 0.05}, {"weight_decay": 0.1}),
+        ({"kind": "adagrad", "learning_rate": 0.05}, {"kind": "rowwise_adam", "learning_rate": 0.01}),
+        ({"kind": "adam", "learning_rate": 0.05}, {"kind": "sgd"}),
+        (MOVING | {"decay": "by_epoch"}, {"learning_rate": 0.01}),
+    ],
+)
+def test_rows_read_the_same_under_another_row_optimizer(runs, trained, changes):
+    """Idle rows owe decay and momentum that the parent's settings decide; what they owe is not counted with others."""
+    parent = runs.parent("dnn", optimizer=trained, batch_size=10)
+    record = latest_valid(parent.checkpoints)
+    idle = record.read_rows("user")[1]["last_update_step"] < record.step
+    assert int(idle[2:].sum()) > 0, "no row is idle, so that nothing is owed"
+    job = runs.job("dnn", optimizer={**trained, **changes}, batch_size=10)
+    loaded = load(runs, parent, job)
+    for name in record.tables:
+        expected = stored_rows(parent.job, record, name, 0, record.tables[name]).read(name)
+        torch.testing.assert_close(loaded[name], expected, atol=2e-6, rtol=0)
+
+
+def load(runs, parent, job):
+    """The rows of a job that goes on from a parent on the same rows, before its first step."""
+    data, checkpoint = PreparedData.open(parent.data), latest_valid(parent.checkpoints)
+    with single_rank_group():
+        alpha = inherited_alpha(job, TrainingRecord.of(checkpoint)) or choose_alpha(job, data.steps_per_epoch)
+        sharded = build(job, data, alpha=alpha, epoch_steps=TrainingRecord.of(checkpoint).epoch_steps)
+        inherited = InheritedCheckpoint(checkpoint, job, parent.dataset, sharded)
+        assert inherited.optimizer_notes
+        rows = {name: torch.arange(count) for name, count in inherited.tables.items()}
+        sharded.load_from(inherited, dense_optimizer=dense_optimizer(job, sharded), parent_rows=rows)
+        return {name: sharded.gather_table(name).rows for name in rows}
+
+
+def test_moments_of_common_parameters_go_on_and_new_ones_have_none(runs):
+    parent = runs.parent("dnn")
+    child = runs.run(
+        "moments", "dnn", {"age": ADDED["age"], **BASE}, parent, **STILL, epochs=1, model={"hidden": [9, 6]}
+    )
+    job, checkpoint = child.job, latest_valid(parent.checkpoints)
+    with single_rank_group():
+        sharded = build(job, PreparedData.open(child.data), alpha=None)
+        found = InheritedCheckpoint(checkpoint, job, child.dataset, sharded).read_dense()
+    before = checkpoint.read_dense()
+    for part in ("exp_avg", "exp_avg_sq"):
+        old, new = (one[f"optimizer/tower.0.weight/{part}"] for one in (before, found))
+        assert old.shape == (8, 21)
+        assert new.shape == (9, 22)
+        assert torch.equal(new[:8, :20], old[:, :20])
+        # [... | age, price]: numbers in the order of the dataset.
+        assert torch.equal(new[:8, 21], old[:, 20])
+        assert not new[8].any()
+        assert not new[:, 20].any()
+    assert torch.equal(found["optimizer/tower.0.weight/step"], before["optimizer/tower.0.weight/step"])
+
+
+def test_a_warm_start_whose_dense_optimizer_is_of_another_kind_trains(runs, small):
+    parent = runs.parent("dnn")
+    child = runs.run("sgd", "dnn", BASE, parent, dense_optimizer={"kind": "sgd", "learning_rate": 0.01}, epochs=1)
+    assert any("dense_optimizer is of another kind" in one["message"] for one in small.events(child.directory, "info"))
