@@ -163,8 +163,8 @@ def test_added_features_and_wider_layers_leave_the_scores_as_they_are_and_learn(
     wider |= {"tower_hidden": [6]} if "tower_hidden" in SMALL.get(kind, {}) else {}
     child = runs.run(f"more-{kind}", kind, features, parent, **STILL, epochs=1, model=SMALL.get(kind, {}) | wider)
     check_scores(runs, parent, child)
-    # Nothing of it is dead: each added feature changes scores once it is trained.
-    trained = runs.run(f"trained-{kind}", kind, features, parent, model=SMALL.get(kind, {}) | wider)
+    # Nothing of it is dead: each added feature changes scores once it is trained, also without units of its own.
+    trained = runs.run(f"trained-{kind}", kind, features, parent)
     scores = runs.scores(trained)
     for name in (*ADDED, *(["seen"] if "seen" in features else [])):
         column = features[name].get("column", name)
@@ -237,14 +237,23 @@ def test_rows_read_the_same_under_another_row_optimizer(runs, trained, changes):
     idle = record.read_rows("user")[1]["last_update_step"] < record.step
     assert int(idle[2:].sum()) > 0, "no row is idle, so that nothing is owed"
     job = runs.job("dnn", optimizer={**trained, **changes}, batch_size=10)
-    loaded = load(runs, parent, job)
+    loaded, state = load(runs, parent, job)
+    kind = changes.get("kind", trained["kind"])
+    if kind == trained["kind"] and "m" in state:
+        # Moments of dense semantics shrink at each step, touched or not: by the parent's betas, until its last step.
+        moments = record.read_rows("user")[1]["m"].double()
+        ages = record.step - record.read_rows("user")[1]["last_update_step"].double()
+        if trained.get("decay") != "by_epoch":
+            faded = moments * (0.9**ages)[:, None]
+            torch.testing.assert_close(state["m"].double(), faded, atol=1e-7, rtol=1e-5)
+        assert float((state["m"].double() - moments).abs().max()) > 1e-4
     for name in record.tables:
         expected = stored_rows(parent.job, record, name, 0, record.tables[name]).read(name)
         torch.testing.assert_close(loaded[name], expected, atol=2e-6, rtol=0)
 
 
 def load(runs, parent, job):
-    """The rows of a job that goes on from a parent on the same rows, before its first step."""
+    """The rows, and the state of users, of a job that goes on from a parent on the same rows, before its first step."""
     data, checkpoint = PreparedData.open(parent.data), latest_valid(parent.checkpoints)
     with single_rank_group():
         alpha = inherited_alpha(job, TrainingRecord.of(checkpoint)) or choose_alpha(job, data.steps_per_epoch)
@@ -253,7 +262,8 @@ def load(runs, parent, job):
         assert inherited.optimizer_notes
         rows = {name: torch.arange(count) for name, count in inherited.tables.items()}
         sharded.load_from(inherited, dense_optimizer=dense_optimizer(job, sharded), parent_rows=rows)
-        return {name: sharded.gather_table(name).rows for name in rows}
+        (piece,) = (one for one in sharded.local_pieces() if one.name == "user")
+        return {name: sharded.gather_table(name).rows for name in rows}, piece.tables.state("user")
 
 
 def test_moments_of_common_parameters_go_on_and_new_ones_have_none(runs):
