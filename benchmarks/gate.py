@@ -40,12 +40,12 @@ from trainer.checkpoint.format import latest_valid
 from trainer.data.sources.news_log import NewsLog, generate_news
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.publishing.publish import candidate_of
+from trainer.publishing.publish import candidate_of, comparison_of
 from trainer.runs.directory import read_run, write_run
 from trainer.runs.lineage import lineage_of
-from trainer.runs.parents import start_of
+from trainer.runs.parents import served_checkpoints, start_of
 from trainer.runs.protocol import EXIT_FILE
-from trainer.spec import parse_dataset, parse_job
+from trainer.spec import InitFrom, parse_dataset, parse_job
 
 Array = npt.NDArray[Any]
 Rows = dict[str, Array]
@@ -231,7 +231,11 @@ class Refreshes:
             parent = open_store(str(store)).collection(COLLECTION).current()
         if not first and not fault.cold:
             spec |= {"init_from": {"collection": COLLECTION}}
-            start = start_of(parse_job(spec).init_from, COLLECTION, str(store), self.folder / "runs")
+            start = start_of(InitFrom(collection=COLLECTION), COLLECTION, str(store), self.folder / "runs")
+        served = None
+        if parent is not None:
+            begin = None if start is None else str(start.checkpoints)
+            served = served_checkpoints(str(store), COLLECTION, parent, self.folder / "runs", begin)
         directory = self.folder / "runs" / run_id
         shutil.rmtree(directory, ignore_errors=True)
         write_run(
@@ -239,6 +243,7 @@ class Refreshes:
             store_url=str(store), parent_version=parent,
             init_checkpoint=None if start is None else str(start.checkpoints),
             start_version=None if start is None else start.start_version,
+            served_checkpoint=served,
         )  # fmt: skip
         with open(self.folder / "log.txt", "a") as log, contextlib.redirect_stdout(log):
             code = execute(read_run(directory), start_ranks)
@@ -273,6 +278,7 @@ class Refreshes:
         publish_candidate(
             store, COLLECTION, replace(items, norms=items.norms * times), run.job.publish,
             parent_version=run.parent_version, model=run.job.model.kind, job_id="norms", lineage=lineage_of(run),
+            models=comparison_of(run),
         )  # fmt: skip
         return {"case": name, "day": day, **_end_of(store.collection(COLLECTION).versions()[-1])}
 

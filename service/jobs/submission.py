@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import sound_version
 from embeddings.refresh.publication import TRAINING_STEP
-from embeddings.store import Store, StoreError, StoreUnavailable
+from embeddings.store import Store, StoreError, StoreUnavailable, open_store
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
 from service.core.errors import Problem, invalid
@@ -31,13 +31,14 @@ from service.jobs.resource_prediction import at_once, files_of
 from service.jobs.stored_runs import storage_of
 from trainer.data.errors import DataError
 from trainer.runs import directory as rundir
+from trainer.runs.parents import check_parent
 from trainer.sizing.estimate import estimate as predict
 from trainer.sizing.estimate import ids_per_example, too_large
 from trainer.sizing.memory import rank_memory
 from trainer.sizing.memory_limit import memory_problem
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.spec.problems import FieldProblem
+from trainer.spec.problems import FieldProblem, InvalidFieldsError
 from trainer.spec.stored import to_run
 
 _passed: FileCache[DatasetSpec] = FileCache()
@@ -121,7 +122,10 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
     _refuse_strange_trackers(settings, spec)
     async with database.read() as connection:
         dataset = await job_records.check(connection, spec, tenant)
-    return await asyncio.to_thread(registry.check_files, settings.for_tenant(tenant), dataset)
+    of_tenant = settings.for_tenant(tenant)
+    dataset = await asyncio.to_thread(registry.check_files, of_tenant, dataset)
+    await asyncio.to_thread(_check_parent, of_tenant, spec, dataset)
+    return dataset
 
 
 def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> ResourceRequest | None:
@@ -130,6 +134,7 @@ def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: st
     of_tenant = settings.for_tenant(tenant)
     same = (of_tenant.data_roots, dataset.model_dump_json())
     checked = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
+    _check_parent(of_tenant, spec, checked)
     _refuse_hopeless(spec, checked)
     return at_once(settings, spec, checked)
 
@@ -141,6 +146,25 @@ def _refuse_strange_trackers(settings: Settings, spec: JobSpec) -> None:
         if uri is not None and uri not in settings.tracking_uris:
             remedy = "leave uri out for MLFLOW_TRACKING_URI of the service, or have it added to EVENKEEL_TRACKING_URIS"
             raise invalid(FieldProblem(f"tracking.{index}.uri", f"runs here do not send to {uri}", remedy))
+
+
+def _check_parent(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> None:
+    """Raise 422 for a job that does not go on from what it would start from now; blocking.
+
+    What cannot be found now is no fault of the spec: it is looked for again when the run starts.
+    """
+    if spec.init_from is None:
+        return
+    try:
+        start = lineage(settings, open_store(settings.store_url), spec).init_checkpoint
+    except (Problem, StoreError):
+        return
+    if start is None:
+        return
+    try:
+        check_parent(spec, dataset, settings.run_dir(Path(start).parent.name))
+    except InvalidFieldsError as error:
+        raise invalid(*error.problems) from None
 
 
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:

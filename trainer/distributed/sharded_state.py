@@ -25,6 +25,7 @@ from trainer.checkpoint.row_signature import deferred_update_fields, differences
 from trainer.storage.folders import Folders
 
 if TYPE_CHECKING:
+    from embeddings.optim import RowOptimizer
     from trainer.models.base import RankingModel
 
 # Rows of a table are gathered and loaded in chunks of this many.
@@ -60,6 +61,11 @@ class ShardedState:
     def completed_steps(self) -> int:
         """K, the number of steps that the tables have taken."""
         return self._completed_steps
+
+    @property
+    def row_optimizer(self) -> RowOptimizer:
+        """The optimizer of the tables."""
+        return self._sharded.settings.optimizer
 
     def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return (name, parameter) outside the tables, in the model's order."""
@@ -233,15 +239,16 @@ class ShardedState:
 
     def _check_tables(self, checkpoint: Checkpoint, parent_rows: Mapping[str, Tensor] | None) -> None:
         local, given = {name: table.num_rows for name, table in self.tables.items()}, checkpoint.tables
-        if (given != local) if parent_rows is None else (given.keys() != local.keys()):
+        # A warm start may have tables of features that the parent did not read.
+        if (given != local) if parent_rows is None else (given.keys() - local.keys()):
             raise CheckpointError(f"it holds tables {given}, the model has {local}")
         for name, parents in (parent_rows or {}).items():
-            known = parents[parents >= 0]
+            known, there = parents[parents >= 0], given.get(name, 0)
             known = known if bool((known[1:] > known[:-1]).all()) else known.sort().values
-            distinct = bool((known[1:] > known[:-1]).all()) and (not len(known) or int(known[-1]) < given[name])
+            distinct = bool((known[1:] > known[:-1]).all()) and (not len(known) or int(known[-1]) < there)
             if len(parents) != local[name] or not distinct:
                 raise CheckpointError(
-                    f"parent_rows of table '{name}' must have {local[name]} distinct entries below {given[name]}"
+                    f"parent_rows of table '{name}' must have {local[name]} distinct entries below {there}"
                 )
         settings = self._sharded.settings
         record = TablesRecord.of(checkpoint)
@@ -345,7 +352,7 @@ def _put(
     if local.keys() != given.keys():
         raise CheckpointError(f"table '{piece.name}' has state {sorted(given)}, the model's keeps {sorted(local)}")
     for name, target in local.items():
-        if target.dtype != given[name].dtype:
+        if taken is None and target.dtype != given[name].dtype:
             raise CheckpointError(
                 f"{name} of table '{piece.name}' is {given[name].dtype}, the model's is {target.dtype}: use the same"
             )
@@ -353,7 +360,7 @@ def _put(
             target[rows].copy_(given[name])
         else:
             assert into is not None
-            target[rows][into.to(target.device)] = given[name][taken].to(target.device)
+            target[rows][into.to(target.device)] = given[name][taken].to(target)
 
 
 def _problem(function: Callable[..., None], *arguments: Any) -> str | None:

@@ -18,11 +18,8 @@ import torch
 
 from embeddings.refresh.model_comparison import ALL_ROWS, ModelDifference
 from trainer.checkpoint.format import Checkpoint, CheckpointError
-from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.warm_start import (
-    check_fits,
     id_maps,
-    inherited_alpha,
     numeric_features,
     rows_of_parent,
     vectors_read,
@@ -35,6 +32,7 @@ from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
 from trainer.data.columns.numeric import open_numeric
 from trainer.data.prefetch import Prefetched
 from trainer.data.prepare.split import SPLIT_SEED
+from trainer.distributed.inherited import InheritedCheckpoint
 from trainer.evaluation.evaluator import Columns, Evaluator
 from trainer.evaluation.held_out_by_both import (
     HELD_OUT,
@@ -114,8 +112,12 @@ def differences(
     Raises:
         NotComparableError: on every rank, where nothing can be said.
     """
-    _require_same_model(job, dataset, data, served)
-    where = _rows_by_start(job, data, dynamic_rows, served) if is_start else _rows_by_id(job, data, served)
+    try:
+        inherited = InheritedCheckpoint(served, job, dataset, sharded)
+    except (ValueError, CheckpointError) as error:
+        # What is remedied on a warm start needs no remedy here.
+        raise NotComparableError(str(error).partition(": use ")[0]) from None
+    where = _rows_by_start(job, data, dynamic_rows, inherited) if is_start else _rows_by_id(job, data, inherited)
     chosen = choose(data, splits_of_both(job, dataset, data, served), where.known)
     scorer = _scorer(job, dataset, data, evaluator, dynamic_rows, chosen)
     sharded.eval()
@@ -123,8 +125,9 @@ def differences(
     # A row that the served model has not is as before any training: it may be younger than the other's last step.
     sharded.reset_tables()
     try:
-        sharded.load_from(served, verify=False, parent_rows=where.rows)
-        dynamic_rows.load(served, is_own=False)
+        sharded.load_from(inherited, verify=False, parent_rows=where.rows)
+        dynamic_rows.load(inherited, is_own=False)
+        inherited.clear_new_tables(sharded)
     except CheckpointError as error:
         raise NotComparableError(str(error)) from None
     before = scorer.score()
@@ -139,23 +142,16 @@ def differences(
 # --- what the served model is ----------------------------------------------------------------------------------------
 
 
-def _require_same_model(job: JobSpec, dataset: DatasetSpec, data: PreparedData, served: Checkpoint) -> None:
-    record = TrainingRecord.of(served)
-    try:
-        check_fits(job, dataset, data, served)
-        inherited_alpha(job, record)
-    except (ValueError, CheckpointError) as error:
-        # What is remedied on a warm start needs no remedy here.
-        raise NotComparableError(str(error).partition(": use ")[0]) from None
-
-
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
     """Return where the rows go of a model that the job went on from: the data know it."""
-    rows = rows_of_parent(job, data)
-    known = {name: part.numpy() >= 0 for name, part in rows.items()}
+    rows = rows_of_parent(job, data, served)
+    # A table of a feature that the served model does not read hides none of its rows.
+    known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}
     if dynamic_rows.ids:
         before = id_maps(served)
         for name, ids in dynamic_rows.ids.items():
+            if name not in before:
+                continue
             keys = data.row_keys(name)
             known[name] = (ids.find(keys.view(np.int64)) >= 0) & np.isin(keys, hashes_of(before[name].ids))
             known[name][:NUM_SPECIAL_ROWS] = True
@@ -177,7 +173,10 @@ def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedR
         found = np.append(np.arange(NUM_SPECIAL_ROWS), np.full(len(own), -1))
         found[here + NUM_SPECIAL_ROWS] = there + NUM_SPECIAL_ROWS
         rows[name] = torch.from_numpy(found)
-    return ServedRows(rows, {name: part.numpy() >= 0 for name, part in rows.items()})
+    for name in data.tables.keys() - rows.keys():
+        rows[name] = torch.full([data.tables[name].num_rows], -1)
+    known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}
+    return ServedRows(rows, known)
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------

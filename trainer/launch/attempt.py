@@ -21,7 +21,6 @@ from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import (
     SERVED,
-    check_fits,
     id_map_files,
     inherited_alpha,
     newest_at,
@@ -34,6 +33,7 @@ from trainer.data.one_pass.following import FILES
 from trainer.data.prepare.stored import fetch_prepared
 from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.dynamic_tables import DynamicRows
+from trainer.distributed.inherited import InheritedCheckpoint
 from trainer.evaluation import model_comparison
 from trainer.evaluation.held_out_by_both import NotComparableError
 from trainer.launch.resume_check import check_same_dataset, check_same_job, identity_of
@@ -90,6 +90,7 @@ class Attempt:
         self.sharded = build(self.job, self.data, alpha=self.alpha, epoch_steps=self.epoch_steps, device=device)
         self.optimizer = dense_optimizer(self.job, self.sharded)
         self.dynamic_rows = DynamicRows(self.job, self.data, self.sharded)
+        self.inherited: InheritedCheckpoint | None = None
         self.resumed = self._load_start()
 
     def trainer(self) -> Trainer:
@@ -198,27 +199,32 @@ class Attempt:
             check_same_job(own, self.job)
             check_same_dataset(own, self.run.dataset)
             return TrainingRecord.of(own).alpha
-        if parent is not None:
-            check_fits(self.job, self.run.dataset, self.data, parent)
-            return inherited_alpha(self.job, TrainingRecord.of(parent))
-        return choose_alpha(self.job, self.data.steps_per_epoch)
+        inherited = None if parent is None else inherited_alpha(self.job, TrainingRecord.of(parent))
+        return choose_alpha(self.job, self.data.steps_per_epoch) if inherited is None else inherited
 
     def _epoch_steps(self) -> int | None:
         """Return what ``decay: by_epoch`` takes for an epoch: that of the tables' first training; None for others."""
         if self.job.optimizer.decay != "by_epoch":
             return None
-        start = self.start.own or self.start.parent
-        return self.data.steps_per_epoch if start is None else TrainingRecord.of(start).epoch_steps
+        start = self.start.checkpoint
+        record = None if start is None else TrainingRecord.of(start)
+        if record is None or record.epoch_steps is None or record.batch_size != self.job.batch_size:
+            return self.data.steps_per_epoch
+        return record.epoch_steps
 
     def _load_start(self) -> Resumed:
         """Take what the attempt begins from into the model, and return where that is."""
-        own, start = self.start.own, self.start.checkpoint
+        own, parent, start = self.start.own, self.start.parent, self.start.checkpoint
+        if own is None and parent is not None:
+            start = self.inherited = InheritedCheckpoint(parent, self.job, self.run.dataset, self.sharded)
         frozen = frozen_context.is_frozen(self.job, self.data)
         resumed = Resumed()
         if start is not None and not (own is None and frozen and frozen_context.begins_fresh(self.job)):
-            parent_rows = None if own is not None else rows_of_parent(self.job, self.data)
+            parent_rows = None if own is not None else rows_of_parent(self.job, self.data, start)
             self.sharded.load_from(start, dense_optimizer=self.optimizer, verify=own is None, parent_rows=parent_rows)
             self.dynamic_rows.load(start, is_own=own is not None)
+            if self.inherited is not None:
+                self.inherited.clear_new_tables(self.sharded)
             if own is not None:
                 record = TrainingRecord.of(own)
                 if isinstance(self.data, OnePassData):
@@ -228,8 +234,9 @@ class Attempt:
                 resumed = Resumed(Position(first_step=self.sharded.completed_steps))
         if frozen:
             if own is None:
+                assert parent is not None
                 assert start is not None
-                frozen_context.begin(self.sharded, start, self.job, self.data)
+                frozen_context.begin(self.sharded, parent, start, self.job, self.data)
             frozen_context.freeze_dense(self.sharded)
         return resumed
 
@@ -266,6 +273,8 @@ class Attempt:
         shares = self.sharded.shares()
         position = self.resumed.position
         self.reporter.emit("state", state="running")
+        for note in [] if self.inherited is None else self.inherited.optimizer_notes:
+            self.reporter.emit("info", message=note)
         if self.resumed.history:
             self.reporter.emit("history", metrics=list(self.resumed.history))
         self.reporter.emit(

@@ -1,4 +1,4 @@
-"""What ``evenkeel train`` starts from where ``init_from`` names a collection or a job: the directory of that run.
+"""What ``evenkeel train`` starts from where ``init_from`` names a collection or a job, and whether the job fits it.
 
 Of the runs below ``EVENKEEL_HOME/runs``, which those of a service on this host are too. Torch-free.
 """
@@ -13,7 +13,8 @@ from embeddings.refresh.held_versions import sound_version
 from embeddings.refresh.publication import TRAINING_STEP
 from embeddings.store import StoreError, StoreUnavailable, open_store
 from trainer.runs.directory import CHECKPOINTS, RUN_FILE
-from trainer.spec import InitFrom
+from trainer.runs.inheritance import check_columns, inherit
+from trainer.spec import DatasetSpec, InitFrom, JobSpec, parse_dataset
 
 
 class Start(NamedTuple):
@@ -80,6 +81,28 @@ def served_checkpoints(store_url: str, collection: str, version: str, runs: Path
         return str(_checkpoints(run_id, runs, ""))
     except ValueError:
         return None
+
+
+def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
+    """Check before a run begins that a job goes on from its parent, and return what to tell of it.
+
+    The run checks it again, against the checkpoint that it then finds.
+
+    Args:
+        job: the job, checked against its dataset.
+        dataset: its dataset.
+        parent: the parent's run directory.
+
+    Raises:
+        InvalidFieldsError: naming each field that does not fit, with the remedy.
+    """
+    try:
+        document = json.loads((parent / RUN_FILE).read_text("utf-8"))
+        stored, parent_dataset = document["job"], parse_dataset(document["dataset"], str(parent / RUN_FILE))
+    except (OSError, ValueError, KeyError):
+        return []  # on another host, or of a version that had other fields: the checkpoint says what it was
+    found = inherit(job, dataset, stored, parent_dataset)
+    return [*found.notes, *check_columns(job, dataset, parent_dataset, found)]
 
 
 def _checkpoints(run_id: str, runs: Path, named: str) -> Path:

@@ -158,7 +158,7 @@ class Publish(Spec):
     after so many seconds, or rows, since the last one (trainer.publishing.repeated).
     """
 
-    renamed: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
+    old_names: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
 
     collection: Name
     feature: str

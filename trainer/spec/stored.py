@@ -79,7 +79,7 @@ def read(document: Mapping[str, Any] | Spec, part: type[Spec], name: str) -> Any
     field = part.model_fields[name]
     if isinstance(document, Spec):
         return getattr(document, name)
-    for one in (name, *(old for old, new in part.renamed.items() if new == name)):
+    for one in (name, *(old for old, new in part.old_names.items() if new == name)):
         if one in document:
             return document[one]
     if field.is_required():

@@ -15,7 +15,8 @@ from service.core.settings import Settings
 from service.jobs.submission import Lineage, lineage
 from tests.service import published
 from tests.service.service_kit import job_body, wait_for
-from trainer.spec import JobSpec, parse_job
+from trainer.runs.directory import write_run
+from trainer.spec import JobSpec, parse_dataset, parse_job
 
 PUBLISH = {"collection": "items", "feature": "item"}
 
@@ -133,3 +134,27 @@ def test_what_a_job_without_a_start_is_compared_with(settings: Settings, collect
     first = ran(settings, "job-1")
     assert start(settings, anew) == Lineage(served, None, None, first)
     assert start(settings, parse_job(job_body(publish=PUBLISH | {"gate": {"mode": "off"}}))) == Lineage(served, None)
+
+
+@pytest.mark.anyio
+async def test_features_that_do_not_go_on_are_refused_before_the_run(
+    service: httpx.AsyncClient, settings: Settings, collection: Collection, dataset_body: dict[str, Any]
+) -> None:
+    """By a dry run and a submission, against the run of the version that is served then."""
+    published.publish(settings, job="job-1")
+    ran(settings, "job-1")
+    features = dataset_body["features"] | {"genre": {"type": "id", "column": "item"}}
+    write_run(
+        settings.run_dir("job-1"), run_id="job-1", job=parse_job(job_body()), store_url=settings.store_url,
+        dataset=parse_dataset(dataset_body | {"features": features}),
+    )  # fmt: skip
+    body = job_body(init_from={"collection": "items"}, publish=PUBLISH)
+    for route in ("/v1/jobs?dry_run=true", "/v1/jobs"):
+        answer = await service.post(route, json=body)
+        assert answer.status_code == 422, answer.text
+        (problem,) = answer.json()["errors"]
+        assert problem["field"] == "features.genre"
+        assert "dropped: [genre]" in problem["remedy"]
+    body["init_from"]["dropped"] = ["genre"]
+    assert (await service.post("/v1/jobs?dry_run=true", json=body)).status_code == 200
+    assert (await service.post("/v1/jobs", json=body)).status_code == 202

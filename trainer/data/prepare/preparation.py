@@ -25,7 +25,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, with_fill, write_numeric
 from trainer.data.columns.text_lists import require_clear
-from trainer.data.columns.vectors import VECTORS_FILE, Vector, require_same, write_vectors
+from trainer.data.columns.vectors import VECTORS_FILE, write_vectors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, write_array
 from trainer.data.prepare.bad_rows import BadRows
@@ -74,7 +74,6 @@ def prepare(
     base_vocabulary: Mapping[str, IdMap] | None = None,
     base_numeric: Sequence[Numeric] | None = None,
     base_profile: Mapping[str, Any] | None = None,
-    base_vectors: Sequence[Vector] | None = None,
     text_tables: Collection[str] = (),
     threads: int | None = None,
     hosts: Hosts | None = None,
@@ -97,10 +96,9 @@ def prepare(
         directory: the directory to make.
         base_vocabulary: by table, from a warm start: old ids keep their rows, but for those that
             ``init_from.retire_after_runs`` gives up; new ids follow.
-        base_numeric: the warm start's statistics of numeric features, which stay.
+        base_numeric: the warm start's statistics of numeric features, which stay; those of others are of this run.
         base_profile: what the warm start's rows were like; this run's are compared with it
             (:mod:`trainer.data.prepare.drift`).
-        base_vectors: the warm start's vectors, which this run's must be.
         text_tables: tables whose ids are text, also where the rows have integers: what is served has text.
         threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
         hosts: other hosts that may read and write parts of the rows, of which no byte depends either
@@ -121,9 +119,7 @@ def prepare(
     plan = plan.with_text([*text_tables, *(name for name, ids in (base_vocabulary or {}).items() if ids.is_text)])
     for note in [*plan.notes, *_converted(plan, base_vocabulary or {})]:
         log(note)
-    base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile, base_vectors)
-    if base_vectors is not None:
-        require_same(base_vectors, plan.vectors, f"dataset '{dataset.name}'")
+    base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile)
     files = files_of(plan)
     fingerprint = fingerprint_of(plan, base, files)
     if PreparedData.fingerprint_of(directory) == fingerprint:
@@ -342,8 +338,8 @@ def _of_users(plan: DataPlan, row_counts: Mapping[str, npt.NDArray[np.int64]]) -
 def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
     """Write what is known of the data of a job of one pass before a row is read."""
     if plan.numeric:
-        known = None if base.numeric is None else inherited_numeric(plan, base.numeric)
-        write_numeric(known or [with_fill(one) for one in plan.numeric], work / NUMERIC_FILE)
+        known = inherited_numeric(plan, base.numeric or ())
+        write_numeric([known.get(one.name) or with_fill(one) for one in plan.numeric], work / NUMERIC_FILE)
     none = dict.fromkeys(SPLIT_NAMES, 0)
     manifest = _settings(plan, fingerprint) | {
         "tables": {table: {"num_rows": NUM_SPECIAL_ROWS} for table in plan.trained_tables},
