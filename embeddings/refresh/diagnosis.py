@@ -1,4 +1,4 @@
-"""Why a version is held, for people: the data moved, or the run is at fault, by how much, and what to do."""
+"""Why a version is held, for people: the data moved, or rows, model or run are at fault, and what to do."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def drift_from(target: Collection, parent: VersionReader | None, generation: Gen
     It is the generation's first one, or the latest that somebody, or a rule of theirs, promoted although the gate's
     check of drift had failed: its consumers are those who read vectors as they were then.
     """
-    if parent is None or not generation.continues:
+    if parent is None or generation.anchor_version is None:
         return None
     manifest = target.manifest(parent.version)
     drifted = any(check["metric"] == DRIFT and check["verdict"] == "fail" for check in manifest["gate"])

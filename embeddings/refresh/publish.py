@@ -335,13 +335,12 @@ def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
 
 
 def _copy_views(target: Collection, parent: VersionReader, generation: int) -> None:
-    """Define the parent's views for a new generation of the same coordinates, with the same frequencies."""
-    for view in parent.manifest.views:
-        if not target.has_view(view.name, generation):
-            target.create_view(
-                view.name, **{name: getattr(view, name) for name in PARAMETERS},
-                dim_in=view.dim_in, anchor_generation=generation, materialized=view.materialized,
-            )  # fmt: skip
+    """Define all views of the parent's generation for a new one of the same coordinates, with the same frequencies."""
+    for view in target.views(parent.version):
+        target.create_view(
+            view["name"], **{name: view[name] for name in PARAMETERS},
+            dim_in=view["dim_in"], anchor_generation=generation, materialized=view["materialized"],
+        )  # fmt: skip
 
 
 def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:

@@ -82,7 +82,7 @@ def _published(collection: Collection, version: str | None, model: str) -> Itera
         try:
             manifest = collection.manifest(version)
         except StoreError:
-            # Retention has removed it.
+            # Damaged or deleted: those before it are not known either.
             return
         generation = generation or manifest["anchor_generation"]
         if manifest["anchor_generation"] != generation or manifest.get("model", model) != model:

@@ -5,6 +5,7 @@ A part of trainer.spec.
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -12,6 +13,9 @@ from pydantic import Field, field_validator
 
 from embeddings.rff.registry import FEATURE_MAPS
 from trainer.spec.base import May, Name, Positive, Removed, Spec, later
+
+_REMOVED_BUCKETS = re.compile(r"cosine_(mean|p5|low)\[\d+(-\d+|\+)\]")
+"""Metrics of items with so many rows, such as ``cosine_mean[10-99]``, which the gate does not measure."""
 
 
 class MovingAverage(Spec):
@@ -61,11 +65,7 @@ class Gate(Spec):
             from embeddings.refresh.gate_checks.base import base_of
             from embeddings.refresh.gate_checks.registry import LIMITS, REMOVED, limit_of, takes_group
 
-            gone = [
-                name
-                for name in limits
-                if base_of(name) in REMOVED or (name.startswith(("cosine_", "norm_")) and "[" in name)
-            ]
+            gone = [name for name in limits if base_of(name) in REMOVED or _REMOVED_BUCKETS.fullmatch(name)]
             for metric in gone:
                 warnings.warn(
                     f"the gate does not measure {metric}: its limit is passed over", FutureWarning, stacklevel=2

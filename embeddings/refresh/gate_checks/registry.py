@@ -38,8 +38,6 @@ def takes_group(base: str) -> bool:
 
 
 _SUBJECTS: dict[str, Subject] = {limit.metric: check.about for check in CHECKS for limit in check.limits}
-MOVING = tuple(metric for metric, about in _SUBJECTS.items() if about in ("items", "vectors"))
-"""Metrics that fail where the data moved, which a user's rule may let through (embeddings.refresh.holding)."""
 
 
 def subject_of(metric: str) -> Subject:
