@@ -107,12 +107,11 @@ def _held_of_user(split: Split) -> int:
 
 def _require_later(dataset: DatasetSpec, data: PreparedData, before: Mapping[str, Any] | None) -> None:
     now = {} if data.profile_path is None else open_profile(data.profile_path)
-    limits = [(profile or {}).get(HELD_OUT_FROM) for profile in (before, now)]
-    column = str(dataset.ordering)
-    types = [((profile or {}).get("types") or {}).get(column) for profile in (before, now)]
-    if None in limits or types[0] != types[1]:
+    trained_until, held_out_from = ((profile or {}).get(HELD_OUT_FROM) for profile in (before, now))
+    types = [((profile or {}).get("types") or {}).get(str(dataset.ordering)) for profile in (before, now)]
+    if trained_until is None or held_out_from is None or types[0] != types[1]:
         raise NotComparableError("nothing says up to which time the served version was trained")
-    if limits[1] < limits[0]:
+    if held_out_from < trained_until:
         raise NotComparableError("held-out rows begin before the time up to which the served version was trained")
 
 

@@ -367,8 +367,10 @@ class _Labelled(_Scorer):
         labels = self._labels[rows]
         if not len(labels) or (self._metric == "auc" and labels.min() == labels.max()):
             return self._name, None, rows
-        settings = {"is_logit": self._loss.is_logit, "is_log": self._loss.is_log}
-        both = (Rows(scores[rows], labels, **settings) for scores in (served, candidate))
+        both = (
+            Rows(scores[rows], labels, is_logit=self._loss.is_logit, is_log=self._loss.is_log)
+            for scores in (served, candidate)
+        )
         return self._name, PAIRED[self._metric](*both), rows
 
 

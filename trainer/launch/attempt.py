@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,10 @@ class Attempt:
             )  # fmt: skip
         except (NotComparableError, CheckpointError, StorageError) as error:
             skipped = str(error)
+        except Exception as error:
+            # Training is done and saved: a retry would end here again.
+            traceback.print_exc()
+            skipped = f"{type(error).__name__}: {error}"
         comparison = ModelComparison(version, differences, skipped)
         seconds = round(time.monotonic() - begun, 3)
         self.reporter.emit(COMPARISON, **comparison.as_json(), seconds=seconds)

@@ -127,9 +127,8 @@ def interval(paired: Paired, units: Int64s | None = None, level: float = 0.95) -
         units: the unit of each row [n], such as its user, from 0; None: rows are independent.
         level: probability that the interval holds the improvement.
     """
-    influence = paired.influence
+    influence: Float64s = paired.influence
     if units is not None:
-        influence = np.bincount(units, influence)
-        influence = influence * _unbiased(len(np.unique(units)))
+        influence = np.bincount(units, influence).astype(np.float64) * _unbiased(len(np.unique(units)))
     margin = NormalDist().inv_cdf((1.0 + level) / 2.0) * float((influence**2).sum()) ** 0.5
     return paired.improvement - margin, paired.improvement + margin
