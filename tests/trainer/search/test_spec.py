@@ -29,15 +29,18 @@ def test_kinds_with_and_without_a_decay_are_searched_together():
 
 
 def test_a_folder_of_a_version_with_another_default_is_not_gone_on_with(tmp_path):
-    search, job = parse_search({"space": RATE}), job_of()
-    SearchFolder.begin(tmp_path / "search", search, job, DATASET)
-    SearchFolder.begin(tmp_path / "search", search, job, DATASET)
-    file = tmp_path / "search" / SEARCH_FILE
-    document = json.loads(file.read_text())
-    del document["decay"]
-    file.write_text(json.dumps(document))
+    search = parse_search({"space": RATE})
+    for kind in ("adam", "adam_ar"):
+        job = job_of(optimizer={"kind": kind})
+        SearchFolder.begin(tmp_path / kind, search, job, DATASET)
+        SearchFolder.begin(tmp_path / kind, search, job, DATASET)
+        file = tmp_path / kind / SEARCH_FILE
+        document = json.loads(file.read_text())
+        del document["decay"]
+        file.write_text(json.dumps(document))
+    SearchFolder.begin(tmp_path / "adam", search, job_of(optimizer={"kind": "adam"}), DATASET)
     with pytest.raises(SpecError, match="holds a search with another decay: name another folder"):
-        SearchFolder.begin(tmp_path / "search", search, job, DATASET)
+        SearchFolder.begin(tmp_path / "adam_ar", search, job, DATASET)
 
 
 @pytest.mark.parametrize(
