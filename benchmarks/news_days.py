@@ -6,9 +6,8 @@ Each seed draws a log of ``evenkeel generate --churn`` and refreshes a collectio
 version that is served, on the day's own rows, through the whole run and the refresh stage with its average, gate mode
 ``enforce``. A refresh that is held leaves what is served alone, and the next day starts from there. Gates:
 
-- ``all_items``: every item counts alike (``evidence.min_count: 0``), starting limits (``gate.calibrate: off``);
-- ``evident``: items with evidence count, starting limits;
-- ``halves``: the defaults: limits from halves of the first day's rows.
+- ``all_items``: every item counts alike (``evidence.min_count: 0``);
+- ``defaults``: items with evidence count.
 
 One JSON line per case:
 
@@ -63,9 +62,8 @@ from trainer.spec import parse_dataset, parse_job
 Array = npt.NDArray[Any]
 Line = dict[str, Any]
 GATES: dict[str, dict[str, Any]] = {
-    "all_items": {"gate": {"calibrate": "off"}, "evidence": {"min_count": 0}},
-    "evident": {"gate": {"calibrate": "off"}},
-    "halves": {},
+    "all_items": {"evidence": {"min_count": 0}},
+    "defaults": {},
 }
 FAULTY_DAY = 7
 HALF_TRAINED = (1 / 6, 1 / 3, 2 / 3)

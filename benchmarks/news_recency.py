@@ -15,7 +15,7 @@ The score is the model's alone, or that and ``log(c + SMOOTHING)``, c the item's
 time of ranking (embeddings.recent_counts). Beside them: the items with most clicks in the last three hours, or in the
 last 24. recall@20, a mean over users (hourly: over users and hours), then over the cutoffs.
 
-``consumer``: logistic regression on served vectors (a daily refresh, gate ``halves``) asked whether an item that is
+``consumer``: logistic regression on served vectors (a daily refresh, gate ``defaults``) asked whether an item that is
 clicked tomorrow is clicked more than the median of those: from the vector, from ``log(c + SMOOTHING)``, or from both.
 AUC on the days after CONSUMER_DAY, frozen on it, and refitted on the day before.
 
@@ -193,13 +193,13 @@ def ranked(news: News, window: int, cutoff: int) -> Iterator[Line]:
 def consumer(news: News) -> Line:
     """Return what a consumer is worth that asks for tomorrow's clicks, frozen and refitted, by what it reads."""
     for day in range(news.log.num_days):
-        news.refresh("halves", day)
+        news.refresh("defaults", day)
     clicks = [Clicks.of(pq.read_table(path)) for path in news.days]
     counts = RecentCounts(HALF_LIVES[1] * HOUR)
     asked: list[tuple[dict[str, Array], Array]] = []
-    for day, version in _served_by_day(news, "halves")[:-1]:
+    for day, version in _served_by_day(news, "defaults")[:-1]:
         counts.add(clicks[day].items, clicks[day].times)
-        served = news.collection("halves").open(version).items()
+        served = news.collection("defaults").open(version).items()
         keys, vectors, _ = _evident(served, served.statuses == FOUND)
         tomorrow = dict(
             zip(*(part.tolist() for part in np.unique(clicks[day + 1].items, return_counts=True)), strict=True)

@@ -5,8 +5,7 @@
 
 ``8:2``: a first job on eight days, then daily refreshes on the last two each, as ``examples/clicklog_items.yaml`` and
 ``examples/daily_refresh.yaml`` do it, with their jobs. The log is one of ``evenkeel generate --churn``, of 14,300
-clicks a day; with ``--stay`` the project's own click log, whose items stay. Gate mode ``enforce``, limits from halves
-of the first job's rows.
+clicks a day; with ``--stay`` the project's own click log, whose items stay. Gate mode ``enforce``.
 
 One JSON line per case:
 
@@ -92,7 +91,7 @@ class Flow:
             gone = {f"date={last - datetime.timedelta(days=days)}" for days in lack}
             shutil.copytree(self.folder / "log", self.folder / "part", ignore=lambda _, names: gone & set(names))
             document["uri"] = str(self.folder / "part")
-            own["publish"] = own["publish"] | {"collection": "none", "gate": {"mode": "off", "calibrate": "off"}}
+            own["publish"] = own["publish"] | {"collection": "none", "gate": {"mode": "off"}}
         start = None
         if parent is not None:
             job = "run-0" if lack else self.store.collection(COLLECTION).manifest(parent)["job"]

@@ -1,22 +1,20 @@
 """Does the gate let honest refreshes through and hold broken ones? Per model family, each one spec file.
 
-    python -m benchmarks.stability [SPEC ...] [--nulls 5] [--unseen 20] [--retrains 3] [--folder DIR]
-        [--set PATH=VALUE]
+    python -m benchmarks.stability [SPEC ...] [--same-rows 20] [--retrains 3] [--folder DIR] [--set PATH=VALUE]
 
 For each spec (default: every examples/ml1m*.yaml) a model is trained on all rows (day 0) and refreshed by warm starts
-of one epoch. ``nulls`` refreshes in a row that differ by seed alone, through the whole stage and its average, calibrate
-the gate; with it, under ``enforce``:
+of one epoch, through the whole stage and its average, gate mode ``enforce``:
 
-- case ``unseen``: refreshes with seeds that the calibration has not seen, in rows of ten from day 0;
+- case ``same_rows``: refreshes that differ by seed alone, in rows of ten from day 0;
 - case ``shifted``: nine refreshes, each on its own nine tenths of the rows;
 - case ``growing``: day 0 without a tenth of the items, which are there in the refreshes;
 - case ``retrained``: a refresh from scratch in place of a warm start;
 - case ``fault``: one line for each of eleven faults (benchmarks/support/faults.py) and three severities, on the fifth
-  refresh of a row: what caught it, if anything did; and each again under the starting values, without a calibration.
+  refresh of a row: what caught it, if anything did.
 
 A canary, a movie's first genre, is registered in every collection. With ``--folder`` a run that was interrupted goes on
 where it was. benchmarks.stability_tables makes tables of the lines, of any number of runs. Exit code 1 if more than one
-unseen refresh in 20 is held, or growth is.
+refresh on the same rows in 20 is held, or growth is.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ import pyarrow.parquet as pq
 from benchmarks.support.faults import Fault, faults_of_rows
 from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh import probe
-from embeddings.refresh.calibration import SETTINGS, Calibration, calibrate
-from embeddings.refresh.gate import Thresholds
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Gate, Settings, publish_candidate
 from embeddings.store import Collection, Store, open_store
@@ -74,14 +70,12 @@ class Family:
             yield name
             before = name
 
-    def open(self, name: str, first: ItemVectors, calibration: Calibration | None = None) -> Collection:
-        """Return a fresh collection that serves ``first``, with the canary, and calibrated if that is given."""
+    def open(self, name: str, first: ItemVectors) -> Collection:
+        """Return a fresh collection that serves ``first``, with the canary."""
         target = self.store.collection(name)
         if not target.exists():
             self.publish(name, first, "off")
             probe.register(target, "genre", *self.genres)
-        if calibration is not None:
-            target.save_settings(SETTINGS, self.name, calibration.as_document())
         return target
 
     def publish(self, collection: str, items: ItemVectors, mode: str, **options: Any) -> Publication:
@@ -93,38 +87,25 @@ class Family:
         )
 
 
-def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int, num_retrains: int) -> Iterator[Line]:
+def study(family: Family, others: Family | None, num_same_rows: int, num_retrains: int) -> Iterator[Line]:
     """Yield the lines of one family; ``others``: where another collection's vectors come from."""
     day0 = family.day0()
-    scratch = family.open("nulls", day0)
-    versions = [
-        str(family.publish("nulls", family.tables.table(name, 0), "report").version)
-        for name in family.refreshes("null", 1000, num_nulls)
-    ]
-    calibration = calibrate(scratch, scratch, versions)
-    yield {
-        "case": "calibration",
-        "nulls": num_nulls,
-        "unstable": calibration.unstable,
-        "metrics": {name: {**null, "limit": calibration.limits.get(name)} for name, null in calibration.nulls.items()},
-    }
-
     ends: list[Publication] = []
-    for row in range(-(-num_unseen // ROW_LENGTH)):
-        length = min(ROW_LENGTH, num_unseen - row * ROW_LENGTH)
-        ends += _row(family, f"unseen{row}", 2000 + 100 * row, length, day0, calibration)
-    yield {"case": "unseen", **summary(ends)}
-    yield growing(family, calibration)
+    for row in range(-(-num_same_rows // ROW_LENGTH)):
+        length = min(ROW_LENGTH, num_same_rows - row * ROW_LENGTH)
+        ends += _row(family, f"same{row}", 2000 + 100 * row, length, day0)
+    yield {"case": "same_rows", **summary(ends)}
+    yield growing(family)
 
     retrains = [family.tables.table(f"retrain-{number}", 4000 + number) for number in range(num_retrains)]
-    family.open("retrained", day0, calibration)
+    family.open("retrained", day0)
     ends = [
         family.publish("retrained", items, "report", parent="v000001", job_id=f"retrain-{number}")
         for number, items in enumerate(retrains)
     ]
     yield {"case": "retrained", **summary(ends)}
-    yield from faulty(family, others, calibration, retrains[0])
-    yield {"case": "shifted", **summary(_row(family, "shifted", 3000, 9, day0, calibration, shifted=True))}
+    yield from faulty(family, others, retrains[0])
+    yield {"case": "shifted", **summary(_row(family, "shifted", 3000, 9, day0, shifted=True))}
 
 
 def _row(
@@ -133,50 +114,45 @@ def _row(
     seed: int,
     length: int,
     first: ItemVectors,
-    calibration: Calibration,
     shifted: bool = False,
     start: str = "day0",
 ) -> list[Publication]:
-    family.open(name, first, calibration)
+    family.open(name, first)
     return [
         family.publish(name, family.tables.table(run, 0), "enforce", job_id=run)
         for run in family.refreshes(name, seed, length, start, shifted)
     ]
 
 
-def growing(family: Family, calibration: Calibration) -> Line:
+def growing(family: Family) -> Line:
     """Return the line of the case with a tenth of the movies unknown on day 0."""
     items = pq.read_table(family.tables.dataset.uri, columns=["item"])["item"].to_numpy()
     distinct = np.unique(items)
     fresh = np.random.default_rng(5).choice(distinct, len(distinct) // 10, replace=False)
     rows = family.tables.rows("without-new", ~np.isin(items, fresh))
     first = family.tables.table("young", family.tables.job.seed, rows=rows)
-    ends = _row(family, "growing", 5000, 3, first, calibration, start="young")
+    ends = _row(family, "growing", 5000, 3, first, start="young")
     return {"case": "growing", "items_before": len(first), "items_after": len(distinct), **summary(ends)}
 
 
-def faulty(family: Family, others: Family | None, calibration: Calibration, retrained: ItemVectors) -> Iterator[Line]:
+def faulty(family: Family, others: Family | None, retrained: ItemVectors) -> Iterator[Line]:
     """Yield lines of refreshes that are honest but for the fault, judged against the version before them."""
-    row = "unseen0"
+    row = "same0"
     target = family.store.collection(row)
     honest = family.tables.table(f"{row}-{FAULTY_DAY}", 0)
     (written,) = [one for one in target.versions() if one["job"] == f"{row}-{FAULTY_DAY}"]
     parent = written["parent"]
     foreign = retrained if others is None else others.day0()
 
-    def judged(items: ItemVectors, name: str, align: bool = True, thresholds: Thresholds | None = None) -> list[str]:
-        end = family.publish(row, items, "report", parent=parent, align=align, thresholds=thresholds, job_id=name)
-        return [check["metric"] for check in end.gate if check["verdict"] == "fail"]
-
     def line(fault: Fault, severity: float, items: ItemVectors) -> Line:
         name = f"{fault.name} {severity}"
+        end = family.publish(row, items, "report", parent=parent, align=fault.align, job_id=name)
         return {
             "case": "fault",
             "fault": fault.name,
             "severity": severity,
             "unit": fault.unit,
-            "caught_by": judged(items, name, fault.align),
-            "caught_by_starting_values": judged(items, f"{name} starting", fault.align, Thresholds()),
+            "caught_by": [check["metric"] for check in end.gate if check["verdict"] == "fail"],
         }
 
     for fault in faults_of_rows(foreign):
@@ -217,7 +193,7 @@ def broken_promises(lines: Sequence[Line]) -> list[str]:
     found = []
     for line in lines:
         where = f"{line['model']}, {line['case']}"
-        if line["case"] == "unseen" and line["held"] > max(1, line["refreshes"] // 20):
+        if line["case"] == "same_rows" and line["held"] > max(1, line["refreshes"] // 20):
             found.append(f"{where}: {line['held']} of {line['refreshes']} held")
         if line["case"] == "shifted" and line["held"] > 1:
             found.append(f"{where}: {line['held']} of {line['refreshes']} held")
@@ -229,8 +205,7 @@ def broken_promises(lines: Sequence[Line]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("specs", type=Path, nargs="*", default=sorted(Path("examples").glob("ml1m*.yaml")))
-    parser.add_argument("--nulls", type=int, default=5)
-    parser.add_argument("--unseen", type=int, default=20)
+    parser.add_argument("--same-rows", type=int, default=20, help="refreshes that differ by seed alone")
     parser.add_argument("--retrains", type=int, default=3, help="refreshes from scratch, at least one")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and found again (default: a temporary one)")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="PATH=VALUE")
@@ -242,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = []
         for number, family in enumerate(families):
             others = families[number - 1] if len(families) > 1 else None
-            for line in study(family, others, options.nulls, options.unseen, options.retrains):
+            for line in study(family, others, options.same_rows, options.retrains):
                 lines.append({"bench": "stability", "model": family.name, **line})
                 print(json.dumps(lines[-1]), flush=True)
     broken = broken_promises(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.anchor_drift import DRIFT
@@ -39,8 +39,18 @@ class Generation:
         candidate: ItemVectors,
         model: str,
         aligns: bool = True,
+        start: VersionReader | None = None,
     ) -> Generation:
-        """Return that of a candidate of a model; ``aligns``: whether it has to be rotated onto its parent."""
+        """Return the generation of a candidate of a model.
+
+        Args:
+            target: its collection.
+            parent: version that is served.
+            candidate: the candidate.
+            model: its model family.
+            aligns: True if it has to be rotated onto the parent, or onto ``start``.
+            start: held version in the parent's coordinates whose rows its run went on from; None: there is none.
+        """
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
         remedy = (
@@ -51,7 +61,7 @@ class Generation:
         if aligns:
             few = "too few items that both have, to align on (publish.align: false, of a warm start, needs none)"
         manifest = parent.manifest
-        num_shared = len(shared_found(parent, candidate)[0])
+        num_shared = max(len(shared_found(version, candidate)[0]) for version in (parent, start) if version is not None)
         old_model = manifest.extra.get("model", model)
         checks = tuple(
             Check(metric, float(value), float(limit), at_most=False, remedy=f"{change}: {remedy}")
@@ -64,6 +74,10 @@ class Generation:
         if all(check.verdict == "pass" for check in checks):
             return cls(manifest.anchor_generation, True, manifest.anchor_version, num_shared, checks)
         return cls(1 + _last_generation(target), False, None, num_shared, checks)
+
+    def opened(self, target: Collection) -> Generation:
+        """Return a new generation in the same coordinates, whose first version is this candidate."""
+        return replace(self, number=1 + _last_generation(target), anchor_version=None)
 
 
 def _last_generation(target: Collection) -> int:
@@ -93,10 +107,12 @@ class Alignment:
         candidate: ItemVectors,
         publish: PublishSettings,
         generation: Generation,
+        start: VersionReader | None = None,
     ) -> Alignment:
         """Align ``candidate`` onto ``parent``, or onto the anchor generation's first version without an average.
 
-        Versions that are chained one onto the next would drift there.
+        Versions that are chained one onto the next would drift there. A run that went on from a held version
+        (``start``) is aligned onto that, which is in the parent's coordinates and shares more items with it.
         """
         if parent is None or not generation.continues:
             return cls()
@@ -109,6 +125,8 @@ class Alignment:
                 return cls(anchor.version, _rotation_onto(anchor, candidate))
             except (TooFewShared, UnknownVersion) as error:
                 note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
+        if start is not None:
+            return cls(start.version, _rotation_onto(start, candidate), note)
         return cls(parent.version, _rotation_onto(parent, candidate), note)
 
     @property

@@ -5,6 +5,7 @@ Their item vectors are made to be published.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from torchrec import KeyedJaggedTensor
 from embeddings.tables.philox import philox4x32, table_key
 from trainer.data.columns.dynamic_ids import UNKNOWN_ROW
 from trainer.data.columns.hashing import unit_interval
-from trainer.models.base import ModelInputs, RankingModel, with_dense
+from trainer.models.base import Axes, ModelInputs, Position, RankingModel, columns_of, with_dense
 from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import in_batch_softmax
 from trainer.spec.models.two_tower import TwoTowerSpec
@@ -84,6 +85,12 @@ class TwoTower(RankingModel):
         logs = np.log(probabilities, out=np.zeros(len(probabilities)), where=probabilities > 0)
         self.log_probabilities = torch.from_numpy(logs).to(self.log_probabilities.dtype)
 
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        of_context = len(numbers) - self.num_item_numbers
+        context = [*columns_of(self.context, self.dim), *numbers[:of_context]]
+        items = [*columns_of((ITEM, *self.item_features), self.dim), *numbers[of_context:]]
+        return self.reading(context, "tower") | self.reading(items, "item_tower")
+
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         user, item = self.towers(features, dense)
         return (user * item).sum(1) + self.bias
@@ -107,6 +114,9 @@ class TwoTower(RankingModel):
             rows = torch.cat([output, *(blocks[name] for name in self.item_features)], dim=1)
             output = self.item_tower(with_dense(rows, numbers))
         return normalize(output, dim=1) if self.normalize else output
+
+    def both_sides(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.towers(batch.features, batch.dense if self.num_columns else None)
 
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         return self._user(self.embeddings(features).to_dict(), None)

@@ -16,6 +16,7 @@ from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, RANKING_M
 from trainer.spec.job import JobSpec
 from trainer.spec.models.registry import BROKEN_MODELS, MODELS
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError
+from trainer.spec.stored import with_former_defaults
 
 
 def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
@@ -108,7 +109,7 @@ def parse_job(document: Any, where: str = "job", *, stored: bool = False) -> Job
         ...
         trainer.spec.problems.SpecError: job: epochs: Input should be greater than or equal to 1
     """
-    return _parse(JobSpec, document, where, stored)
+    return _parse(JobSpec, with_former_defaults(document) if stored else document, where, stored)
 
 
 def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.site.plots.charts import bars, dots, reference, tell_start
-from deploy.site.plots.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels
+from deploy.site.plots.charts import bars, reference
+from deploy.site.plots.figure import BLUE, GREY, RED, SKY, panels
 from deploy.site.plots.tables import Measured, Table
 
 SERVED = {"not aligned": RED, "aligned": SKY, "aligned, averaged": BLUE}
@@ -88,20 +88,4 @@ def news_days_faults(table: Table) -> Any:
     axes.tick_params(length=0)
     for side in ("top", "bottom", "left"):
         axes.spines[side].set_visible(False)
-    return figure
-
-
-def gate(table: Table) -> Any:
-    families = {"bpr": BLUE, "two_tower": ORANGE, "sasrec": GREEN, "item2vec": PINK}
-    figure, places = panels(4, 2.5, share_y=True)
-    metrics = {"cosine_mean": "below", "cosine_p5": "below", "knn_overlap": "below", "canary_churn[genre]": "above"}
-    for axes, (metric, side) in zip(places, metrics.items(), strict=True):
-        for row, (family, colour) in enumerate(families.items()):
-            mean, spread, limit = table.numbers(metric, family)
-            dots_of_row = [[Measured(mean, spread)] if place == row else [] for place in range(len(families))]
-            dots(axes, list(families), {family: (colour, "o", dots_of_row)})
-            axes.plot([limit], [row], "|", color=colour, markersize=18, markeredgewidth=2.2)
-        axes.set(title=f"{metric}\n(held {side} the bar)")
-        axes.margins(x=0.15)
-        tell_start(axes)
     return figure

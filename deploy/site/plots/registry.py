@@ -131,11 +131,6 @@ PLOTS = {
         refreshes.news_days_faults,
         (Source("news_days", "| fault | small: held"),),
     ),
-    "gate": Plot(
-        "Null refreshes of four families, and the limits that they call for",
-        refreshes.gate,
-        (Source("gate", "| mean ± spread (limit)"),),
-    ),
     "sse": Plot(
         "Test RMSE of MF with and without SSE, here and as published",
         quality.sse,

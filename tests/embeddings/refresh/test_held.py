@@ -107,7 +107,7 @@ def test_limits_of_a_job_come_before_others(refresh: Refresh, collection: Collec
     end = refresh(noisy(elsewhere(), 1), Gate(limits=loose))
     assert end.status == "published"
     assert {check["metric"]: check["threshold"] for check in end.gate}["cosine_mean"] == 0.2
-    # Below what a calibration or the starting values ask for, and above it; the rank keeps its floor.
+    # Below what the starting values ask for, and above it; the rank keeps its floor.
     end = refresh(noisy(elsewhere(), 2), Gate(limits={"newly_carried": -1.0, "effective_rank": 0.0}))
     limits = {check["metric"]: check["threshold"] for check in end.gate}
     assert (end.status, limits["newly_carried"], limits["effective_rank"]) == ("held", -1.0, 3.0)

@@ -167,13 +167,13 @@ def test_what_cannot_be_registered(store: Store, collection: Collection) -> None
     assert probe.summary(collection.settings("canary")["some"])["num_items"] == N // 2
 
 
-def test_a_copy_for_the_nulls_of_a_calibration(store: Store, collection: Collection) -> None:
+def test_a_copy_reads_another_collection(store: Store, collection: Collection) -> None:
     registered(collection)
     rows = ItemVectors(np.arange(N), vectors(9))
-    publish_candidate(store, "scratch", rows, Settings())
-    assert probe.copy_to(collection, store.collection("scratch")) == ["cluster"]
+    publish_candidate(store, "others", rows, Settings())
+    assert probe.copy_to(collection, store.collection("others")) == ["cluster"]
     end = publish_candidate(
-        store, "scratch", ItemVectors(np.arange(N), vectors(10)), Settings(), parent_version="v000001"
+        store, "others", ItemVectors(np.arange(N), vectors(10)), Settings(), parent_version="v000001"
     )
     assert end.metrics["canary_accuracy[cluster]"] > 0.8
 

@@ -112,7 +112,7 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
         "epochs": epochs,
         "batch_size": 128,
         "checkpoint": {"every_steps": 100},
-        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}},
+        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}},
     }
     job = service.client.post("/v1/jobs", json=body).raise_for_status().json()
     directory = service.home / "runs" / job["id"]

@@ -103,6 +103,8 @@ class PreparedColumns:
     one."""
     warnings: list[str]
     """What the owner of the rows should know: joins and graphs that find few of their ids."""
+    row_figures: dict[str, float | None]
+    """Figures of all rows (trainer.data.prepare.row_figures); empty where an earlier version prepared them."""
     dataset_fingerprint: str
     seed: int
     batch_size: int
@@ -141,6 +143,7 @@ class PreparedColumns:
         self.num_item_numbers = 0 if self._items is None else self._items["num_numbers"]
         self.drift = manifest.get("drift")
         self.warnings = manifest.get("warnings", [])
+        self.row_figures = manifest.get("row_figures", {})
         self.bad_rows = manifest.get("bad_rows")
         self.fingerprint = manifest["fingerprint"]
         self.dataset_fingerprint = manifest["dataset_fingerprint"]

@@ -16,7 +16,6 @@ from trainer.data.columns.dynamic_ids import IdMap, hashes_of
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.orders import order_of
 from trainer.data.columns.values import as_ids, id_kind
-from trainer.data.columns.vectors import Vector
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.locations import read_edges
@@ -33,12 +32,11 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a run goes on from: ids by table, statistics of numeric features, what the rows were like, its vectors."""
+    """What a run goes on from: ids by table, statistics of numeric features, what the rows were like."""
 
     vocabulary: Mapping[str, IdMap]
     numeric: Sequence[Numeric] | None
     profile: Mapping[str, Any] | None
-    vectors: Sequence[Vector] | None = None
 
 
 def sampling_of(job: JobSpec) -> dict[str, Any]:
@@ -117,8 +115,6 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     if plan.least_labels:
         relevant.append(plan.least_labels)
-    if plan.half is not None:
-        relevant.append(["half", plan.half])
     if plan.dataset.negatives is not None:
         relevant.append("negatives of what trains")
     if plan.keeps_users:

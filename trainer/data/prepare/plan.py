@@ -77,7 +77,6 @@ class DataPlan:
     item_numeric: tuple[Numeric, ...] = ()  # those of the item table
     items: ItemFile | None = None
     vectors: tuple[Vector, ...] = ()  # of the rows, then of the item table
-    half: int | None = None  # of the (user, item) pairs, the ones whose rows train; None: all
     text_tables: tuple[str, ...] = ()  # of text, though their own column has integers
     notes: tuple[str, ...] = ()  # what the user should know of how ids are read
 

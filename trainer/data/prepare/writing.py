@@ -36,7 +36,7 @@ from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows
-from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
+from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, TimeLimits
 from trainer.data.prepare.workers import Workers
 from trainer.data.sources.item_table import ITEM_TABLE
 
@@ -249,6 +249,7 @@ class FinishedSplits:
         num_examples: by split.
         num_positives: by split.
         unknown_share: of ids, per feature and split.
+        time_limits: of a split by time.
     """
 
     encoded: Encoded
@@ -259,3 +260,4 @@ class FinishedSplits:
     num_examples: dict[str, int]
     num_positives: dict[str, int]
     unknown_share: dict[str, dict[str, float]]
+    time_limits: TimeLimits | None = None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
 
 Size = Annotated[int, Field(ge=1, le=65536)]
+Layers = Annotated[tuple[Size, ...], May.GROW_ON_WARM_START]
+"""Sizes of hidden layers."""
 
 
 class Init(Spec):
@@ -102,6 +104,9 @@ class ModelSpec(Spec):
     """Whether distances of its rows mean something, as where scores are products of two rows."""
     has_dropout: ClassVar[bool] = True
     """Whether ``regularizers.dropout`` has a place in it."""
+    adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
+    """Which features it can take up beside those of a parent without a change of its scores: those with rows of their
+    own alone, where rows enter the score without a weight; none, where fields are normalised together."""
     has_context: ClassVar[bool] = False
     """Whether its items are trained against something that is not the items' vectors themselves."""
 
@@ -256,7 +261,7 @@ class TowerSpec(ModelSpec):
     each, with the moments of a micro-batch where a step has several.
     """
 
-    hidden: tuple[Size, ...] = (128, 64)
+    hidden: Layers = (128, 64)
     residual: bool = later(False)
     batch_norm: bool = later(False)
 
@@ -308,6 +313,8 @@ class ClickSpec(TowerSpec, PointwiseSpec):
 
 class FirstOrderSpec(ClickSpec):
     """A CTR model with a weight for each id beside its vector: one more column in every table."""
+
+    adds_features = "own_rows"
 
     def table_columns(self, table: str) -> int:
         return self.embedding_dim + 1

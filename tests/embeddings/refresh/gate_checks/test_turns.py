@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from embeddings.refresh.gate_checks.turns import Turns
 
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.refresh.gate_checks.norms import Norms
-from embeddings.refresh.gate_checks.turns import Turns
 from embeddings.vectors.item_vectors import ItemVectors
 
 N, D = 2000, 16
