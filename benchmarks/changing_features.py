@@ -71,7 +71,7 @@ def specs(case: str, refresh: int, rows: Path, parent: str | None) -> tuple[dict
     }  # fmt: skip
     hidden = [48, 24] if changes and refresh >= WIDENS else [32, 24]
     job = {
-        "name": "changing", "seed": 1, "batch_size": 256, "epochs": 20 if parent is None else 1,
+        "name": "changing", "seed": 1, "batch_size": 256, "epochs": 12 if parent is None else 1,
         "dataset": {"name": "log", "window": {"start": date_of(refresh + DAYS - 1), "days": DAYS}},
         "model": {"kind": "two_tower", "embedding_dim": 16, "hidden": hidden, "loss": "sampled_softmax"},
         "optimizer": {"kind": "adam", "learning_rate": 0.003}, "dense_optimizer": {"learning_rate": 0.001},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Gate(nn.Module):
         return (self.linear(x).softmax(1).unsqueeze(2) * experts).sum(1)
 
 
-def members(name: str, modules: Sized) -> Iterator[str]:
+def members(name: str, modules: Any) -> Iterator[str]:
     """Yield the names of the modules of a list."""
     return (f"{name}.{number}" for number in range(len(modules)))
 

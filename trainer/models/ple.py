@@ -7,6 +7,7 @@ Recommendations, RecSys 2020.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class PLE(SeveralLabelsModel):
         self.towers = label_towers(spec, inputs, [width, *spec.tower_hidden, 1], first=first)
 
     def readers(self) -> Iterator[str]:
-        first = self.levels[0]
+        first: Any = self.levels[0]
         for number, experts in enumerate(first.own):
             yield from members(f"levels.0.own.{number}", experts)
         yield from members("levels.0.shared", first.shared)

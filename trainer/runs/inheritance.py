@@ -192,8 +192,8 @@ class _Matching:
                 yield FieldProblem("init_from.dropped", f"the dataset has '{name}'", "leave it out of one of them")
         for name in self._gone:
             if name not in self._dropped and name not in self._renamed:
-                new = next((one for one in self._added if self._here[one].type == self._there[name].type), None)
-                renamed = f" {{renamed: {{{name}: {new}}}}} if that is its new name," if new is not None else ""
+                alike = [one for one in self._added if self._here[one].type == self._there[name].type]
+                renamed = f" {{renamed: {{{name}: {alike[0]}}}}} if that is its new name," if alike else ""
                 yield FieldProblem(
                     f"features.{name}",
                     f"the parent read it, and the dataset has no '{name}'",
@@ -201,6 +201,7 @@ class _Matching:
                 )
         for name, former in self._features.items():
             yield from self._changes_of(name, former)
+        yield from self._order_changes()
         yield from self._table_changes()
         yield from self._item_side_changes()
         if not self._fresh:
@@ -217,6 +218,20 @@ class _Matching:
                     "use the same, give the feature another name, or leave init_from out",
                 )
                 return
+
+    def _order_changes(self) -> Iterator[FieldProblem]:
+        """Yield another order of the features, of a model that reads them in it."""
+        here, there = (
+            [name for name, one in features.items() if not one.gives_numbers] for features in (self._here, self._there)
+        )
+        number = len(here) + any(one.gives_numbers for one in self._here.values())
+        if self._job.model.reads_in_order(number) and [self._features.get(name) for name in here] != there:
+            yield FieldProblem(
+                "features",
+                f"{self._job.model.kind} adds {number} vectors to {number} outputs in their order, the parent read "
+                f"{', '.join(there)}, the dataset has {', '.join(here)}",
+                "use the parent's, or leave init_from out",
+            )
 
     def _table_changes(self) -> Iterator[FieldProblem]:
         """Yield the features whose rows are shared otherwise than the parent's."""

@@ -158,6 +158,18 @@ def test_sizes_that_do_not_go_on_are_refused(before: dict, after: dict, message:
         inherit(job(model=after), rows, job(model=before).model_dump(mode="json"), rows)
 
 
+def test_wukong_of_as_many_outputs_as_vectors_keeps_their_order() -> None:
+    model = {"fm_vectors": 1, "linear_vectors": 1}
+    parent, (first, then) = job("wukong", model), (dataset(USER | ITEM), dataset(ITEM | USER))
+    assert not inherit(parent, first, parent.model_dump(mode="json"), first).is_changed
+    with pytest.raises(
+        ValueError, match=r"^features: wukong adds 2 vectors to 2 outputs .*read user, item, .* item, user"
+    ):
+        inherit(parent, then, parent.model_dump(mode="json"), first)
+    wider = job("wukong", model | {"fm_vectors": 2})
+    assert not inherit(wider, then, wider.model_dump(mode="json"), first).is_changed
+
+
 def test_layers_may_be_wider_and_the_loss_another() -> None:
     rows, before = dataset(USER | ITEM), job(model={"hidden": [8, 4]}).model_dump(mode="json")
     assert not inherit(job(model={"hidden": [8, 9], "loss": "focal"}), rows, before, rows).is_changed

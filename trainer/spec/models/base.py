@@ -160,6 +160,10 @@ class ModelSpec(Spec):
         """Whether a sample's score depends on other samples of the batch."""
         return False
 
+    def reads_in_order(self, num_vectors: int) -> bool:
+        """Whether so many vectors of features, in another order, would have other scores by the same weights."""
+        return False
+
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
         """Return the features of ids whose rows it reads, of those of the rows and of the item table."""
         ids = [name for name, feature in dataset.joined_features.items() if feature.has_ids]

@@ -47,6 +47,9 @@ class WukongSpec(ClickSpec):
             vectors = outputs
         return size + self.tower(vectors * dim, 1)
 
+    def reads_in_order(self, num_vectors: int) -> bool:
+        return num_vectors == self.fm_vectors + self.linear_vectors
+
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if self.embedding_dim < 2:
