@@ -68,11 +68,6 @@ PLOTS = {
             Source("one_epoch", "| ml1m, 800,103"),
         ),
     ),
-    "adamar": Plot(
-        "Test AUC by epoch of three models with Adam and with AdamAR",
-        overfitting.adamar,
-        (Source("adamar", "| method | | WDL", keys=2),),
-    ),
     "alpha": Plot(
         "AUC lost by one half-life for all cases, by half-life",
         overfitting.alpha,
@@ -125,11 +120,6 @@ PLOTS = {
         "Accuracy of a consumer on items that live for two days",
         refreshes.news_days_consumer,
         (Source("news_days", "| topic, frozen on day 0"),),
-    ),
-    "news_days_faults": Plot(
-        "How many of three logs held each fault, by its severity",
-        refreshes.news_days_faults,
-        (Source("news_days", "| fault | small: held"),),
     ),
     "sse": Plot(
         "Test RMSE of MF with and without SSE, here and as published",
