@@ -14,7 +14,7 @@ happens:
 Policies, of where the refresh after a held one starts and what ends a row of them:
 
 - ``skip``: from what is served, which is the default;
-- ``widened``: the same, on all rows since the day of what is served (turned down, docs/adr/0063);
+- ``widened``: the same, on all rows since the day of what is served (turned down, docs/adr/0086);
 - ``newest``: from the newest held rows, whatever held them (turned down);
 - ``go_on``: ``init_from.held``; each with ``_rule``: also ``publish.gate.promote`` of all metrics that it may name,
   settled, from the third in a row on. ``skip_any``: the rule without ``settled``.
