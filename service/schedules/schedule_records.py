@@ -26,6 +26,7 @@ from service.schedules import cron
 from service.webhooks import webhook_records
 from trainer.spec import JobSpec, Name
 from trainer.spec.problems import FieldProblem
+from trainer.spec.stored import to_run
 from trainer.spec.zones import Zone
 
 Cron = Annotated[str, Field(max_length=255, json_schema_extra={"minLength": 9}), AfterValidator(cron.check_cron)]
@@ -225,7 +226,7 @@ def firing_view(row: FiringRow, schedule: str) -> dict[str, Any]:
 
 def job_of(row: ScheduleRow, firing_date: str) -> JobSpec:
     """Return the job of one firing: its window begins where the template has ``{firing_date}``."""
-    return JobSpec.model_validate(row["job"]).fired_on(firing_date)
+    return JobSpec.model_validate(to_run(row["job"])).fired_on(firing_date)
 
 
 async def trigger(

@@ -29,7 +29,6 @@ from trainer.runs.trackers.process import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
 from trainer.spec import Follow
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.storage.opening import open_storage
 
 if TYPE_CHECKING:
@@ -150,7 +149,6 @@ class _Attempt:
     tell: openlineage.Tell
     interruptible: bool
     publication: dict[str, Any] | None = None
-    training_seconds: float = 0.0
     """Of this attempt."""
     failure: str | None = None
 
@@ -197,14 +195,7 @@ class _Attempt:
     def _prepare_data(self) -> None:
         from trainer.checkpoint.record import TrainingRecord
         from trainer.checkpoint.select import newest_of
-        from trainer.checkpoint.warm_start import (
-            check_columns,
-            id_maps,
-            numeric_features,
-            parent_checkpoint,
-            profile_of_rows,
-            vectors_read,
-        )
+        from trainer.checkpoint.warm_start import InheritedData, inherited_data, parent_checkpoint
         from trainer.data.batches.prepared import PreparedData
         from trainer.data.one_pass.place import Place
         from trainer.data.prepare.by_tasks.assembly import forget_parts
@@ -230,21 +221,9 @@ class _Attempt:
         parent = parent_checkpoint(run)
         if parent is None and run.job.init_from is not None:
             self._info("init_from names no trained job yet: this one starts from initial values")
-        hard = hard_negatives_of(run.job)
-        if hard is not None:
-            from trainer.publishing.neighbors import version_of
-
-            version_of(run)  # refused before rows are read, not after
-        base = None if parent is None else id_maps(parent)
-        numeric = None if parent is None else numeric_features(parent)
-        profile = None if parent is None else profile_of_rows(parent)
-        vectors = None if parent is None else vectors_read(parent)
-        if parent is not None:
-            for note in check_columns(run.job, run.dataset, TrainingRecord.of(parent), profile):
-                self._info(note)
+        base = InheritedData() if parent is None else inherited_data(run.job, run.dataset, parent, self._info)
         prepare(
-            run.dataset, run.job, run.data,
-            base_vocabulary=base, base_numeric=numeric, base_profile=profile, base_vectors=vectors,
+            run.dataset, run.job, run.data, **base._asdict(),
             text_tables=tables_served_as_text(run), hosts=self.hosts,
             shared=shared_on_host(run.store_url, run.directory, self._info), log=self._info,
             report=functools.partial(self.events.write, "preparation"), fence=run.fence,
@@ -256,10 +235,6 @@ class _Attempt:
             from trainer.publishing.anchor import write_targets
 
             self._info(write_targets(run, PreparedData.open(run.data), parent))
-        if hard is not None:
-            from trainer.publishing.neighbors import write_neighbors
-
-            self._info(write_neighbors(run, PreparedData.open(run.data), hard))
         put_prepared(run.folders(run.data), run.data)
         if self.hosts is not None:
             forget_parts(open_storage(self.hosts.storage))
@@ -280,13 +255,11 @@ class _Attempt:
         from trainer.publishing.repeated import publishing
 
         self.interruptible = False
-        started = time.monotonic()
         try:
             with publishing(self.run, self.events.write):
                 start_ranks(self.run)
         finally:
             self.interruptible = True
-            self.training_seconds = time.monotonic() - started
         self._check_cancel()
 
     def _publish(self) -> None:
@@ -300,38 +273,6 @@ class _Attempt:
         self.events.write("state", state="publishing")
         self.publication = publish(self.run)
         self.events.write("publication", **self.publication)
-        gate = self.run.job.publish.gate
-        is_first = self.publication["status"] == "published" and self.run.parent_version is None
-        if is_first and gate.calibrate == "auto" and gate.mode != "off":
-            self._calibrate(gate.calibrate_seconds)
-
-    def _calibrate(self, seconds: float) -> None:
-        """Set the gate's limits from halves of a first job's rows; what becomes of it does not change the job's end."""
-        from trainer.launch.halves import StoppedEarly, calibrate_by_halves, unsupported
-
-        problem = unsupported(self.run, self.training_seconds, seconds)
-        if problem is not None:
-            self._info(f"publish.gate.calibrate: {problem}: the limits stay; `evenkeel calibrate` sets them")
-            return
-        self._info("publish.gate.calibrate: training on halves of the rows")
-        started = time.monotonic()
-        try:
-            found = calibrate_by_halves(self.run, seconds)
-        except LeaseLostError:
-            raise
-        except Exception as error:
-            if not isinstance(error, StoppedEarly):
-                keep_traceback(self.run.directory, error, classify(error))
-            self._info(f"publish.gate.calibrate: {error}: the limits stay; `evenkeel calibrate` sets them")
-            return
-        if found is not None:
-            taken = round(time.monotonic() - started, 1)
-            told = ", ".join(f"{name} {limit:.4g}" for name, limit in found.limits.items()) or "the starting ones hold"
-            unstable = f"; beyond what is allowed: {', '.join(found.unstable)}" if found.unstable else ""
-            self._info(
-                f"publish.gate.calibrate: limits by halves of the rows, in {taken} s: {told}{unstable}",
-                limits=found.limits, unstable=found.unstable, seconds=taken,
-            )  # fmt: skip
 
     def _info(self, message: str, **figures: Any) -> None:
         print(message, flush=True)

@@ -19,7 +19,7 @@ import yaml
 
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
-from trainer.runs.parents import start_of
+from trainer.runs.parents import served_checkpoints, start_of
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
 from trainer.spec.problems import FieldProblem
 
@@ -99,9 +99,14 @@ def train(
     elif job.publish is not None:
         parent_version = current_version(store_url, job.publish.collection)
     if job.init_from is not None and init_checkpoint is None:
-        checkpoints, start_version = start_of(job.init_from, store_url, home / "runs")
+        checkpoints, start_version = start_of(
+            job.init_from, None if job.publish is None else job.publish.collection, store_url, home / "runs"
+        )
         init_checkpoint = str(checkpoints)
         print(f"init_from: {init_checkpoint}", flush=True)
+    served = None
+    if job.publish is not None and parent_version is not None:
+        served = served_checkpoints(store_url, job.publish.collection, parent_version, home / "runs", init_checkpoint)
     write_run(
         directory,
         run_id=run_id,
@@ -112,6 +117,7 @@ def train(
         parent_version=parent_version,
         init_checkpoint=init_checkpoint,
         start_version=start_version,
+        served_checkpoint=served,
     )
     print(f"run directory: {directory}", flush=True)
     return execute(read_run(directory), start_ranks)

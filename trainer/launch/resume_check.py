@@ -76,7 +76,7 @@ def _completed(identity: dict[str, Any], job: JobSpec) -> dict[str, Any]:
     """Return the identity that a checkpoint holds, with the defaults of fields that came after its version."""
     of_publish = {name: part for name, part in identity.items() if name.startswith(_PUBLISH)}
     # Checkpoints hold the names of their version.
-    names = {f"{_PUBLISH}{old}": f"{_PUBLISH}{new}" for old, new in Publish.renamed.items()}
+    names = {f"{_PUBLISH}{old}": f"{_PUBLISH}{new}" for old, new in Publish.old_names.items()}
     document = with_former_defaults({name: part for name, part in identity.items() if name not in of_publish})
     try:
         completed = identity_of(parse_job(document | {name: getattr(job, name) for name in _FREE}))

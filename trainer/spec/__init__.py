@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trainer.spec.models.registry import Model
     from trainer.spec.optimizer import DenseOptimizer, LearningRateSchedule, Optimizer
     from trainer.spec.problems import SpecError
-    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Promote, Publish, View
+    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Publish, View
     from trainer.spec.reading import load_documents, parse_dataset, parse_job, problems_of
     from trainer.spec.regularizers import Regularizers
 
@@ -82,7 +82,6 @@ __all__ = [
     "Positive",
     "PreviousItems",
     "Probability",
-    "Promote",
     "Publish",
     "Regularizers",
     "Resources",
@@ -143,7 +142,6 @@ __getattr__ = lazy_exports(
             "FrozenContext",
             "Gate",
             "MovingAverage",
-            "Promote",
             "Publish",
             "View",
         ],

@@ -8,6 +8,17 @@ from typing import Any
 from trainer.spec.base import Spec
 from trainer.spec.job import DatasetRef, InitFrom, JobSpec, Resources
 from trainer.spec.optimizer import Optimizer
+from trainer.spec.publish import Gate
+
+
+def to_run(document: Any) -> Any:
+    """Drop the settings of a stored job that were removed and that no training depended on, so that it still runs."""
+    publish = document.get("publish") if isinstance(document, Mapping) else None
+    if not isinstance(publish, Mapping) or not isinstance(publish.get("gate"), Mapping):
+        return document
+    kept = {name: value for name, value in publish["gate"].items() if name not in Gate.removed}
+    others = {name: value for name, value in publish.items() if name != "gate"}
+    return {**document, "publish": {**others, "gate": kept} if kept else others}
 
 
 def with_former_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +79,7 @@ def read(document: Mapping[str, Any] | Spec, part: type[Spec], name: str) -> Any
     field = part.model_fields[name]
     if isinstance(document, Spec):
         return getattr(document, name)
-    for one in (name, *(old for old, new in part.renamed.items() if new == name)):
+    for one in (name, *(old for old, new in part.old_names.items() if new == name)):
         if one in document:
             return document[one]
     if field.is_required():

@@ -14,6 +14,7 @@ from service.core.errors import not_found
 from service.jobs import job_records
 from service.web.visit import Visit
 from trainer.spec import JobSpec
+from trainer.spec.stored import to_run
 
 NUM_DATASETS = 200
 
@@ -33,7 +34,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
             row = await job_records.get(connection, source)
             if visit.principal.sees not in (None, row["tenant"]):
                 raise not_found("job", source)
-            spec = without_defaults(row["spec"])
+            spec = without_defaults(to_run(row["spec"]))
     return {"spec": spec, "copied": source, "datasets": datasets, "schema": schema()}
 
 

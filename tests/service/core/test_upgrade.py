@@ -84,6 +84,7 @@ async def test_all_that_is_in_an_older_database_is_read_through_the_api(
         assert fired.status_code == 202, fired.text
         made = await get(f"/v1/jobs/{fired.json()['job_id']}")
         assert made["spec"]["publish"]["frozen_context"] == {"items": "warm"}
+        assert "calibrate" not in made["spec"]["publish"]["gate"]
         assert made["spec"]["optimizer"]["decay"] == "at_read"
 
 

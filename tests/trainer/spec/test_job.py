@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -555,13 +556,10 @@ def start(publish: dict[str, Any] | None = HELD_IN, **settings: Any) -> dict[str
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
-        (gate(promote={"only": ["finite"]}), "publish.gate.promote.only", "never published by a rule"),
-        (gate(promote={"only": ["effective_rank"]}), "publish.gate.promote.only", "never published by a rule"),
-        (gate(promote={"only": ["cosine"]}), "publish.gate.promote.only", "no metric of the gate"),
-        (gate(promote={"only": []}), "publish.gate.promote.only", "at least 1"),
-        (gate(mode="report", promote={"only": ["cosine_mean"]}), "publish.gate", "use enforce"),
+        (gate(when_stuck="promote"), "publish.gate.when_stuck", "new_generation"),
         (gate(limits={"cosine": 0.5}), "publish.gate.limits", "no metric of the gate"),
-        (gate(limits={"cosine_mean[typo]": 0.5}), "publish.gate.limits", "write cosine_mean[0-9], [10-99]"),
+        (gate(limits={"cosine_mean[typo]": 0.5}), "publish.gate.limits", "write cosine_mean"),
+        (gate(limits={"canary_drop[genre": 0.5}), "publish.gate.limits", "write canary_drop"),
         (gate(limits={"norm_shift[0-9]": 0.5}), "publish.gate.limits", "write norm_shift"),
         (gate(limits={"finite": 0.5}), "publish.gate.limits", "never served"),
         (gate(limits={"cosine_mean": "NaN"}), "publish.gate.limits.cosine_mean", "finite number"),
@@ -580,17 +578,48 @@ def test_what_of_held_versions_makes_no_sense_is_refused(changes: dict[str, Any]
     )
 
 
-def test_a_rule_for_held_versions_is_read_and_no_hash_changes_without_one() -> None:
-    gate = {"max_held": 2, "promote": {"only": ["newly_carried", "cosine_mean[10-99]"]}}
+def test_what_ends_a_row_of_held_versions_is_read_and_no_hash_changes_without_it() -> None:
+    gate = {"max_held": 2, "when_stuck": "hold", "limits": {"model_gain[all]": -0.01, "cosine_mean": 0.5}}
     job = parse_job(
         {**PUBLISHING, "init_from": {"collection": "items", "held": "go_on"}, "publish": {**HELD_IN, "gate": gate}}
     )
     assert job.publish is not None
-    assert job.publish.gate.promote is not None
-    assert (job.publish.gate.max_held, job.publish.gate.promote.settled) == (2, True)
+    assert (job.publish.gate.max_held, job.publish.gate.when_stuck) == (2, "hold")
+    assert job.publish.gate.limits == gate["limits"]
     plain = parse_job({**PUBLISHING, "publish": HELD_IN}).model_dump(mode="json")
     assert plain["publish"]["gate"] == {"mode": "enforce"}
     assert "held" not in plain["init_from"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "goes_on"),
+    [
+        ({"collection": "items"}, True),
+        ({"collection": "items", "version": "current"}, True),
+        ({"collection": "items", "held": "go_on"}, True),
+        ({"collection": "items", "held": "skip"}, False),
+        ({"collection": "items", "version": "v000001"}, False),
+        ({"collection": "films"}, False),
+        ({"job": "job_1"}, False),
+    ],
+)
+def test_a_job_that_refreshes_a_collection_goes_on_from_its_held_versions(
+    settings: dict[str, Any], goes_on: bool
+) -> None:
+    init_from = parse_job({**PUBLISHING, "init_from": settings, "publish": HELD_IN}).init_from
+    assert init_from is not None
+    assert init_from.goes_on("items") == goes_on
+    assert init_from.goes_on(None) == (goes_on and "held" in settings)
+
+
+@pytest.mark.parametrize(
+    "metric", ["turn_p999", "kernel_rms", "norm_moved", "norm_outside", "cosine_low_traffic", "cosine_mean[10-99]"]
+)
+def test_a_limit_of_what_the_gate_does_not_measure_is_passed_over_with_a_warning(metric: str) -> None:
+    with pytest.warns(FutureWarning, match=re.escape(f"the gate does not measure {metric}")):
+        job = parse_job({**PUBLISHING, **gate(limits={metric: 0.5, "cosine_low": 0.1})})
+    assert job.publish is not None
+    assert job.publish.gate.limits == {"cosine_low": 0.1}
 
 
 CTR = {"user": {"type": "id"}, "item": {"type": "id"}, "cat": {"type": "id"}, "price": {"type": "dense"}}
