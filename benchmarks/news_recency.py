@@ -2,9 +2,9 @@
 
     python -m benchmarks.news_recency [--seeds 1 2 3] [--windows 1 5] [--cutoffs 12] [--folder DIR]
 
-Each seed draws a log of ``evenkeel generate --churn`` (benchmarks/news_days.py). For each of the cutoffs, the number of
-a day, BPR trains on the days of the window that ends with it, from initial values, and items are ranked for each user
-of the training, without what the user had in it:
+Each seed draws a log of ``evenkeel generate --churn``. For each of the cutoffs, the number of a day, BPR trains on the
+days of the window that ends with it, from initial values, and items are ranked for each user of the training, without
+what the user had in it:
 
 - ``next_day``: once, at midnight, among the items of the training; to be found is what the user clicks on the next day,
   items that are born then, which nothing here can find, among it;
@@ -15,7 +15,7 @@ The score is the model's alone, or that and ``log(c + SMOOTHING)``, c the item's
 time of ranking (embeddings.recent_counts). Beside them: the items with most clicks in the last three hours, or in the
 last 24. recall@20, a mean over users (hourly: over users and hours), then over the cutoffs.
 
-``consumer``: logistic regression on served vectors (a daily refresh, gate ``halves``) asked whether an item that is
+``consumer``: logistic regression on served vectors (a daily refresh) asked whether an item that is
 clicked tomorrow is clicked more than the median of those: from the vector, from ``log(c + SMOOTHING)``, or from both.
 AUC on the days after CONSUMER_DAY, frozen on it, and refitted on the day before.
 
@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.news_days import FEATURES, JOB, Array, Line, News, _evident, _fit, _served_by_day
+from benchmarks.support.news import FEATURES, JOB, Array, News, evident, fit
 from embeddings import RecentCounts
 from embeddings.vectors.item_vectors import FOUND
 from trainer.checkpoint.warm_start import id_maps
@@ -47,6 +47,7 @@ from trainer.launch.in_process import train
 from trainer.recipes.pages.markdown import table_of
 from trainer.spec import parse_dataset, parse_job
 
+Line = dict[str, Any]
 MODELS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "popularity, power .75": {"negative_distribution": "popularity"},
@@ -194,14 +195,14 @@ def ranked(news: News, window: int, cutoff: int) -> Iterator[Line]:
 def consumer(news: News) -> Line:
     """Return what a consumer is worth that asks for tomorrow's clicks, frozen and refitted, by what it reads."""
     for day in range(news.log.num_days):
-        news.refresh("halves", day)
+        news.refresh(day)
     clicks = [Clicks.of(pq.read_table(path)) for path in news.days]
     counts = RecentCounts(HALF_LIVES[1] * HOUR)
     asked: list[tuple[dict[str, Array], Array]] = []
-    for day, version in _served_by_day(news, "halves")[:-1]:
+    for day, version in news.served_by_day()[:-1]:
         counts.add(clicks[day].items, clicks[day].times)
-        served = news.collection("halves").open(version).items()
-        keys, vectors, _ = _evident(served, served.statuses == FOUND)
+        served = news.collection.open(version).items()
+        keys, vectors, _ = evident(served, served.statuses == FOUND)
         tomorrow = dict(
             zip(*(part.tolist() for part in np.unique(clicks[day + 1].items, return_counts=True)), strict=True)
         )
@@ -213,12 +214,12 @@ def consumer(news: News) -> Line:
         asked.append(({name: one[there] for name, one in inputs.items()}, label))
     figures: Line = {"case": "consumer"}
     for name in asked[0][0]:
-        frozen = _fit(asked[CONSUMER_DAY][0][name], asked[CONSUMER_DAY][1])
+        frozen = fit(asked[CONSUMER_DAY][0][name], asked[CONSUMER_DAY][1])
         later = range(CONSUMER_DAY + 1, len(asked))
         worth = {"frozen": [], "refitted": []}  # type: ignore[var-annotated]
         for day in later:
             of_day, label = asked[day]
-            fitted = {"frozen": frozen, "refitted": _fit(asked[day - 1][0][name], asked[day - 1][1])}
+            fitted = {"frozen": frozen, "refitted": fit(asked[day - 1][0][name], asked[day - 1][1])}
             for how, model in fitted.items():
                 worth[how].append(roc_auc_score(label, model.decision_function(of_day[name])))
         figures[name] = {how: float(np.mean(values)) for how, values in worth.items()}

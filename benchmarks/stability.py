@@ -4,15 +4,16 @@
         [--set PATH=VALUE]
 
 For each spec (default: every examples/ml1m*.yaml) a model is trained on all rows (day 0) and refreshed by warm starts
-of one epoch. ``nulls`` refreshes in a row that differ by seed alone, through the whole stage and its average, calibrate
-the gate; with it, under ``enforce``:
+of one epoch. Each collection begins with ``nulls`` published refreshes in a row that differ by seed alone, through the
+whole stage and its average, which say what is usual (case ``usual``: median, spread and limit of each metric). After
+these, under ``enforce``:
 
-- case ``unseen``: refreshes with seeds that the calibration has not seen, in rows of ten from day 0;
+- case ``unseen``: refreshes with other seeds, in rows of ten;
 - case ``shifted``: nine refreshes, each on its own nine tenths of the rows;
-- case ``growing``: day 0 without a tenth of the items, which are there in the refreshes;
+- case ``growing``: day 0 without a tenth of the items, which are there in the refreshes; without refreshes before;
 - case ``retrained``: a refresh from scratch in place of a warm start;
 - case ``fault``: one line for each of eleven faults (benchmarks/support/faults.py) and three severities, on the fifth
-  refresh of a row: what caught it, if anything did; and each again under the starting values, without a calibration.
+  refresh of a row: what caught it, if anything did, and what would have by the starting limits alone.
 
 A canary, a movie's first genre, is registered in every collection. With ``--folder`` a run that was interrupted goes on
 where it was. benchmarks.stability_tables makes tables of the lines, of any number of runs. Exit code 1 if more than one
@@ -31,14 +32,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from embeddings.refresh.calibration import SETTINGS, Calibration, calibrate
 
 from benchmarks.support.faults import Fault, faults_of_rows
 from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh import probe
-from embeddings.refresh.gate import Thresholds
+from embeddings.refresh.gate import Limits, decide
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Gate, Settings, publish_candidate
+from embeddings.refresh.usual import usual_metrics
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from trainer.launch.in_process import read_spec
@@ -74,14 +75,14 @@ class Family:
             yield name
             before = name
 
-    def open(self, name: str, first: ItemVectors, calibration: Calibration | None = None) -> Collection:
-        """Return a fresh collection that serves ``first``, with the canary, and calibrated if that is given."""
+    def open(self, name: str, first: ItemVectors, nulls: Sequence[ItemVectors] = ()) -> Collection:
+        """Return a fresh collection that served ``first``, with the canary, and then published all of ``nulls``."""
         target = self.store.collection(name)
         if not target.exists():
             self.publish(name, first, "off")
             probe.register(target, "genre", *self.genres)
-        if calibration is not None:
-            target.save_settings(SETTINGS, self.name, calibration.as_document())
+            for items in nulls:
+                self.publish(name, items, "report")
         return target
 
     def publish(self, collection: str, items: ItemVectors, mode: str, **options: Any) -> Publication:
@@ -96,35 +97,33 @@ class Family:
 def study(family: Family, others: Family | None, num_nulls: int, num_unseen: int, num_retrains: int) -> Iterator[Line]:
     """Yield the lines of one family; ``others``: where another collection's vectors come from."""
     day0 = family.day0()
-    scratch = family.open("nulls", day0)
-    versions = [
-        str(family.publish("nulls", family.tables.table(name, 0), "report").version)
-        for name in family.refreshes("null", 1000, num_nulls)
-    ]
-    calibration = calibrate(scratch, scratch, versions)
-    yield {
-        "case": "calibration",
-        "nulls": num_nulls,
-        "unstable": calibration.unstable,
-        "metrics": {name: {**null, "limit": calibration.limits.get(name)} for name, null in calibration.nulls.items()},
-    }
+    nulls = [family.tables.table(name, 0) for name in family.refreshes("null", 1000, num_nulls)]
+    yield {"case": "usual", "nulls": num_nulls, "metrics": usual_of(family.open("nulls", day0, nulls), family.name)}
 
     ends: list[Publication] = []
     for row in range(-(-num_unseen // ROW_LENGTH)):
         length = min(ROW_LENGTH, num_unseen - row * ROW_LENGTH)
-        ends += _row(family, f"unseen{row}", 2000 + 100 * row, length, day0, calibration)
+        ends += _row(family, f"unseen{row}", 2000 + 100 * row, length, day0, nulls)
     yield {"case": "unseen", **summary(ends)}
-    yield growing(family, calibration)
+    yield growing(family)
 
     retrains = [family.tables.table(f"retrain-{number}", 4000 + number) for number in range(num_retrains)]
-    family.open("retrained", day0, calibration)
+    known = family.open("retrained", day0, nulls).current()
     ends = [
-        family.publish("retrained", items, "report", parent="v000001", job_id=f"retrain-{number}")
+        family.publish("retrained", items, "report", parent=known, job_id=f"retrain-{number}")
         for number, items in enumerate(retrains)
     ]
     yield {"case": "retrained", **summary(ends)}
-    yield from faulty(family, others, calibration, retrains[0])
-    yield {"case": "shifted", **summary(_row(family, "shifted", 3000, 9, day0, calibration, shifted=True))}
+    yield from faulty(family, others, retrains[0])
+    yield {"case": "shifted", **summary(_row(family, "shifted", 3000, 9, day0, nulls, shifted=True))}
+
+
+def usual_of(target: Collection, model: str) -> dict[str, dict[str, Any]]:
+    """Return median, spread, number and limit of each metric of what was published, by name."""
+    found = usual_metrics(target, target.current(), model)
+    metrics = target.manifest()["metrics"]
+    limits = Limits(usual=found)
+    return {name: {**usual.as_json(), "limit": limits.of(name, metrics)} for name, usual in found.items()}
 
 
 def _row(
@@ -133,29 +132,29 @@ def _row(
     seed: int,
     length: int,
     first: ItemVectors,
-    calibration: Calibration,
+    nulls: Sequence[ItemVectors],
     shifted: bool = False,
     start: str = "day0",
 ) -> list[Publication]:
-    family.open(name, first, calibration)
+    family.open(name, first, nulls)
     return [
         family.publish(name, family.tables.table(run, 0), "enforce", job_id=run)
         for run in family.refreshes(name, seed, length, start, shifted)
     ]
 
 
-def growing(family: Family, calibration: Calibration) -> Line:
+def growing(family: Family) -> Line:
     """Return the line of the case with a tenth of the movies unknown on day 0."""
     items = pq.read_table(family.tables.dataset.uri, columns=["item"])["item"].to_numpy()
     distinct = np.unique(items)
     fresh = np.random.default_rng(5).choice(distinct, len(distinct) // 10, replace=False)
     rows = family.tables.rows("without-new", ~np.isin(items, fresh))
     first = family.tables.table("young", family.tables.job.seed, rows=rows)
-    ends = _row(family, "growing", 5000, 3, first, calibration, start="young")
+    ends = _row(family, "growing", 5000, 3, first, [], start="young")
     return {"case": "growing", "items_before": len(first), "items_after": len(distinct), **summary(ends)}
 
 
-def faulty(family: Family, others: Family | None, calibration: Calibration, retrained: ItemVectors) -> Iterator[Line]:
+def faulty(family: Family, others: Family | None, retrained: ItemVectors) -> Iterator[Line]:
     """Yield lines of refreshes that are honest but for the fault, judged against the version before them."""
     row = "unseen0"
     target = family.store.collection(row)
@@ -164,19 +163,16 @@ def faulty(family: Family, others: Family | None, calibration: Calibration, retr
     parent = written["parent"]
     foreign = retrained if others is None else others.day0()
 
-    def judged(items: ItemVectors, name: str, align: bool = True, thresholds: Thresholds | None = None) -> list[str]:
-        end = family.publish(row, items, "report", parent=parent, align=align, thresholds=thresholds, job_id=name)
-        return [check["metric"] for check in end.gate if check["verdict"] == "fail"]
-
     def line(fault: Fault, severity: float, items: ItemVectors) -> Line:
         name = f"{fault.name} {severity}"
+        end = family.publish(row, items, "report", parent=parent, align=fault.align, job_id=name)
         return {
             "case": "fault",
             "fault": fault.name,
             "severity": severity,
             "unit": fault.unit,
-            "caught_by": judged(items, name, fault.align),
-            "caught_by_starting_values": judged(items, f"{name} starting", fault.align, Thresholds()),
+            "caught_by": [check["metric"] for check in end.gate if check["verdict"] == "fail"],
+            "caught_by_starting_limits": decide(end.metrics).failed,
         }
 
     for fault in faults_of_rows(foreign):
@@ -229,7 +225,7 @@ def broken_promises(lines: Sequence[Line]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("specs", type=Path, nargs="*", default=sorted(Path("examples").glob("ml1m*.yaml")))
-    parser.add_argument("--nulls", type=int, default=5)
+    parser.add_argument("--nulls", type=int, default=5, help="refreshes that say what is usual, at least 5")
     parser.add_argument("--unseen", type=int, default=20)
     parser.add_argument("--retrains", type=int, default=3, help="refreshes from scratch, at least one")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and found again (default: a temporary one)")

@@ -17,12 +17,10 @@ from typing import Any
 BEGIN = "<!-- tables of benchmarks.stability -->"
 END = "<!-- end of tables -->"
 SHOWN_METRICS = (
-    "cosine_mean", "cosine_p5", "cosine_low", "cosine_mean_traffic", "cosine_mean[0-9]", "cosine_p5[0-9]",
-    "knn_overlap", "kernel_rms", "effective_rank", "norm_shift", "norm_moved", "canary_drop[genre]",
-    "canary_churn[genre]",
+    "cosine_mean", "cosine_low", "norm_change_p95", "unreplaced", "canary_drop[genre]",
 )  # fmt: skip
 HONEST = {
-    "unseen": "null refreshes that the calibration has not seen",
+    "unseen": "refreshes with other seeds",
     "shifted": "refreshes on other nine tenths of the rows",
     "growing": "refreshes that bring a tenth of new items",
     "retrained": "retrained from scratch (to be held, unless a family is that stable)",
@@ -35,7 +33,7 @@ def tables(lines: Sequence[Line], source: str) -> str:
     """Return tables of honest refreshes, limits and faults, per model family."""
     models = list(dict.fromkeys(line["model"] for line in lines))
     parts = [f"({source})", "", "### Honest refreshes", "", *_honest(lines, models)]
-    parts += ["", "### Nulls and the limits that they call for", "", *_limits(lines, models)]
+    parts += ["", "### What is usual, and the limits that follow", "", *_limits(lines, models)]
     parts += ["", "### Faults", "", *_faults(lines, models)]
     return "\n".join(parts)
 
@@ -62,15 +60,15 @@ def _honest(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
 
 
 def _limits(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
-    rows = ["| mean ± spread (limit) | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
-    found = {line["model"]: line["metrics"] for line in lines if line["case"] == "calibration"}
+    rows = ["| median ± spread (limit) | " + " | ".join(models) + " |", "|---" * (len(models) + 1) + "|"]
+    found = {line["model"]: line["metrics"] for line in lines if line["case"] == "usual"}
     for metric in SHOWN_METRICS:
         cells = []
         for model in models:
             null = found[model].get(metric)
             limit = None if null is None else null["limit"]
             shown = "" if limit is None else f" ({limit:.4g})"
-            cells.append("" if null is None else f"{null['mean']:.4g} ± {null['spread']:.2g}{shown}")
+            cells.append("" if null is None else f"{null['median']:.4g} ± {null['spread']:.2g}{shown}")
         if any(cells):
             rows.append(f"| `{metric}` | " + " | ".join(cells) + " |")
     return rows
@@ -92,8 +90,8 @@ def _faults(lines: Sequence[Line], models: Sequence[str]) -> list[str]:
                 rows.append(f"    - {model}: **none** up to {_severity(worst)}")
                 continue
             smallest = caught[0]
-            starting = [line for line in tried if line["caught_by_starting_values"]]
-            without = f"; uncalibrated {_severity(starting[0])}" if starting else "; uncalibrated none"
+            starting = [line for line in tried if line["caught_by_starting_limits"]]
+            without = f"; by starting limits {_severity(starting[0])}" if starting else "; by starting limits none"
             missed = [line for line in tried if not line["caught_by"]]
             let_through = f"; **let through** {', '.join(_severity(line) for line in missed)}" if missed else ""
             metrics = ", ".join(f"`{metric}`" for metric in smallest["caught_by"][:2])

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.stability import broken_promises
+from benchmarks.stability import broken_promises, usual_of
 from benchmarks.stability_tables import BEGIN, END, put_into, tables
 from benchmarks.support.faults import Fault, faults_of_rows, shuffled, some
-from embeddings.refresh.gate import Thresholds, decide
+from embeddings.refresh.gate import Limits, decide
 from embeddings.refresh.gate_metrics import compare
 from embeddings.refresh.procrustes import procrustes, rotate
+from embeddings.refresh.publish import Settings, publish_candidate
+from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 
 N, D = 2000, 32
@@ -72,9 +74,7 @@ def test_turned_is_a_rotation_that_alignment_takes_back() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 def test_the_largest_of_each_fault_is_caught_where_refreshes_are_quiet(fault: Fault) -> None:
-    quiet = Thresholds().with_own(
-        {"newly_carried": 0.05, "norm_moved": 0.005, "cosine_low": 0.005, "norm_outside": 0.03}
-    )
+    quiet = Limits({"newly_carried": 0.05, "norm_change_p95": 0.1, "cosine_low": 0.005})
     honest, broken = made(fault, fault.severities[-1])
     assert decide(compare(honest, honest), quiet).passed
     assert decide(compare(honest, broken), quiet).failed
@@ -89,16 +89,16 @@ def test_items_without_evidence_are_left_alone() -> None:
 
 # --- lines and tables ------------------------------------------------------------------------------------------------
 
-NULLS = {"cosine_mean": {"mean": 0.98, "spread": 0.001, "worst": 0.97, "limit": 0.95}}
+NULLS = {"cosine_mean": {"median": 0.98, "spread": 0.001, "refreshes": 5, "limit": 0.95}}
 
 
 def line(case: str, **fields: Any) -> dict[str, Any]:
     honest = {"refreshes": 20, "held": 0, "held_by": [], "cosine_mean": [0.97, 0.99]}
-    return {"model": "bpr", "case": case, **({} if case in ("calibration", "fault") else honest), **fields}
+    return {"model": "bpr", "case": case, **({} if case in ("usual", "fault") else honest), **fields}
 
 
 LINES = [
-    line("calibration", metrics=NULLS),
+    line("usual", metrics=NULLS),
     line("unseen"),
     line("shifted", refreshes=9),
     line("growing", refreshes=3),
@@ -106,23 +106,33 @@ LINES = [
     *(
         line(
             "fault", fault="NaN rows", severity=severity, unit="of the items", caught_by=caught,
-            caught_by_starting_values=[],
+            caught_by_starting_limits=[],
         )
         for severity, caught in ((0.001, []), (0.01, ["finite"]), (0.1, ["finite", "coverage", "carried"]))
     ),
-    line("fault", fault="shy", severity=3, unit="axes", caught_by=[], caught_by_starting_values=[]),
+    line("fault", fault="shy", severity=3, unit="axes", caught_by=[], caught_by_starting_limits=[]),
 ]  # fmt: skip
 
 
 def test_tables_tell_what_was_caught_and_what_was_not() -> None:
     text = tables(LINES, "today")
-    assert (
-        "- **NaN rows (of the items)**\n    - bpr: 1 % by `finite`; **let through** 0.1 %; uncalibrated none\n" in text
-    )
+    assert "    - bpr: 1 % by `finite`; **let through** 0.1 %; by starting limits none\n" in text
     assert "- **shy (axes)**\n    - bpr: **none** up to 3" in text
     assert "0 of 20 held; mean cosine 0.970 to 0.990" in text
     assert "3 of 3 held by `cosine_mean`" in text
     assert "| `cosine_mean` | 0.98 ± 0.001 (0.95) |" in text
+
+
+def test_what_is_usual_is_what_the_published_refreshes_of_a_collection_were(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for seed in range(6):
+        noise = 0.05 * np.random.default_rng(seed).standard_normal((N, D)).astype(np.float32)
+        candidate = ItemVectors(np.arange(N), items().vectors + noise)
+        current = store.collection("items").current()
+        publish_candidate(store, "items", candidate, Settings(), parent_version=current, model="bpr")
+    found = usual_of(store.collection("items"), "bpr")["cosine_mean"]
+    assert (found["refreshes"], found["median"] > 0.99) == (5, True)
+    assert found["limit"] == pytest.approx(found["median"] - 0.04)
 
 
 def test_tables_are_put_between_the_marks(tmp_path: Path) -> None:
