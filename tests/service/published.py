@@ -54,11 +54,11 @@ def publish(
     return version, vectors
 
 
-def hold(settings: Settings, name: str = "items", *, seed: int = 99) -> str:
-    """A version that the gate held."""
+def hold(settings: Settings, name: str = "items", *, seed: int = 99, **extra: Any) -> str:
+    """A version that the gate held; ``extra``: of its manifest."""
     collection = store_at(settings).collection(name)
     ids = np.arange(1, 51) * 10
     gate = [{"metric": "mean_cosine", "value": 0.1, "threshold": 0.85, "verdict": "fail"}]
-    version = write(collection, ids, directions(50, seed), parent=collection.current(), gate=gate)
+    version = write(collection, ids, directions(50, seed), parent=collection.current(), gate=gate, extra=extra)
     collection.hold(version, ["mean_cosine 0.10 is below 0.85"])
     return version
