@@ -265,7 +265,7 @@ def serve(
     target, view = store.collection(name), f"{name}_rff"
 
     def publish(items: ItemVectors, how: Settings) -> Publication:
-        return publish_candidate(store, name, items, how, parent_version=target.current(), model="model")
+        return publish_candidate(store, target.name, items, how, parent_version=target.current(), model="model")
 
     def features(version: str | None) -> tuple[Array, Array]:
         assert version is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.anchor_drift import DRIFT
 from embeddings.refresh.gate_checks.cosines import cosines_of
@@ -120,16 +118,16 @@ class Alignment:
             return cls()
         if not publish.align:
             return cls(parent.version, None, "align: false")
-        note, half_count = None, publish.evidence.align_half_count
+        note = None
         if publish.ema is None and generation.anchor_version not in (None, parent.version):
             try:
                 anchor = target.open(str(generation.anchor_version))
-                return cls(anchor.version, _rotation_onto(anchor, candidate, half_count))
+                return cls(anchor.version, _rotation_onto(anchor, candidate))
             except (TooFewShared, UnknownVersion) as error:
                 note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
         if start is not None:
-            return cls(start.version, _rotation_onto(start, candidate, half_count), note)
-        return cls(parent.version, _rotation_onto(parent, candidate, half_count), note)
+            return cls(start.version, _rotation_onto(start, candidate), note)
+        return cls(parent.version, _rotation_onto(parent, candidate), note)
 
     @property
     def kind(self) -> str:
@@ -139,22 +137,9 @@ class Alignment:
         return "identity" if self.rotation is None else "procrustes"
 
 
-def _rotation_onto(served: VersionReader, candidate: ItemVectors, half_count: float | None) -> Array:
+def _rotation_onto(served: VersionReader, candidate: ItemVectors) -> Array:
     old, new = shared_found(served, candidate)
-    weights = None if half_count is None else _weights_of_pairs(served.counts, candidate.counts, old, new, half_count)
-    return procrustes(candidate.vectors, served.items().vectors, source_rows=new, target_rows=old, weights=weights)
-
-
-def _weights_of_pairs(
-    served: Array | None, candidate: Array | None, old: Array, new: Array, half_count: float
-) -> Array | None:
-    """Return n / (n + half_count) of each pair, n the fewer of its counts; None where counts are unknown."""
-    known = [counts[rows] for counts, rows in ((served, old), (candidate, new)) if counts is not None]
-    if not known:
-        return None
-    fewest = np.minimum.reduce(known).astype(np.float64)
-    weights: Array = fewest / (fewest + half_count)
-    return weights if weights.any() else None
+    return procrustes(candidate.vectors, served.items().vectors, source_rows=new, target_rows=old)
 
 
 def shared_found(served: VersionReader, candidate: ItemVectors) -> tuple[Array, Array]:

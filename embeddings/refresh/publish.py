@@ -240,7 +240,7 @@ class _Refresh:
             "drift_from": drift_from(target, parent, generation),
             **assessment.record,
             "metrics": {name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
-            "models": None if self.models is None else self.models.as_json(),
+            "comparison": None if self.models is None else self.models.as_json(),
             "max_held": publish.gate.max_held,
             **holding.record,
             "diagnosis": None if diagnosis is None else diagnosis.as_dict(),

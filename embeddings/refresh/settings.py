@@ -39,8 +39,6 @@ class EvidenceSettings(Protocol):
     @property
     def min_count(self) -> int: ...
     @property
-    def align_half_count(self) -> float | None: ...
-    @property
     def mark_uncertain(self) -> bool: ...
 
 
@@ -107,13 +105,11 @@ class Evidence:
     """What the number of an item's rows of training decides.
 
     ``min_count``: items of fewer rows, in this version or the one before, do not count in what the gate measures of the
-    shared items; 0: all do. ``align_half_count``: a pair of the rotation of n rows weighs n / (n + that); None: all
-    alike. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew better are served as
-    ``uncertain``.
+    shared items; 0: all do. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
+    better are served as ``uncertain``.
     """
 
     min_count: int = 5
-    align_half_count: float | None = None
     mark_uncertain: bool = False
 
 

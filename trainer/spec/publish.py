@@ -139,13 +139,15 @@ class Evidence(Spec):
     """What the number of an item's rows of training decides.
 
     ``min_count``: items of fewer rows, in this version or the one before, do not count in what the gate measures of the
-    shared items (0: all do). ``align_half_count``: a pair of the rotation weighs n / (n + that), n the fewer of its two
-    counts; null: all alike. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
+    shared items (0: all do). ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
     better are served as ``uncertain``.
     """
 
+    removed: ClassVar[dict[str, Removed]] = {
+        "align_half_count": Removed("it changed mean cosines by .01 at most", "leave it out"),
+    }
+
     min_count: int = Field(default=5, ge=0, le=1_000_000)
-    align_half_count: Positive | None = None
     mark_uncertain: bool = False
 
 
@@ -156,7 +158,7 @@ class Publish(Spec):
     after so many seconds, or rows, since the last one (trainer.publishing.repeated).
     """
 
-    renamed: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
+    old_names: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
 
     collection: Name
     feature: str

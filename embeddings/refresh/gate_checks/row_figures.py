@@ -17,7 +17,7 @@ class RowFigures(GateCheck):
 
     ``log_rows``: natural logarithm of their number. ``largest_user``: share of them that one user has. ``pairing``: how
     well users and items belong together, .5 for an item column that was shuffled; ``pairing_newest``: the same of the
-    newest rows.
+    newest rows. ``popularity``: correlation of items' counts between the newest rows and the others.
     """
 
     about = "rows"
@@ -25,9 +25,11 @@ class RowFigures(GateCheck):
     limits = (
         Limit("log_rows", None, f"there are far fewer rows than on the days before: {_LOOK}", spread=0.15),
         Limit("largest_user", None, f"one user has a large share of the rows: {_LOOK}", at_most=True, spread=0.02),
-        Limit("pairing", None, f"users and items of the rows belong together less than before: {_LOOK}", spread=0.004),
+        Limit("pairing", None, f"users and items of the rows belong together less than before: {_LOOK}", spread=0.0015),
         Limit("pairing_newest", None, f"users and items of the newest rows belong together less than before: {_LOOK}",
-              spread=0.008),
+              spread=0.003),
+        Limit("popularity", None, f"other items are popular in the newest rows, as if ids had changed: {_LOOK}",
+              spread=0.01),
     )  # fmt: skip
 
     @staticmethod

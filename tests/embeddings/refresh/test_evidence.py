@@ -11,7 +11,6 @@ import pytest
 from embeddings.refresh.gate import Limits, decide
 from embeddings.refresh.gate_checks.comparison import MIN_EVIDENT, Comparison
 from embeddings.refresh.gate_metrics import measure
-from embeddings.refresh.procrustes import procrustes, rotate
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Settings, publish_candidate
 from embeddings.refresh.settings import Evidence, Gate
@@ -192,32 +191,6 @@ def test_drift_is_held_until_somebody_promotes_it_and_is_counted_from_there(stor
     # Retention leaves it, as it leaves the first of the generation.
     assert collection.manifest(end.version)["state"] == "superseded"
     assert following.metrics["anchor_cosine"] > 0.9
-
-
-# --- the rotation -----------------------------------------------------------------------------------------------------
-
-
-def test_a_weighted_rotation_is_that_of_pairs_taken_so_often() -> None:
-    source, target = geometry(0, 300), geometry(1, 300)
-    times = np.random.default_rng(0).integers(1, 5, 300)
-    expected = procrustes(np.repeat(source, times, axis=0), np.repeat(target, times, axis=0))
-    np.testing.assert_allclose(procrustes(source, target, weights=times, chunk_rows=64), expected, atol=1e-5)
-    # Rows too long for float32 squares take the other way.
-    wide = source.astype(np.float64) * 1e200
-    np.testing.assert_allclose(procrustes(wide, target, weights=times), expected, atol=1e-5)
-    alike = procrustes(source, target, weights=np.full(300, 2.0))
-    np.testing.assert_allclose(alike, procrustes(source, target), atol=1e-6)
-
-
-def test_pairs_of_few_rows_weigh_little_where_that_is_asked_for(store: Store) -> None:
-    publish(store, day(0))
-    settings = Settings(evidence=Evidence(align_half_count=10.0), ema=None, gate=Gate("off"))
-    candidate = day(1)
-    written = publish(store, candidate, settings).version
-    served = store.collection("items").open("v000001")
-    weights = COUNTS / (COUNTS + 10.0)
-    expected = rotate(candidate.vectors, procrustes(candidate.vectors, served.vectors, weights=weights))
-    np.testing.assert_allclose(store.collection("items").open(written).vectors, expected, atol=1e-5)
 
 
 # --- what is served ---------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from trainer.search.folder import SEARCH_FILE, SearchFolder
 from trainer.search.spec import parse_search
 from trainer.spec import parse_job
 
-PUBLISH = {"collection": "items", "feature": "item"}
+PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
 REMOVED = {"calibrate": "auto", "calibrate_seconds": 60.0}
 
 
 def with_removed(job: dict[str, Any]) -> dict[str, Any]:
-    return job | {"publish": job["publish"] | {"gate": job["publish"].get("gate", {}) | REMOVED}}
+    return job | {"publish": job["publish"] | {"gate": job["publish"]["gate"] | REMOVED}}
 
 
 @pytest.mark.slow

@@ -79,10 +79,6 @@ class PreparedColumns:
     sampling: str
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
-    sampling_window: int | None
-    """Of recent negatives, how many rows before an example's they come from."""
-    hard_negatives: dict[str, Any] | None
-    """What a job says of hard negatives (trainer.spec.models.hard_negatives); None where it has none."""
     unread: list[str]
     """Features of the dataset that a sequence model has no use for."""
     draws_negatives: bool
@@ -135,8 +131,6 @@ class PreparedColumns:
         papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
         sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
         self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
-        self.sampling_window = sampling.get("window")
-        self.hard_negatives = manifest.get("hard_negatives")
         self.draws_negatives = bool(manifest.get("draws_negatives"))
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]

@@ -19,6 +19,8 @@ MAX_USER_ITEMS = 32
 """Items of one user that take part; users with many would decide the figure and cost the square of their number."""
 MIN_PAIRS = 200
 """Fewest pairs of items on which pairing is told; its standard error is then about .03."""
+MIN_ITEMS = 100
+"""Fewest items on which the correlation of their counts is told."""
 NEWEST = 0.2
 """Share of the rows that counts as the newest."""
 _SAMPLE_SEED, _HALF_SEED, _ORDER_SEED, _DRAW_SEED = 0x1F01, 0x1F02, 0x1F03, 0x1F04
@@ -36,12 +38,12 @@ def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) ->
 
     Returns:
         ``rows``: their number; ``largest_user``: share that one user has; ``pairing`` and ``pairing_newest``, see
-        :func:`pairing`, of all rows and of the newest fifth.
+        :func:`pairing`, of all rows and of the newest fifth; ``popularity``, see :func:`popularity`.
     """
     figures: dict[str, float | None] = {"rows": float(encoded.num_rows), "largest_user": None}
     if user_counts is not None and user_counts.sum() > 0:
         figures["largest_user"] = float(user_counts[NUM_SPECIAL_ROWS:].max(initial=0) / user_counts.sum())
-    figures["pairing"] = figures["pairing_newest"] = None
+    figures |= {"pairing": None, "pairing_newest": None, "popularity": None}
     users, items = (_codes(plan, encoded, name) for name in ("user", "item"))
     if users is None or items is None:
         return figures
@@ -50,6 +52,7 @@ def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) ->
     newest = _newest(plan, encoded)
     if newest is not None:
         figures["pairing_newest"] = pairing(users[newest & known], items[newest & known])
+        figures["popularity"] = popularity(items[~newest & known], items[newest & known])
     return figures
 
 
@@ -90,6 +93,24 @@ def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
     other = drawn != left
     own, chance = (_times(together, counts, left, one, width)[other] for one in (right, drawn))
     return float((own > chance).mean() + 0.5 * (own == chance).mean())
+
+
+def popularity(earlier: npt.NDArray[Any], newest: npt.NDArray[Any]) -> float | None:
+    """Return the correlation of the logarithms of items' counts in two parts of the rows; ids that changed lower it.
+
+    Args:
+        earlier: code of the item of each earlier row, at least 0.
+        newest: code of the item of each of the newest rows, at least 0.
+
+    Returns:
+        The correlation over items with two rows in each part, None for fewer than ``MIN_ITEMS`` of them.
+    """
+    width = 1 + max(earlier.max(initial=0), newest.max(initial=0))
+    counts = np.stack([np.bincount(part, minlength=width) for part in (earlier, newest)])
+    logs = np.log(counts[:, counts.min(axis=0) >= 2])
+    if logs.shape[1] < MIN_ITEMS or not logs.std(axis=1).all():
+        return None
+    return float(np.corrcoef(logs)[0, 1])
 
 
 def _codes(plan: DataPlan, encoded: Encoded, name: str) -> npt.NDArray[np.int32] | None:
