@@ -13,7 +13,7 @@ _FIELDS = {"metric": "METRIC", "value": "VALUE", "bound": "BOUND", "limit": "LIM
 
 
 def status(publication: Mapping[str, Any]) -> str:
-    """Return ``held v000004 (3 in a row)``, ``published v000004 (new generation)``; empty where nothing was published."""
+    """Return ``held v000004 (3 in a row)``, ``published v000004 (new generation)``; empty without a publication."""
     if publication.get("status") in (None, "none"):
         return ""
     told = " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))

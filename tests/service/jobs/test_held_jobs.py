@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.support.world import World, date_of
 from service.client import Client
 from tests.service import serving
 from tests.service.serving import Served
 from trainer.runs.run_process import terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.process]
-
-NUM_USERS, NUM_ITEMS, NUM_TOPICS, TASTES, ROWS, SHOWN = 400, 800, 16, 6, 10_000, 25
-SWITCH = 3
-"""Day from which on six tenths of the items are all but gone."""
-
-
-def date_of(day: int) -> str:
-    return (datetime.date(2026, 1, 1) + datetime.timedelta(day)).isoformat()
-
-
-def days(number: int) -> list[pa.Table]:
-    """Rows of each day: a user takes the likeliest of 25 items that popularity picks."""
-    rng = np.random.default_rng(0)
-    users, topics = rng.standard_normal((NUM_USERS, TASTES)), rng.standard_normal((NUM_TOPICS, TASTES))
-    places = topics[rng.integers(0, NUM_TOPICS, NUM_ITEMS)] + 0.4 * rng.standard_normal((NUM_ITEMS, TASTES))
-    popularity = rng.lognormal(size=NUM_ITEMS)
-    found = []
-    for day in range(number):
-        weights = popularity * np.where((np.arange(NUM_ITEMS) < 0.6 * NUM_ITEMS) & (day >= SWITCH), 0.001, 1.0)
-        user = rng.integers(0, NUM_USERS, ROWS)
-        seen = rng.choice(NUM_ITEMS, (ROWS, SHOWN), p=weights / weights.sum())
-        liking = np.einsum("nt,nct->nc", users[user], places[seen]) * 3 / np.sqrt(TASTES)
-        item = seen[np.arange(ROWS), (liking + rng.gumbel(size=seen.shape)).argmax(axis=1)]
-        columns = {"user": user, "item": item, "click": np.ones(ROWS, np.int64), "date": [date_of(day)] * ROWS}
-        found.append(pa.table(columns))
-    return found
 
 
 def dataset_document(rows: Path) -> dict[str, Any]:
@@ -85,7 +57,8 @@ def test_an_assortment_that_changed_is_held_told_of_and_gone_on_from(tmp_path: P
     with serving.serving(tmp_path, "all") as served, Client(served.url, served.key) as client:
         rows = served.data / "rows"
         rows.mkdir()
-        tables = days(6)
+        world = World("switch", 0)
+        tables = [world.day(day) for day in range(6)]
         for day in range(3):
             pq.write_table(tables[day], rows / f"{day}.parquet")
         client.add_dataset(dataset_document(rows))
