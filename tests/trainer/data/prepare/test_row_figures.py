@@ -15,7 +15,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.batches.prepared_columns import MANIFEST
 from trainer.data.prepare import row_figures
 from trainer.data.prepare.preparation import prepare
-from trainer.data.prepare.row_figures import MAX_USER_ITEMS, MIN_PAIRS, pairing
+from trainer.data.prepare.row_figures import MAX_USER_ITEMS, MIN_PAIRS, pairing, popularity
 
 NUM_USERS, NUM_ITEMS, GROUPS = 300, 200, 5
 
@@ -145,7 +145,8 @@ def figures_of(dataset_spec: Any, job_spec: Any, tmp_path: Path) -> Any:
 def test_the_figures_are_in_the_manifest_of_what_is_prepared(figures_of: Any) -> None:
     users, items = rows()
     figures = figures_of(table())
-    assert set(figures) == {"rows", "largest_user", "pairing", "pairing_newest"}
+    assert set(figures) == {"rows", "users", "largest_user", "pairing", "pairing_newest", "popularity"}
+    assert figures["users"] == len(np.unique(users))
     assert figures["rows"] == len(users)
     # Of the rows of training, which are most of all rows.
     assert figures["largest_user"] == pytest.approx(20 / len(users), rel=0.3)
@@ -166,6 +167,18 @@ def test_a_shuffled_column_shows_and_that_of_the_newest_rows_alone_too(figures_o
     # The newest rows are so by their times, wherever they stand.
     backwards = figures_of(table(mixed).take(np.arange(len(items))[::-1]))
     assert backwards["pairing_newest"] == pytest.approx(figures["pairing_newest"], abs=0.05)
+
+
+def test_popularity_is_the_correlation_of_counts_and_falls_where_ids_are_exchanged() -> None:
+    rng = np.random.default_rng(0)
+    often = rng.integers(2, 200, 300)
+    earlier, newest = (np.repeat(np.arange(300), counts) for counts in (often, 2 + often // 4))
+    counts = np.log(np.stack([often, 2 + often // 4]))
+    assert popularity(earlier, newest) == pytest.approx(np.corrcoef(counts)[0, 1])
+    names = rng.permutation(300)
+    assert abs(popularity(earlier, names[newest]) or 0.0) < 0.2
+    assert popularity(earlier[earlier < 90], newest[newest < 90]) is None  # too few items
+    assert popularity(np.repeat(np.arange(200), 5), np.repeat(np.arange(200), 3)) is None  # all alike
 
 
 def test_one_user_with_half_of_the_rows_shows(figures_of: Any) -> None:
@@ -194,7 +207,8 @@ def test_rows_without_times_have_no_newest_and_a_few_tell_nothing(figures_of: An
 
 def test_a_job_that_reads_no_users_has_none_to_pair(figures_of: Any) -> None:
     figures = figures_of(table(), features={"item": {"type": "id"}})
-    assert figures == {"rows": len(rows()[0]), "largest_user": None, "pairing": None, "pairing_newest": None}
+    assert figures.pop("rows") == len(rows()[0])
+    assert set(figures.values()) == {None}
 
 
 def test_what_an_earlier_version_prepared_has_no_figures(figures_of: Any, tmp_path: Path) -> None:
