@@ -108,7 +108,7 @@ def popularity(earlier: npt.NDArray[Any], newest: npt.NDArray[Any]) -> float | N
     width = 1 + max(earlier.max(initial=0), newest.max(initial=0))
     counts = np.stack([np.bincount(part, minlength=width) for part in (earlier, newest)])
     logs = np.log(counts[:, counts.min(axis=0) >= 2])
-    if logs.shape[1] < MIN_ITEMS or not logs.std(axis=1).all():
+    if logs.shape[1] < MIN_ITEMS or not np.ptp(logs, axis=1).all():
         return None
     return float(np.corrcoef(logs)[0, 1])
 

@@ -15,7 +15,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.batches.prepared_columns import MANIFEST
 from trainer.data.prepare import row_figures
 from trainer.data.prepare.preparation import prepare
-from trainer.data.prepare.row_figures import MAX_USER_ITEMS, MIN_PAIRS, pairing
+from trainer.data.prepare.row_figures import MAX_USER_ITEMS, MIN_ITEMS, MIN_PAIRS, pairing, popularity
 
 NUM_USERS, NUM_ITEMS, GROUPS = 300, 200, 5
 
@@ -117,6 +117,31 @@ def test_too_few_pairs_tell_nothing() -> None:
     assert pairing(np.arange(5000), np.arange(5000) % 100) is None
 
 
+def test_popularity_is_the_correlation_of_items_counts_in_two_parts() -> None:
+    rng = np.random.default_rng(0)
+    often = rng.lognormal(3, 1, 2 * MIN_ITEMS)
+    earlier, newest = (np.repeat(np.arange(2 * MIN_ITEMS), rng.poisson(often * part)) for part in (1.0, 0.25))
+    counts = [[int((part == item).sum()) for item in range(2 * MIN_ITEMS)] for part in (earlier, newest)]
+    twice = [pair for pair in zip(*counts, strict=True) if min(pair) >= 2]
+    expected = np.corrcoef(np.log(np.array(twice).T))[0, 1]
+    assert popularity(rng.permutation(earlier), newest) == pytest.approx(expected)
+    assert expected > 0.8
+    # Other ids for the same items, as if somebody had numbered them anew.
+    anew = rng.permutation(2 * MIN_ITEMS)
+    changed = popularity(earlier, anew[newest])
+    assert changed is not None
+    assert abs(changed) < 0.3
+
+
+def test_popularity_of_few_items_or_of_items_alike_is_not_told() -> None:
+    items = np.repeat(np.arange(MIN_ITEMS - 1), np.arange(2, MIN_ITEMS + 1))
+    assert popularity(items, items) is None
+    enough = np.repeat(np.arange(MIN_ITEMS), np.arange(2, MIN_ITEMS + 2))
+    assert popularity(enough, enough) == pytest.approx(1.0)
+    assert popularity(np.repeat(np.arange(MIN_ITEMS), 2), enough) is None
+    assert popularity(items[:0], enough) is popularity(items[:0], items[:0]) is None
+
+
 # --- of a prepared run ------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +170,7 @@ def figures_of(dataset_spec: Any, job_spec: Any, tmp_path: Path) -> Any:
 def test_the_figures_are_in_the_manifest_of_what_is_prepared(figures_of: Any) -> None:
     users, items = rows()
     figures = figures_of(table())
-    assert set(figures) == {"rows", "largest_user", "pairing", "pairing_newest"}
+    assert set(figures) == {"rows", "largest_user", "pairing", "pairing_newest", "popularity"}
     assert figures["rows"] == len(users)
     # Of the rows of training, which are most of all rows.
     assert figures["largest_user"] == pytest.approx(20 / len(users), rel=0.3)
@@ -163,6 +188,10 @@ def test_a_shuffled_column_shows_and_that_of_the_newest_rows_alone_too(figures_o
     figures = figures_of(table(mixed))
     assert figures["pairing"] > 0.6
     assert figures["pairing_newest"] == pytest.approx(0.5, abs=0.06)
+    assert figures["popularity"] is not None
+    renumbered = np.where(newest, np.random.default_rng(4).permutation(NUM_ITEMS)[items], items)
+    other = figures_of(table(renumbered))["popularity"]
+    assert other < 0.3 < figures["popularity"]
     # The newest rows are so by their times, wherever they stand.
     backwards = figures_of(table(mixed).take(np.arange(len(items))[::-1]))
     assert backwards["pairing_newest"] == pytest.approx(figures["pairing_newest"], abs=0.05)
@@ -194,7 +223,8 @@ def test_rows_without_times_have_no_newest_and_a_few_tell_nothing(figures_of: An
 
 def test_a_job_that_reads_no_users_has_none_to_pair(figures_of: Any) -> None:
     figures = figures_of(table(), features={"item": {"type": "id"}})
-    assert figures == {"rows": len(rows()[0]), "largest_user": None, "pairing": None, "pairing_newest": None}
+    unknown = dict.fromkeys(("largest_user", "pairing", "pairing_newest", "popularity"))
+    assert figures == {"rows": len(rows()[0]), **unknown}
 
 
 def test_what_an_earlier_version_prepared_has_no_figures(figures_of: Any, tmp_path: Path) -> None:
