@@ -118,7 +118,7 @@ def test_the_starting_limit_stays_until_five_were_published(refreshes: int) -> N
     known = refreshes >= MIN_REFRESHES
     assert limits.of("cosine_mean", {}) == pytest.approx(0.95 - WIDTH * LEAST if known else 0.75)
     # There is no starting limit of how users and items pair.
-    assert limits.of("pairing", {}) == pytest.approx(0.8 - (1.0 if known else EARLY) * WIDTH * 0.004)
+    assert limits.of("pairing", {}) == pytest.approx(0.8 - (1.0 if known else EARLY) * WIDTH * 0.0015)
     assert Limits().of("pairing", {}) is None
 
 

@@ -15,7 +15,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.batches.prepared_columns import MANIFEST
 from trainer.data.prepare import row_figures
 from trainer.data.prepare.preparation import prepare
-from trainer.data.prepare.row_figures import MAX_USER_ITEMS, MIN_PAIRS, pairing, popularity
+from trainer.data.prepare.row_figures import MAX_USER_ITEMS, MIN_ITEMS, MIN_PAIRS, pairing, popularity
 
 NUM_USERS, NUM_ITEMS, GROUPS = 300, 200, 5
 
@@ -117,6 +117,31 @@ def test_too_few_pairs_tell_nothing() -> None:
     assert pairing(np.arange(5000), np.arange(5000) % 100) is None
 
 
+def test_popularity_is_the_correlation_of_items_counts_in_two_parts() -> None:
+    rng = np.random.default_rng(0)
+    often = rng.lognormal(3, 1, 2 * MIN_ITEMS)
+    earlier, newest = (np.repeat(np.arange(2 * MIN_ITEMS), rng.poisson(often * part)) for part in (1.0, 0.25))
+    counts = [[int((part == item).sum()) for item in range(2 * MIN_ITEMS)] for part in (earlier, newest)]
+    twice = [pair for pair in zip(*counts, strict=True) if min(pair) >= 2]
+    expected = np.corrcoef(np.log(np.array(twice).T))[0, 1]
+    assert popularity(rng.permutation(earlier), newest) == pytest.approx(expected)
+    assert expected > 0.8
+    # Other ids for the same items, as if somebody had numbered them anew.
+    anew = rng.permutation(2 * MIN_ITEMS)
+    changed = popularity(earlier, anew[newest])
+    assert changed is not None
+    assert abs(changed) < 0.3
+
+
+def test_popularity_of_few_items_or_of_items_alike_is_not_told() -> None:
+    items = np.repeat(np.arange(MIN_ITEMS - 1), np.arange(2, MIN_ITEMS + 1))
+    assert popularity(items, items) is None
+    enough = np.repeat(np.arange(MIN_ITEMS), np.arange(2, MIN_ITEMS + 2))
+    assert popularity(enough, enough) == pytest.approx(1.0)
+    assert popularity(np.repeat(np.arange(MIN_ITEMS), 2), enough) is None
+    assert popularity(items[:0], enough) is popularity(items[:0], items[:0]) is None
+
+
 # --- of a prepared run ------------------------------------------------------------------------------------------------
 
 
@@ -164,21 +189,13 @@ def test_a_shuffled_column_shows_and_that_of_the_newest_rows_alone_too(figures_o
     figures = figures_of(table(mixed))
     assert figures["pairing"] > 0.6
     assert figures["pairing_newest"] == pytest.approx(0.5, abs=0.06)
+    assert figures["popularity"] is not None
+    renumbered = np.where(newest, np.random.default_rng(4).permutation(NUM_ITEMS)[items], items)
+    other = figures_of(table(renumbered))["popularity"]
+    assert other < 0.3 < figures["popularity"]
     # The newest rows are so by their times, wherever they stand.
     backwards = figures_of(table(mixed).take(np.arange(len(items))[::-1]))
     assert backwards["pairing_newest"] == pytest.approx(figures["pairing_newest"], abs=0.05)
-
-
-def test_popularity_is_the_correlation_of_counts_and_falls_where_ids_are_exchanged() -> None:
-    rng = np.random.default_rng(0)
-    often = rng.integers(2, 200, 300)
-    earlier, newest = (np.repeat(np.arange(300), counts) for counts in (often, 2 + often // 4))
-    counts = np.log(np.stack([often, 2 + often // 4]))
-    assert popularity(earlier, newest) == pytest.approx(np.corrcoef(counts)[0, 1])
-    names = rng.permutation(300)
-    assert abs(popularity(earlier, names[newest]) or 0.0) < 0.2
-    assert popularity(earlier[earlier < 90], newest[newest < 90]) is None  # too few items
-    assert popularity(np.repeat(np.arange(200), 5), np.repeat(np.arange(200), 3)) is None  # all alike
 
 
 def test_one_user_with_half_of_the_rows_shows(figures_of: Any) -> None:
