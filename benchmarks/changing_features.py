@@ -2,9 +2,9 @@
 
     python -m benchmarks.changing_features [--repeats 3]
 
-400 users take 10,000 items a day of 800 and those that are new (the world of benchmarks.held); a two_tower (d = 16,
-softmax over the batch) is trained on three days, and refreshed each day from a warm start, on that day and the two
-before, with the gate's starting limits enforced. ``steady`` changes nothing. ``changing``: the third refresh reads a
+400 users take 30,000 items a day of 800 and those that are new (benchmarks/support/world.py); a two_tower (d = 16,
+softmax over the batch) is trained on two days, and refreshed each day from a warm start at lower learning rates, with
+the gate's starting limits enforced. ``steady`` changes nothing. ``changing``: the third refresh reads a
 new column, ``taste``; the fifth drops ``device``; the seventh has a wider tower. The consumer is a linear classifier of
 an item's topic, fitted once, on half the items of the first version.
 
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.held import NUM_TOPICS, TASTES, Array, World, date_of
+from benchmarks.support.world import NUM_TOPICS, TASTES, Array, World, date_of
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import MISSING
 from trainer.launch.driver import execute
@@ -38,7 +38,7 @@ from trainer.spec import parse_dataset, parse_job
 CASES = ("steady", "changing")
 ADDS, DROPS, WIDENS = 3, 5, 7
 """The refresh, counted from 1, from which on features or layers are others."""
-NUM_REFRESHES, DAYS = 10, 3
+NUM_REFRESHES, TIMES = 10, 3
 
 
 class Topics(World):
@@ -55,7 +55,7 @@ class Topics(World):
         return np.asarray(self.topics[topics] + 0.4 * self.rng.standard_normal((num_items, TASTES)))
 
     def day(self, number: int) -> pa.Table:
-        table = super().day(number)
+        table = pa.concat_tables([super(Topics, self).day(number) for _ in range(TIMES)])
         user = table["user"].to_numpy()
         return table.append_column("taste", [self.taste[user]]).append_column("device", [user % 7])
 
@@ -70,11 +70,13 @@ def specs(case: str, refresh: int, rows: Path, parent: str | None) -> tuple[dict
         "label": {"column": "click"}, "partition": "date",
     }  # fmt: skip
     hidden = [48, 24] if changes and refresh >= WIDENS else [32, 24]
-    job = {
-        "name": "changing", "seed": 1, "batch_size": 256, "epochs": 12 if parent is None else 1,
-        "dataset": {"name": "log", "window": {"start": date_of(refresh + DAYS - 1), "days": DAYS}},
+    is_first = parent is None
+    rates = (0.003, 0.001) if is_first else (0.002, 0.0007)
+    job: dict[str, Any] = {
+        "name": "changing", "seed": 1, "batch_size": 256, "epochs": 20 if is_first else 1,
+        "dataset": {"name": "log", "window": {"start": date_of(refresh + 1), "days": 2 if is_first else 1}},
         "model": {"kind": "two_tower", "embedding_dim": 16, "hidden": hidden, "loss": "sampled_softmax"},
-        "optimizer": {"kind": "adam", "learning_rate": 0.003}, "dense_optimizer": {"learning_rate": 0.001},
+        "optimizer": {"kind": "adam", "learning_rate": rates[0]}, "dense_optimizer": {"learning_rate": rates[1]},
         "publish": {"collection": "items", "feature": "item"},
     }  # fmt: skip
     if parent is not None:
@@ -89,13 +91,11 @@ def follow(folder: Path, case: str, seed: int) -> dict[str, Any]:
     world, store_url = Topics(seed), str(folder / "store")
     collection = open_store(store_url).collection("items")
     (folder / "rows").mkdir(parents=True)
-    for day in range(DAYS - 1):
-        pq.write_table(world.day(day), folder / "rows" / f"{day}.parquet")
+    pq.write_table(world.day(0), folder / "rows" / "0.parquet")
     consumer = before = None
     published, flips, accuracies = 0, [], []
     for refresh in range(NUM_REFRESHES + 1):
-        day = refresh + DAYS - 1
-        pq.write_table(world.day(day), folder / "rows" / f"{day}.parquet")
+        pq.write_table(world.day(refresh + 1), folder / "rows" / f"{refresh + 1}.parquet")
         current = collection.current()
         parent = None if current is None else str(collection.manifest()["job"])
         dataset, job = specs(case, refresh, folder / "rows", parent)

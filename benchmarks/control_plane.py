@@ -236,6 +236,7 @@ def pace(folder: Path, niceness: list[int]) -> None:
                     seconds = round(seconds_of_job(http, PACE_EPOCHS), 1)
                 report(f"a job beside {loops} busy loops, niceness {number}", seconds=seconds)
         for number, http in clients.items():
+            report(f"20 jobs listed, niceness {number}", **quantiles(paced_lists(http)))
             running = http.post("/v1/jobs", json=job("beside", 1000, 2)).raise_for_status().json()["id"]
             await_progress(http, running)
             report(f"20 jobs listed beside two ranks, niceness {number}", **quantiles(paced_lists(http)))

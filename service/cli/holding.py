@@ -13,13 +13,13 @@ _FIELDS = {"metric": "METRIC", "value": "VALUE", "bound": "BOUND", "limit": "LIM
 
 
 def status(publication: Mapping[str, Any]) -> str:
-    """Return ``held v000004 (3 in a row)``, ``published v000004 (by rule)``; empty where nothing was published."""
+    """Return ``held v000004 (3 in a row)``, ``published v000004 (new generation)``; empty without a publication."""
     if publication.get("status") in (None, "none"):
         return ""
     told = " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
     in_a_row = publication.get("held_in_a_row") or 0
     if publication.get("released"):
-        return f"{told} (by rule)"
+        return f"{told} (new generation)"
     return f"{told} ({in_a_row} in a row)" if in_a_row > 1 else told
 
 

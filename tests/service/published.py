@@ -67,7 +67,7 @@ def publish(
 
 
 def hold(settings: Settings, name: str = "items", *, seed: int = 99, **fields: Any) -> str:
-    """A version that the gate held."""
+    """A version that the gate held; ``fields``: further ones of ``write``."""
     collection = store_at(settings).collection(name)
     ids = np.arange(1, 51) * 10
     gate = [{"metric": "mean_cosine", "value": 0.1, "threshold": 0.85, "verdict": "fail"}]

@@ -181,6 +181,14 @@ def inherited_data(
     for note in [*found.notes, *columns]:
         log(note)
     names = {former: name for name, former in found.features.items()}
+    tables = {former: name for name, former in found.tables.items()}
+    if profile is not None:
+        renamed = (("missing", names | tables), ("numeric", names), ("vectors", names))
+        profile |= {
+            part: {new.get(name, name): one for name, one in profile[part].items()}
+            for part, new in renamed
+            if part in profile
+        }
     return InheritedData(
         {name: ids[former] for name, former in found.tables.items()},
         tuple(replace(one, name=names[one.name]) for one in numeric_features(parent) if one.name in names),

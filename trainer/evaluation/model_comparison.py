@@ -467,18 +467,16 @@ def others(users: Int64s, items: Int64s, number: int) -> Int64s:
         NotComparableError: all rows are of one user.
     """
     order = np.argsort(users, kind="stable")
-    starts, ends = (np.searchsorted(users[order], users, side=side)[:, None] for side in ("left", "right"))
-    left = len(users) - (ends - starts)
-    if not left.all():
+    ordered = users[order]
+    starts = np.searchsorted(ordered, users, side="left")
+    own = np.searchsorted(ordered, users, side="right") - starts
+    if (own == len(users)).any():
         raise NotComparableError("all held-out rows are of one user")
-    places = np.arange(len(users) * number).reshape(len(users), number)
-    found = np.zeros_like(places)
-    missing = np.ones(places.shape, dtype=bool)
+    found = np.empty(len(users) * number, dtype=np.int64)
+    missing = np.arange(len(found))
     for draw in range(1 + REDRAWS):
-        drawn = below(random_words(derive_key(SPLIT_SEED, len(HELD_OUT), draw), places), left)
-        drawn += np.where(drawn >= starts, ends - starts, 0)
-        found = np.where(missing, order[drawn], found)
-        missing = items[found] == items[:, None]
-        if not missing.any():
-            break
-    return found
+        row = missing // number
+        drawn = below(random_words(derive_key(SPLIT_SEED, len(HELD_OUT), draw), missing), len(users) - own[row])
+        found[missing] = order[drawn + np.where(drawn >= starts[row], own[row], 0)]
+        missing = missing[items[found[missing]] == items[row]]
+    return found.reshape(len(users), number)

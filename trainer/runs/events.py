@@ -24,8 +24,8 @@ publication    status: published | held | none, collection, version, reasons: [s
                publishes several times also step, that of the version
 error          code, message, remedy
 phase          name (see trainer.runs.events.phase), seconds: what took so long ends now
-lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, start_version,
-               window (trainer.runs.lineage)
+lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, inherited,
+               start_version, window (trainer.runs.lineage)
 workers        number (of ranks, fewer than the attempt was to have), because
 heartbeat      (none)
 info           message, and any figures worth keeping (alpha taken, shares per rank, unknown share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -12,6 +13,7 @@ from typing import Any
 from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
 from embeddings.refresh.windows import WINDOW
 from trainer.runs.directory import Run
+from trainer.runs.parents import check_parent
 from trainer.spec import JobSpec
 
 PACKAGES = (
@@ -34,9 +36,10 @@ def lineage_of(run: Run) -> dict[str, Any]:
     The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
     goes on from, trainer.data.prepare.drift), ``warnings`` (of joins and graphs that find few ids), ``row_figures`` (of
     the rows, trainer.data.prepare.row_figures), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
-    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from),
-    ``start_version`` (the held version that these are of) and ``window`` ({last, days} of the job's, by which the gate
-    tells a shorter one from lost rows); null where there is none.
+    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from), ``inherited``
+    (in words, which features came, went or have other names since), ``start_version`` (the held version that these are
+    of) and ``window`` ({last, days} of the job's, by which the gate tells a shorter one from lost rows); null where
+    there is none.
     """
     from trainer.data.batches.prepared import PreparedData
 
@@ -51,9 +54,21 @@ def lineage_of(run: Run) -> dict[str, Any]:
         "git_commit": git_commit(ROOT),
         "parent_version": run.parent_version,
         "warm_start": run.init_checkpoint,
+        "inherited": _inherited(run),
         "start_version": run.start_version,
         WINDOW: None if window is None else {"last": window.start, "days": window.days},
     }
+
+
+def _inherited(run: Run) -> list[str]:
+    """Return what of features changed since the parent, as far as its run directory is here."""
+    if run.init_checkpoint is None:
+        return []
+    with contextlib.suppress(
+        ValueError, OSError
+    ):  # the run itself has checked it: the parent's directory may be another's now
+        return check_parent(run.job, run.dataset, Path(run.init_checkpoint).parent)
+    return []
 
 
 def spec_sha256(job: JobSpec) -> str:

@@ -366,7 +366,7 @@ def test_the_third_honest_day_opens_a_generation_in_the_same_coordinates(
     assert (released["in_a_row"], released["generation"]) == (3, 2)
     assert {"cosine_mean", "cosine_low"} <= set(released["failed"])
     assert (ends[-1].released, ends[-1].held_in_a_row) == (released, 0)
-    assert manifests[2]["models"] == MODELS.as_json()
+    assert manifests[2]["comparison"] == MODELS.as_json()
     # What was let through says so, and what failed stays with it.
     assert (collection.current(), manifests[2]["anchor_generation"]) == ("v000004", 2)
     assert (manifests[2]["anchor_version"], manifests[2]["parent"]) == ("v000004", "v000001")

@@ -51,7 +51,7 @@ def start(settings: Settings, job: JobSpec) -> Lineage:
     return lineage(settings, published.store_at(settings), job)
 
 
-def test_only_sound_rows_are_gone_on_from_and_only_by_those_who_ask(settings: Settings, collection: Collection) -> None:
+def test_only_sound_rows_are_gone_on_from_unless_a_job_skips_them(settings: Settings, collection: Collection) -> None:
     served, _ = published.publish(settings, job="job-1")
     first = ran(settings, "job-1")
     at_first = Lineage(served, first, None, first)
@@ -64,7 +64,14 @@ def test_only_sound_rows_are_gone_on_from_and_only_by_those_who_ask(settings: Se
     hold(collection, "job-3", sound=False)
     ran(settings, "job-3")
     assert start(settings, refresh()) == after
-    assert start(settings, refresh("skip")) == start(settings, refresh(None)) == at_first
+    assert start(settings, refresh(None)) == after
+    assert start(settings, refresh("skip")) == at_first
+    # A job that publishes elsewhere, or nothing, starts from what is served.
+    reads = parse_job(job_body(init_from={"collection": "items"}))
+    elsewhere = parse_job(job_body(init_from={"collection": "items"}, publish={**PUBLISH, "collection": "films"}))
+    for job in (reads, elsewhere):
+        found = start(settings, job)
+        assert (found.init_checkpoint, found.start_version) == (at_first.init_checkpoint, None)
     # Something new is served: what was held under the old one is of the past.
     newest, _ = published.publish(settings, job="job-4", seed=4)
     last = ran(settings, "job-4")

@@ -251,6 +251,16 @@ async def test_content_is_304_until_something_changes(app, client, stranger, adm
     assert "mean_cosine" in changed.text
 
 
+async def test_a_held_version_says_why_it_opens_no_new_generation(
+    app, client, stranger, admin_key: str, settings: Settings
+):
+    published.publish(settings)
+    await signed_in(stranger, admin_key)
+    published.hold(settings, extra={"not_released": "1 of 3 honest refreshes in a row"})
+    page = str(Text((await stranger.get("/dashboard/collections/items")).text))
+    assert "It opens no new generation: 1 of 3 honest refreshes in a row." in page
+
+
 @pytest.mark.slow
 async def test_the_list_is_filtered_and_goes_page_by_page(
     app, client, stranger, admin_key: str, settings: Settings, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.hashing import combine, id_keys
 from trainer.data.prepare.split import TRAIN, random_split
 from trainer.distributed.stored_model import stored_model
+from trainer.evaluation.model_comparison import others
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.publishing.publish import comparison_of
@@ -251,6 +252,40 @@ def again_from(run, attempt):
 def test_a_gate_that_is_off_compares_nothing(refresh):
     off = {"publish": PUBLISH | {"gate": {"mode": "off"}}}
     assert comparison_of(refresh("second", 2, refresh("first", 1, **off), **off)) is None
+
+
+def test_matched_auc_is_of_items_of_other_users(refresh):
+    """By the scores of single pairs, and popularity by counts of training."""
+    bpr = {"model": {"kind": "bpr", "embedding_dim": 4}, "evaluation": {"split": {"validation": 0.0, "test": 0.2}}}
+    run = refresh("second", 2, refresh("first", 1, **bpr), epochs=3, **bpr)
+    found, data = of_all(run), PreparedData.open(run.data)
+    model = stored_model(run.job, data, latest_valid(run.checkpoints))
+    users, items = (np.asarray(data.column("test", key)).astype(np.int64) for key in data.keys[:2])
+    positive = np.asarray(data.labels("test")) == 1
+    users, items = users[positive], items[positive]
+    drawn = others(users, items, 100)
+    assert (users[drawn] != users[:, None]).all()
+    assert (items[drawn] != items[:, None]).mean() > 0.999
+
+    def scores(users, items):
+        count = len(users)
+        features = KeyedJaggedTensor(
+            keys=[key.name for key in data.keys], values=torch.from_numpy(np.concatenate([users, items])),
+            lengths=torch.cat([torch.ones(2 * count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)]),
+        )  # fmt: skip
+        with torch.no_grad():
+            return model(features).numpy()
+
+    own = scores(users, items)[:, None]
+    others_of = scores(np.repeat(users, 100), items[drawn].reshape(-1)).reshape(drawn.shape)
+    below = (own > others_of) + 0.5 * (items[drawn] == items[:, None])
+    assert (found.metric, found.rows) == ("matched_auc", len(users))
+    assert found.candidate == pytest.approx(below.mean(), abs=1e-5)
+    counts = data.row_counts("item")[items]
+    popularity = (counts[drawn] < counts[:, None]) + 0.5 * (counts[drawn] == counts[:, None])
+    assert found.popularity == pytest.approx(popularity.mean())
+    assert found.popularity == pytest.approx(0.5, abs=0.02)
+    assert found.low < found.candidate - found.served < found.high
 
 
 @pytest.mark.parametrize(

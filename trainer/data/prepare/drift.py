@@ -146,6 +146,8 @@ def drift(
         if old is not None
     ]
     for table, rows in grown.items():
+        if table not in before["missing"]:
+            continue  # of a feature that the parent did not read
         new = rows.parent_rows < 0
         new[:NUM_SPECIAL_ROWS] = False
         share = float(row_counts[table][new].sum() / max(row_counts[table].sum(), 1))
