@@ -7,7 +7,6 @@ import json
 
 import httpx
 import pytest
-import sqlalchemy as sa
 from fastapi import FastAPI
 
 from service.core import tables
