@@ -20,6 +20,8 @@ predictions that differ from the day before. freshness: a consumer refitted on t
 day's raw ones. cosine_mean: aligned, to the day before. published: how many refreshes passed the gate (all are served,
 so that every case has all its days); held_by: of the others, each one's metrics that failed.
 
+The gate has its starting limits until five refreshes were published, and then what these usually look like.
+
 What must hold goes to stderr as PASS or FAIL with its figures; exit code 1 if something does not.
 """
 

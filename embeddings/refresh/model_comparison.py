@@ -23,6 +23,7 @@ class ModelDifference:
         low: lower end of the interval of the improvement, in units of the metric; positive is better.
         high: its upper end.
         popularity: value of ranking by popularity alone, None where the metric is of labelled rows.
+        lower_is_better: True for losses and errors.
     """
 
     metric: str
@@ -33,6 +34,7 @@ class ModelDifference:
     low: float
     high: float
     popularity: float | None = None
+    lower_is_better: bool = False
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         answer: dict[str, Any] = {"valid": True, "dataset": dataset.name, "job": None}
     elif dataset is not None:
         job.against(dataset)
+        _check_parent(job, dataset)
         from service.cli.serve import placement as placement_of_runs
         from trainer.sizing.estimate import estimate, too_large
 
@@ -104,6 +105,25 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
     if answer.get("estimate"):
         _print_estimate(answer["estimate"])
     typer.echo("valid")
+
+
+def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
+    """Check that the job goes on from what it would start from on this host, and tell what changes."""
+    if job.init_from is None:
+        return
+    from embeddings.store import StoreError
+    from trainer.runs.parents import check_parent, start_of
+
+    home = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"))
+    store_url = os.environ.get("EVENKEEL_STORE_URL") or str((home / "store").resolve())
+    try:
+        published = None if job.publish is None else job.publish.collection
+        start = start_of(job.init_from, published, store_url, home / "runs")
+    except (ValueError, StoreError) as error:
+        output.note(f"whether the job goes on from its parent is not checked: {error}")
+        return
+    for note in check_parent(job, dataset, start.checkpoints.parent):
+        output.note(note)
 
 
 @app.command()
@@ -371,6 +391,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
     holding.explain(publication)
+    holding.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:
         # A table within it (calibration, frequency buckets) is for the report.

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import sound_version
-from embeddings.store import Store, StoreError, StoreUnavailable
+from embeddings.refresh.publication import TRAINING_STEP
+from embeddings.store import Store, StoreError, StoreUnavailable, open_store
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
 from service.core.errors import Problem, invalid
@@ -30,13 +31,14 @@ from service.jobs.resource_prediction import at_once, files_of
 from service.jobs.stored_runs import storage_of
 from trainer.data.errors import DataError
 from trainer.runs import directory as rundir
+from trainer.runs.parents import check_parent
 from trainer.sizing.estimate import estimate as predict
 from trainer.sizing.estimate import ids_per_example, too_large
 from trainer.sizing.memory import rank_memory
 from trainer.sizing.memory_limit import memory_problem
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.spec.problems import FieldProblem
+from trainer.spec.problems import FieldProblem, InvalidFieldsError
 from trainer.spec.stored import to_run
 
 _passed: FileCache[DatasetSpec] = FileCache()
@@ -120,7 +122,10 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
     _refuse_strange_trackers(settings, spec)
     async with database.read() as connection:
         dataset = await job_records.check(connection, spec, tenant)
-    return await asyncio.to_thread(registry.check_files, settings.for_tenant(tenant), dataset)
+    of_tenant = settings.for_tenant(tenant)
+    dataset = await asyncio.to_thread(registry.check_files, of_tenant, dataset)
+    await asyncio.to_thread(_check_parent, of_tenant, spec, dataset)
+    return dataset
 
 
 def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> ResourceRequest | None:
@@ -129,6 +134,7 @@ def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: st
     of_tenant = settings.for_tenant(tenant)
     same = (of_tenant.data_roots, dataset.model_dump_json())
     checked = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
+    _check_parent(of_tenant, spec, checked)
     _refuse_hopeless(spec, checked)
     return at_once(settings, spec, checked)
 
@@ -140,6 +146,25 @@ def _refuse_strange_trackers(settings: Settings, spec: JobSpec) -> None:
         if uri is not None and uri not in settings.tracking_uris:
             remedy = "leave uri out for MLFLOW_TRACKING_URI of the service, or have it added to EVENKEEL_TRACKING_URIS"
             raise invalid(FieldProblem(f"tracking.{index}.uri", f"runs here do not send to {uri}", remedy))
+
+
+def _check_parent(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> None:
+    """Raise 422 for a job that does not go on from what it would start from now; blocking.
+
+    What cannot be found now is no fault of the spec: it is looked for again when the run starts.
+    """
+    if spec.init_from is None:
+        return
+    try:
+        start = lineage(settings, open_store(settings.store_url), spec).init_checkpoint
+    except (Problem, StoreError):
+        return
+    if start is None:
+        return
+    try:
+        check_parent(spec, dataset, settings.run_dir(Path(start).parent.name))
+    except InvalidFieldsError as error:
+        raise invalid(*error.problems) from None
 
 
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
@@ -174,11 +199,15 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 class Lineage(NamedTuple):
-    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held."""
+    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held.
+
+    ``served_checkpoint``: the checkpoints of the run behind the version served now, where they are kept.
+    """
 
     parent_version: str | None
     init_checkpoint: Path | str | None
     start_version: str | None = None
+    served_checkpoint: Path | str | None = None
 
 
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
@@ -193,11 +222,12 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     parent = None
     if spec.publish is not None and spec.publish.collection in store.collections():
         parent = store.collection(spec.publish.collection).current()
+    served = _served_checkpoints(settings, store, spec, parent)
     if spec.init_from is None:
-        return Lineage(parent, None)
+        return Lineage(parent, None, None, served)
     held = _held_start(settings, store, spec)
     if held is not None:
-        return Lineage(parent, *held)
+        return Lineage(parent, *held, served)
     job_id = spec.init_from.job
     if spec.init_from.collection is not None:
         version = spec.init_from.version or "current"
@@ -213,15 +243,33 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     if checkpoints is None:
         remedy = "start from a job whose run is still kept, or leave init_from out"
         raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} are not here any more", remedy))
-    return Lineage(parent, checkpoints)
+    return Lineage(parent, checkpoints, None, served)
+
+
+def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version: str | None) -> Path | str | None:
+    """Return the checkpoints of the job behind the served version, whose model the new one is compared with.
+
+    None where they are not kept, or of a job that published while it trained, and trained on.
+    """
+    if spec.publish is None or version is None or spec.publish.gate.mode == "off":
+        return None
+    try:
+        manifest = store.collection(spec.publish.collection).manifest(version)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return None
+    return None if manifest.get(TRAINING_STEP) is not None else _checkpoints(settings, manifest.get("job"))
 
 
 def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path | str, str] | None:
     """Return the checkpoints of a held version that the job is to go on from, and the version; None without one."""
     start = spec.init_from
     assert start is not None
-    if start.held == "skip" or start.collection is None or start.collection not in store.collections():
+    published = None if spec.publish is None else spec.publish.collection
+    if not start.goes_on(published) or start.collection not in store.collections():
         return None
+    assert start.collection is not None
     manifest = sound_version(store.collection(start.collection))
     checkpoints = None if manifest is None else _checkpoints(settings, manifest["job"])
     return None if manifest is None or checkpoints is None else (checkpoints, manifest["version"])
@@ -293,6 +341,7 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         parent_version=origin.parent_version,
         init_checkpoint=str(origin.init_checkpoint) if origin.init_checkpoint else None,
         start_version=origin.start_version,
+        served_checkpoint=str(origin.served_checkpoint) if origin.served_checkpoint else None,
         ray_address=placement_of(settings).ray_address,
         lease={"token": row["lease"]},
         report=_report(settings, row),

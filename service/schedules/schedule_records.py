@@ -116,7 +116,8 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
             overlap, or if this machine does not know the time zone and the schedule is to fire.
     """
     row = await get(connection, tenant, name, lock=True)
-    values = patch.model_dump(mode="json", exclude_unset=True)
+    # A job is stored whole: what it leaves out stays as it is, whatever a later version's default.
+    values = patch.model_dump(mode="json", include=patch.model_fields_set)
     if "job" in values:
         await job_records.check(connection, patch.job, tenant)
     changed = as_row(ScheduleRow, {**row, **values})

@@ -87,7 +87,7 @@ def differences(
     """
     if saved is None:
         return []
-    saved = {Optimizer.renamed.get(name, name): value for name, value in saved.items()}
+    saved = {Optimizer.old_names.get(name, name): value for name, value in saved.items()}
     return [
         f"{name} ({saved.get(name)}, the model has {model.get(name)})"
         for name in fields or sorted(saved.keys() | model.keys())

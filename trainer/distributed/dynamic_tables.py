@@ -245,6 +245,8 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
     """
     by_table = {}
     for table in tables:
+        if table not in checkpoint.tables:
+            continue  # of a feature that a warm start adds
         path = checkpoint.attached(state_file(table))
         if path is None:
             raise CheckpointError(f"{checkpoint.path}: table '{table}' did not grow when it was written")

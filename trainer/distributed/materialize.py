@@ -15,11 +15,11 @@ from embeddings.optim import SGD
 from embeddings.tables.config import InitConfig, TableConfig
 from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
+from trainer.checkpoint.warm_start import trained_optimizer
 from trainer.data.batches.keys import Key
 from trainer.distributed.build import BACKENDS, pooling_of
 from trainer.distributed.dynamic_tables import taken_rows
 from trainer.spec import JobSpec
-from trainer.spec.row_optimizer import row_optimizer
 
 CHUNK_ROWS = 1 << 18
 
@@ -30,7 +30,7 @@ def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, co
     training = TrainingRecord.of(checkpoint)
     tables = EmbeddingTables(
         [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],
-        row_optimizer(job.optimizer, training.alpha, training.epoch_steps),
+        trained_optimizer(training),
         backend=BACKENDS[job.kernel],
         dtype=weight.dtype,
     )

@@ -25,6 +25,7 @@ from trainer.checkpoint.row_signature import deferred_update_fields, differences
 from trainer.storage.folders import Folders
 
 if TYPE_CHECKING:
+    from embeddings.optim import RowOptimizer
     from trainer.models.base import RankingModel
 
 # Rows of a table are gathered and loaded in chunks of this many.
@@ -60,6 +61,11 @@ class ShardedState:
     def completed_steps(self) -> int:
         """K, the number of steps that the tables have taken."""
         return self._completed_steps
+
+    @property
+    def row_optimizer(self) -> RowOptimizer:
+        """The optimizer of the tables."""
+        return self._sharded.settings.optimizer
 
     def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return (name, parameter) outside the tables, in the model's order."""
@@ -185,7 +191,7 @@ class ShardedState:
             dense_optimizer: takes its state too; None: that is left out.
             verify: rank 0 has every byte checked first.
             parent_rows: for a warm start, by table the checkpoint's row that each row continues, int64 [num_rows],
-                ascending, -1 for rows that are new: those stay as they are. Without it the rows are the same.
+                -1 for rows that are new: those stay as they are. Without it the rows are the same.
 
         Raises:
             CheckpointError: on every rank if it is damaged or of other tables, another model or another row optimizer
@@ -220,17 +226,7 @@ class ShardedState:
     ) -> None:
         self._check_tables(checkpoint, parent_rows)
         for piece in self._sharded.local_pieces():
-            for rows in _chunks(piece.row_count):
-                if parent_rows is None:
-                    first, count, taken, into = piece.row_start + rows.start, rows.stop - rows.start, None, None
-                else:
-                    parents = parent_rows[piece.name][piece.row_start + rows.start : piece.row_start + rows.stop]
-                    into = torch.nonzero(parents >= 0).flatten()
-                    if not len(into):
-                        continue
-                    first = int(parents[into[0]])
-                    taken = parents[into] - first
-                    count = int(taken[-1]) + 1
+            for rows, first, count, taken, into in _read_spans(piece, parent_rows):
                 stored = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
                 _put(piece, rows, stored, taken, into)
         self._load_dense(checkpoint.read_dense(), dense_optimizer)
@@ -243,14 +239,16 @@ class ShardedState:
 
     def _check_tables(self, checkpoint: Checkpoint, parent_rows: Mapping[str, Tensor] | None) -> None:
         local, given = {name: table.num_rows for name, table in self.tables.items()}, checkpoint.tables
-        if (given != local) if parent_rows is None else (given.keys() != local.keys()):
+        # A warm start may have tables of features that the parent did not read.
+        if (given != local) if parent_rows is None else (given.keys() - local.keys()):
             raise CheckpointError(f"it holds tables {given}, the model has {local}")
         for name, parents in (parent_rows or {}).items():
-            known = parents[parents >= 0]
-            ascending = bool((known[1:] > known[:-1]).all()) and (not len(known) or int(known[-1]) < given[name])
-            if len(parents) != local[name] or not ascending:
+            known, there = parents[parents >= 0], given.get(name, 0)
+            known = known if bool((known[1:] > known[:-1]).all()) else known.sort().values
+            distinct = bool((known[1:] > known[:-1]).all()) and (not len(known) or int(known[-1]) < there)
+            if len(parents) != local[name] or not distinct:
                 raise CheckpointError(
-                    f"parent_rows of table '{name}' must have {local[name]} entries that ascend below {given[name]}"
+                    f"parent_rows of table '{name}' must have {local[name]} distinct entries below {there}"
                 )
         settings = self._sharded.settings
         record = TablesRecord.of(checkpoint)
@@ -320,6 +318,26 @@ def _place_of(piece: LocalPiece) -> tuple[int, int, int, int]:
     return piece.row_start, piece.row_count, piece.column_start, piece.column_count
 
 
+def _read_spans(
+    piece: LocalPiece, parent_rows: Mapping[str, Tensor] | None
+) -> Iterator[tuple[slice, int, int, Tensor | None, Tensor | None]]:
+    """Yield (rows of the piece, first row of the checkpoint, number of rows, those taken, where they go)."""
+    if parent_rows is None:
+        for rows in _chunks(piece.row_count):
+            yield rows, piece.row_start + rows.start, rows.stop - rows.start, None, None
+        return
+    parents = parent_rows[piece.name][piece.row_start : piece.row_start + piece.row_count]
+    known = torch.nonzero(parents >= 0).flatten()
+    ascending = parents[known]
+    if bool((ascending[1:] < ascending[:-1]).any()):
+        known = known[torch.argsort(ascending)]
+    for chunk in _chunks(len(known)):
+        into = known[chunk]
+        first = int(parents[into[0]])
+        taken = parents[into] - first
+        yield slice(0, piece.row_count), first, int(taken[-1]) + 1, taken, into
+
+
 def _put(
     piece: LocalPiece,
     rows: slice,
@@ -334,7 +352,7 @@ def _put(
     if local.keys() != given.keys():
         raise CheckpointError(f"table '{piece.name}' has state {sorted(given)}, the model's keeps {sorted(local)}")
     for name, target in local.items():
-        if target.dtype != given[name].dtype:
+        if taken is None and target.dtype != given[name].dtype:
             raise CheckpointError(
                 f"{name} of table '{piece.name}' is {given[name].dtype}, the model's is {target.dtype}: use the same"
             )
@@ -342,7 +360,7 @@ def _put(
             target[rows].copy_(given[name])
         else:
             assert into is not None
-            target[rows][into.to(target.device)] = given[name][taken].to(target.device)
+            target[rows][into.to(target.device)] = given[name][taken].to(target)
 
 
 def _problem(function: Callable[..., None], *arguments: Any) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +14,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import (
-    check_fits,
+    SERVED,
     id_map_files,
     inherited_alpha,
+    newest_at,
     parent_checkpoint,
     rows_of_parent,
 )
@@ -28,13 +32,16 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.one_pass.data import OnePassData
 from trainer.data.one_pass.following import FILES
 from trainer.data.prepare.stored import fetch_prepared
-from trainer.distributed.build import build
+from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.dynamic_tables import DynamicRows
-from trainer.launch.alpha_search import first_alpha
+from trainer.distributed.inherited import InheritedCheckpoint
+from trainer.evaluation import model_comparison
+from trainer.evaluation.held_out_by_both import NotComparableError
 from trainer.launch.resume_check import check_same_dataset, check_same_job, identity_of
 from trainer.models import bpr
 from trainer.publishing import frozen_context
 from trainer.runs.directory import Run
+from trainer.runs.model_comparison import COMPARISON, in_words, read_comparison
 from trainer.spec import JobSpec
 from trainer.storage.base import StorageError
 from trainer.training.dense_parameters import dense_optimizer
@@ -84,6 +91,7 @@ class Attempt:
         self.sharded = build(self.job, self.data, alpha=self.alpha, epoch_steps=self.epoch_steps, device=device)
         self.optimizer = dense_optimizer(self.job, self.sharded)
         self.dynamic_rows = DynamicRows(self.job, self.data, self.sharded)
+        self.inherited: InheritedCheckpoint | None = None
         self.resumed = self._load_start()
 
     def trainer(self) -> Trainer:
@@ -102,6 +110,60 @@ class Attempt:
         if trainer.progressive is not None and self.start.own is not None:
             trainer.progressive.load(self.start.own)
         return trainer
+
+    def compare(self, trainer: Trainer) -> None:
+        """Tell how the trained model does beside the served version's, once for a job with a gate. Collective.
+
+        The model is not the job's any more afterwards.
+        """
+        publish, version = self.job.publish, self.run.parent_version
+        if publish is None or publish.gate.mode == "off" or self._is_compared():
+            return
+        begun, skipped = time.monotonic(), ""
+        differences: tuple[ModelDifference, ...] = ()
+        try:
+            served = self._served()
+            differences = model_comparison.differences(
+                self.job, self.run.dataset, self.data, self.sharded, self.dynamic_rows, trainer.evaluator, served,
+                is_start=self.run.init_checkpoint == self.run.served_checkpoint,
+            )  # fmt: skip
+        except (NotComparableError, CheckpointError, StorageError) as error:
+            skipped = str(error)
+        except Exception as error:
+            # Training is done and saved: a retry would end here again.
+            traceback.print_exc()
+            skipped = f"{type(error).__name__}: {error}"
+        comparison = ModelComparison(version, differences, skipped)
+        seconds = round(time.monotonic() - begun, 3)
+        self.reporter.emit(COMPARISON, **comparison.as_json(), seconds=seconds)
+        self.reporter.emit("info", message=in_words(comparison))
+
+    def _is_compared(self) -> bool:
+        """Return whether an earlier attempt has told the comparison, as rank 0 sees it."""
+        told: list[Any] = [None]
+        if dist.get_rank() == 0:
+            told = [read_comparison(self.run.directory, self.run.parent_version) is not None]
+        dist.broadcast_object_list(told, 0)
+        return bool(told[0])
+
+    def _served(self) -> Checkpoint:
+        """Return the last checkpoint of the job of the version that was served when the job started.
+
+        Raises:
+            NotComparableError: there is none, or it is not what is served.
+        """
+        run = self.run
+        if run.job.publish is not None and run.job.publish.is_repeated:
+            raise NotComparableError("the job publishes while it trains")
+        if run.job.dataset.one_pass:
+            raise NotComparableError("the rows of a job of one pass are read once")
+        if run.parent_version is None:
+            raise NotComparableError("no version is served yet")
+        place = run.served_checkpoint
+        served = None if place is None else _agreed(run, lambda: newest_at(place, run.directory / SERVED))
+        if served is None:
+            raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
+        return served
 
     def should_stop(self) -> str | None:
         """Return the reason once this rank is to stop."""
@@ -142,27 +204,32 @@ class Attempt:
             check_same_job(own, self.job)
             check_same_dataset(own, self.run.dataset)
             return TrainingRecord.of(own).alpha
-        if parent is not None:
-            check_fits(self.job, self.run.dataset, self.data, parent)
-            return inherited_alpha(self.job, TrainingRecord.of(parent))
-        return first_alpha(self.run, self.data, self.device, self.reporter.emit, self.should_stop)
+        inherited = None if parent is None else inherited_alpha(self.job, TrainingRecord.of(parent))
+        return choose_alpha(self.job, self.data.steps_per_epoch) if inherited is None else inherited
 
     def _epoch_steps(self) -> int | None:
         """Return what ``decay: by_epoch`` takes for an epoch: that of the tables' first training; None for others."""
         if self.job.optimizer.decay != "by_epoch":
             return None
-        start = self.start.own or self.start.parent
-        return self.data.steps_per_epoch if start is None else TrainingRecord.of(start).epoch_steps
+        start = self.start.checkpoint
+        record = None if start is None else TrainingRecord.of(start)
+        if record is None or record.epoch_steps is None or record.batch_size != self.job.batch_size:
+            return self.data.steps_per_epoch
+        return record.epoch_steps
 
     def _load_start(self) -> Resumed:
         """Take what the attempt begins from into the model, and return where that is."""
-        own, start = self.start.own, self.start.checkpoint
+        own, parent, start = self.start.own, self.start.parent, self.start.checkpoint
+        if own is None and parent is not None:
+            start = self.inherited = InheritedCheckpoint(parent, self.job, self.run.dataset, self.sharded)
         frozen = frozen_context.is_frozen(self.job, self.data)
         resumed = Resumed()
         if start is not None and not (own is None and frozen and frozen_context.begins_fresh(self.job)):
-            parent_rows = None if own is not None else rows_of_parent(self.job, self.data)
+            parent_rows = None if own is not None else rows_of_parent(self.job, self.data, start)
             self.sharded.load_from(start, dense_optimizer=self.optimizer, verify=own is None, parent_rows=parent_rows)
             self.dynamic_rows.load(start, is_own=own is not None)
+            if self.inherited is not None:
+                self.inherited.clear_new_tables(self.sharded)
             if own is not None:
                 record = TrainingRecord.of(own)
                 if isinstance(self.data, OnePassData):
@@ -172,8 +239,9 @@ class Attempt:
                 resumed = Resumed(Position(first_step=self.sharded.completed_steps))
         if frozen:
             if own is None:
+                assert parent is not None
                 assert start is not None
-                frozen_context.begin(self.sharded, start, self.job, self.data)
+                frozen_context.begin(self.sharded, parent, start, self.job, self.data)
             frozen_context.freeze_dense(self.sharded)
         return resumed
 
@@ -210,6 +278,8 @@ class Attempt:
         shares = self.sharded.shares()
         position = self.resumed.position
         self.reporter.emit("state", state="running")
+        for note in [] if self.inherited is None else self.inherited.optimizer_notes:
+            self.reporter.emit("info", message=note)
         if self.resumed.history:
             self.reporter.emit("history", metrics=list(self.resumed.history))
         self.reporter.emit(

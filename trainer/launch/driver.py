@@ -29,7 +29,6 @@ from trainer.runs.trackers.process import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
 from trainer.spec import Follow
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.storage.opening import open_storage
 
 if TYPE_CHECKING:
@@ -196,14 +195,7 @@ class _Attempt:
     def _prepare_data(self) -> None:
         from trainer.checkpoint.record import TrainingRecord
         from trainer.checkpoint.select import newest_of
-        from trainer.checkpoint.warm_start import (
-            check_columns,
-            id_maps,
-            numeric_features,
-            parent_checkpoint,
-            profile_of_rows,
-            vectors_read,
-        )
+        from trainer.checkpoint.warm_start import InheritedData, inherited_data, parent_checkpoint
         from trainer.data.batches.prepared import PreparedData
         from trainer.data.one_pass.place import Place
         from trainer.data.prepare.by_tasks.assembly import forget_parts
@@ -229,21 +221,9 @@ class _Attempt:
         parent = parent_checkpoint(run)
         if parent is None and run.job.init_from is not None:
             self._info("init_from names no trained job yet: this one starts from initial values")
-        hard = hard_negatives_of(run.job)
-        if hard is not None:
-            from trainer.publishing.neighbors import version_of
-
-            version_of(run)  # refused before rows are read, not after
-        base = None if parent is None else id_maps(parent)
-        numeric = None if parent is None else numeric_features(parent)
-        profile = None if parent is None else profile_of_rows(parent)
-        vectors = None if parent is None else vectors_read(parent)
-        if parent is not None:
-            for note in check_columns(run.job, run.dataset, TrainingRecord.of(parent), profile):
-                self._info(note)
+        base = InheritedData() if parent is None else inherited_data(run.job, run.dataset, parent, self._info)
         prepare(
-            run.dataset, run.job, run.data,
-            base_vocabulary=base, base_numeric=numeric, base_profile=profile, base_vectors=vectors,
+            run.dataset, run.job, run.data, **base._asdict(),
             text_tables=tables_served_as_text(run), hosts=self.hosts,
             shared=shared_on_host(run.store_url, run.directory, self._info), log=self._info,
             report=functools.partial(self.events.write, "preparation"), fence=run.fence,
@@ -255,10 +235,6 @@ class _Attempt:
             from trainer.publishing.anchor import write_targets
 
             self._info(write_targets(run, PreparedData.open(run.data), parent))
-        if hard is not None:
-            from trainer.publishing.neighbors import write_neighbors
-
-            self._info(write_neighbors(run, PreparedData.open(run.data), hard))
         put_prepared(run.folders(run.data), run.data)
         if self.hosts is not None:
             forget_parts(open_storage(self.hosts.storage))

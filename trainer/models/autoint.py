@@ -5,12 +5,13 @@ Song et al., AutoInt: Automatic Feature Interaction Learning via Self-Attentive 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs
+from trainer.models.base import Axes, Axis, ModelInputs, Position, columns_of
 from trainer.models.ctr_base import ClickModel, NumericFields
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
@@ -45,6 +46,15 @@ class AutoInt(ClickModel):
         with seeded(inputs.seed, "output"):
             output = nn.Linear(num_fields * heads * units, 1, bias=self.tower is None, dtype=torch.float32)
         self.output = output.to(inputs.dtype)
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        def fields(count: int) -> list[Position]:
+            of_numbers = ((of, (number, column)) for of, number in numbers for column in range(count))
+            return [*columns_of(self.features, count), *of_numbers]
+
+        units = self.output.in_features // (len(self.features) + len(numbers))
+        found = self.reading(fields(self.dim), "tower") | {"output.weight": {1: Axis(tuple(fields(units)))}}
+        return found | ({} if self.numeric is None else self.numeric.axes(numbers))
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         fields = self.vectors(features, dense)

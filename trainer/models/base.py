@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,24 @@ class ModelInputs:
     def features(self) -> tuple[str, ...]:
         """Names of the fields: of the keys, then of the projected vectors."""
         return (*(key.name for key in self.keys), *(one.name for one in self.vectors))
+
+
+Position = tuple[tuple[str, ...], Hashable]
+"""Name of a position along an axis of a parameter: the features that it is of, and which of their columns."""
+
+
+class Axis(NamedTuple):
+    """Names of the positions along an axis of a parameter.
+
+    ``reads``: what stands there is an input of the parameter, not an output.
+    """
+
+    names: tuple[Position, ...]
+    reads: bool = True
+
+
+Axes = dict[str, dict[int, Axis]]
+"""Axes of parameters that follow the features, by name and number of the axis; others are counted."""
 
 
 class Blocks:
@@ -160,6 +178,10 @@ class RankingModel(nn.Module):
         """
         raise NotImplementedError
 
+    def both_sides(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return :meth:`user_side` and :meth:`item_side` of a batch's rows, each [b, d]."""
+        return self.user_side(batch.features), self.item_side(batch.features)
+
     def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
         """Return what the evaluation of every batch needs, computed once before it; None for nothing. Collective.
 
@@ -173,9 +195,37 @@ class RankingModel(nn.Module):
         ``data`` is a trainer.data.batches.prepared.PreparedData.
         """
 
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        """Return the axes of dense parameters that follow the features, by which a warm start moves them.
+
+        ``numbers``: names of the numeric features, [num_dense].
+        """
+        return {}
+
+    def reading(self, names: Iterable[Position], *modules: str) -> Axes:
+        """Return the axes of the first layers of these modules, which read inputs of these names side by side."""
+        axis = Axis(tuple(names))
+        return {
+            name: {1: axis}
+            for name, parameter in self.named_parameters()
+            if any(name.startswith((f"{module}.0.", f"{module}.linear.")) for module in modules)
+            and parameter.dim() == 2
+            and parameter.shape[1] == len(axis.names)
+        }
+
     def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return (name, parameter) of everything outside the embedding tables, in a fixed order."""
         return [(name, p) for name, p in self.named_parameters() if not name.startswith("embeddings.")]
+
+
+def columns_of(features: Iterable[str], count: int) -> list[Position]:
+    """Return the names of the vectors of features side by side, each of ``count`` columns."""
+    return [((name,), column) for name in features for column in range(count)]
+
+
+def pairs_of(features: Sequence[str]) -> list[Position]:
+    """Return the names of the products of all pairs of features, in the order of torch.triu_indices."""
+    return [((min(pair), max(pair)), 0) for pair in itertools.combinations(features, 2)]
 
 
 def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential:

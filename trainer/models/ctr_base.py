@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, RankingModel, pooled_rows
+from trainer.models.base import Axes, Axis, ModelInputs, Position, RankingModel, columns_of, pooled_rows
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.base import FirstOrderSpec, ModelSpec
@@ -33,6 +34,13 @@ class ClickModel(RankingModel):
         rows = pooled_rows(self.lookup(features, dense), self.features)
         return rows.unflatten(1, (len(self.features), columns))
 
+    def inputs(self, numbers: Sequence[Position]) -> list[Position]:
+        """Return the names of all vectors and numbers side by side, [width]."""
+        return [*columns_of(self.features, self.dim), *numbers]
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        return self.reading(self.inputs(numbers), "tower")
+
     def loss(self, batch: Batch) -> Tensor:
         return self.label_losses(self.scores(batch), batch)
 
@@ -51,6 +59,11 @@ class FirstOrderModel(ClickModel):
         with seeded(inputs.seed, "first order"):
             weights = nn.Linear(self.num_dense, 1, bias=False, dtype=torch.float32) if self.num_dense else None
         self.first_order = None if weights is None else weights.to(inputs.dtype)
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        return super().axes(numbers) | (
+            {} if self.first_order is None else {"first_order.weight": {1: Axis(tuple(numbers))}}
+        )
 
     def vectors_and_first_order(self, features: KeyedJaggedTensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
@@ -80,6 +93,11 @@ class NumericFields(nn.Module):
         super().__init__()
         with seeded(inputs.seed, "numeric fields"):
             self.vectors = uniform(inputs.num_dense, dim, inputs=dim, dtype=inputs.dtype)
+
+    @staticmethod
+    def axes(numbers: Sequence[Position]) -> Axes:
+        """Return the axes of a model's parameter ``numeric``."""
+        return {"numeric.vectors": {0: Axis(tuple(numbers))}}
 
     def forward(self, dense: Tensor) -> Tensor:
         return dense.to(self.vectors.dtype).unsqueeze(2) * self.vectors

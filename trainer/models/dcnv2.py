@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, with_dense
+from trainer.models.base import Axes, Axis, ModelInputs, Position, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
@@ -40,6 +41,19 @@ class DCNv2(ClickModel):
         if self.parallel:
             with seeded(inputs.seed, "output"):
                 self.output = nn.Linear(self.width + sizes[-1], 1, dtype=torch.float32).to(inputs.dtype)
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        inputs = self.inputs(numbers)
+        reads, gives = Axis(tuple(inputs)), Axis(tuple(inputs), reads=False)
+        found = super().axes(numbers)
+        for number, layer in enumerate(self.cross):
+            *_, last = maps = [f"cross.{number}.maps.{one}" for one in range(len(layer.maps))]  # type: ignore[arg-type]
+            found |= {maps[0]: {1: reads}, f"cross.{number}.bias": {0: gives}}
+            found[last] = {**found.get(last, {}), 0: gives}
+        if self.parallel:
+            hidden = [((), column) for column in range(self.output.in_features - len(inputs))]
+            found["output.weight"] = {1: Axis((*inputs, *hidden))}
+        return found
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         first = with_dense(self.vectors(features, dense).flatten(1), self.numbers(dense))

@@ -5,18 +5,23 @@ Naumov et al., Deep Learning Recommendation Model for Personalization and Recomm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs
+from trainer.models.base import Axes, ModelInputs, Position, columns_of, pairs_of
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.spec.models.dlrm import DLRMSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
+
+
+NUMBERS = ""
+"""Name of the vector of all numeric features, which no feature has."""
 
 
 class DLRM(ClickModel):
@@ -45,6 +50,11 @@ class DLRM(ClickModel):
         self.pairs = torch.triu_indices(num_vectors, num_vectors, 1)
         sizes = [self.pairs.shape[1] + (self.dim if self.num_dense else 0), *spec.hidden, 1]
         self.top = tower_of(spec, inputs, sizes)
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        below = [NUMBERS] if self.num_dense else []
+        seen = [*columns_of(below, self.dim), *pairs_of([*below, *self.features])]
+        return self.reading(numbers, "bottom") | self.reading(seen, "top")
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features, dense)

@@ -5,12 +5,12 @@ Ma et al., Entire Space Multi-Task Model: An Effective Approach for Estimating P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.labels_base import SeveralLabelsModel, label_towers
+from trainer.models.labels_base import SeveralLabelsModel, label_towers, members
 from trainer.spec.models.several_labels import ESMMSpec
 
 
@@ -26,6 +26,9 @@ class ESMM(SeveralLabelsModel):
     def __init__(self, embeddings: nn.Module, spec: ESMMSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         self.towers = label_towers(spec, inputs, [self.width, *spec.hidden, 1], first=0)
+
+    def readers(self) -> Iterator[str]:
+        return members("towers", self.towers)
 
     def own_scores(self, x: Tensor) -> Sequence[Tensor]:
         return [tower(x).squeeze(1) for tower in self.towers]

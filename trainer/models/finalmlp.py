@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, with_dense
+from trainer.models.base import Axes, Axis, ModelInputs, Position, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
@@ -49,6 +49,14 @@ class FinalMLP(ClickModel):
             self.streams.append(tower_of(spec, inputs, [self.width, *sizes], number=number, logits=False))
         with seeded(inputs.seed, "fusion"):
             self.fusion = Fusion(layers[0][-1], layers[1][-1], spec.fusion_heads, inputs.dtype)
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        inputs = tuple(self.inputs(numbers))
+        found = self.reading(inputs, "streams.0", "streams.1")
+        for number, gate in enumerate(self.gates):
+            last = f"gates.{number}.layers.{len(gate.layers) - 1}"  # type: ignore[arg-type]
+            found |= {f"{last}.{part}": {0: Axis(inputs, reads=False)} for part in ("weight", "bias")}
+        return found
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features, dense)

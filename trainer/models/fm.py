@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs
+from trainer.models.base import Axes, ModelInputs, Position
 from trainer.models.ctr_base import FirstOrderModel, NumericFields
 from trainer.models.deepfm import pairs
 from trainer.spec.models.fm import FMSpec
@@ -31,6 +32,9 @@ class FM(FirstOrderModel):
             raise ValueError(f"fm multiplies pairs of fields, and there is one, {self.features[0]}: use dnn")
         self.bias = nn.Parameter(torch.zeros(1, dtype=inputs.dtype))
         self.numeric = NumericFields(self.dim, inputs) if self.num_dense else None
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        return super().axes(numbers) | ({} if self.numeric is None else self.numeric.axes(numbers))
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from trainer.models.base import ModelInputs, pooled_rows, with_dense
+from trainer.models.base import Axes, ModelInputs, Position, pooled_rows, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import pointwise_loss
@@ -44,6 +44,13 @@ class SeveralLabelsModel(ClickModel):
         for number, given in self.given:
             scores[number] = product_logit(scores[given], scores[number])
         return torch.stack(scores, dim=1)
+
+    def readers(self) -> Iterator[str]:
+        """Yield the names of the modules that read x."""
+        raise NotImplementedError
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        return self.reading(self.inputs(numbers), *self.readers())
 
     def own_scores(self, x: Tensor) -> Sequence[Tensor]:
         """Return for each label its own score [b] of rows and numbers side by side [b, width]."""
@@ -80,6 +87,11 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor, experts: Tensor) -> Tensor:
         return (self.linear(x).softmax(1).unsqueeze(2) * experts).sum(1)
+
+
+def members(name: str, modules: Any) -> Iterator[str]:
+    """Yield the names of the modules of a list."""
+    return (f"{name}.{number}" for number in range(len(modules)))
 
 
 def label_towers(spec: SeveralLabelsSpec, inputs: ModelInputs, sizes: Sequence[int], *, first: int) -> nn.ModuleList:

@@ -5,13 +5,13 @@ Ma et al., Modeling Task Relationships in Multi-task Learning with Multi-gate Mi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.labels_base import Gate, SeveralLabelsModel, experts_of, label_towers
+from trainer.models.labels_base import Gate, SeveralLabelsModel, experts_of, label_towers, members
 from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.several_labels import MMoESpec
 
@@ -30,6 +30,10 @@ class MMoE(SeveralLabelsModel):
         with seeded(inputs.seed, "gates"):
             self.gates = nn.ModuleList(Gate(self.width, spec.experts, inputs.dtype) for _ in inputs.tasks)
         self.towers = label_towers(spec, inputs, [spec.hidden[-1], *spec.tower_hidden, 1], first=spec.experts)
+
+    def readers(self) -> Iterator[str]:
+        yield from members("experts", self.experts)
+        yield from members("gates", self.gates)
 
     def own_scores(self, x: Tensor) -> Sequence[Tensor]:
         experts = torch.stack([expert(x) for expert in self.experts], dim=1)

@@ -6,13 +6,14 @@ Recommendations, RecSys 2020.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.labels_base import Gate, SeveralLabelsModel, experts_of, label_towers
+from trainer.models.labels_base import Gate, SeveralLabelsModel, experts_of, label_towers, members
 from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.several_labels import PLESpec
 
@@ -39,6 +40,14 @@ class PLE(SeveralLabelsModel):
             self.levels.append(level)
             first, width = first + level.num_experts, spec.hidden[-1]
         self.towers = label_towers(spec, inputs, [width, *spec.tower_hidden, 1], first=first)
+
+    def readers(self) -> Iterator[str]:
+        first: Any = self.levels[0]
+        for number, experts in enumerate(first.own):
+            yield from members(f"levels.0.own.{number}", experts)
+        yield from members("levels.0.shared", first.shared)
+        yield from members("levels.0.gates", first.gates)
+        yield "levels.0.shared_gate"
 
     def own_scores(self, x: Tensor) -> Sequence[Tensor]:
         states, shared = [x] * len(self.tasks), x

@@ -5,12 +5,13 @@ Qu et al., Product-based Neural Networks for User Response Prediction, ICDM 2016
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, with_dense
+from trainer.models.base import Axes, ModelInputs, Position, pairs_of, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.spec.models.pnn import PNNSpec
@@ -34,6 +35,9 @@ class PNN(ClickModel):
         # No buffer: it is no state. Not computed in forward: the exporter to ONNX does not know how.
         self.pairs = torch.triu_indices(len(self.features), len(self.features), 1)
         self.tower = tower_of(spec, inputs, [self.width + self.pairs.shape[1], *spec.hidden, 1])
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        return self.reading([*self.inputs(numbers), *pairs_of(self.features)], "tower")
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features, dense)

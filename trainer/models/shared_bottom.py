@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -24,6 +24,9 @@ class SharedBottom(SeveralLabelsModel):
         super().__init__(embeddings, spec, inputs)
         self.bottom = tower_of(spec, inputs, [self.width, *spec.hidden], logits=False)
         self.towers = label_towers(spec, inputs, [spec.hidden[-1], *spec.tower_hidden, 1], first=1)
+
+    def readers(self) -> Iterator[str]:
+        yield "bottom"
 
     def own_scores(self, x: Tensor) -> Sequence[Tensor]:
         shared = self.bottom(x)

@@ -5,12 +5,13 @@ Zhang et al., Wukong: Towards a Scaling Law for Large-Scale Recommendation, ICML
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, mlp
+from trainer.models.base import Axes, Axis, ModelInputs, Position, columns_of, mlp
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
@@ -18,6 +19,10 @@ from trainer.spec.models.wukong import WukongSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
+
+
+NUMBERS = ""
+"""Name of the vector of all numeric features, which no feature has."""
 
 
 class Wukong(ClickModel):
@@ -46,6 +51,19 @@ class Wukong(ClickModel):
             num_vectors = spec.fm_vectors + spec.linear_vectors
         self.layers = nn.Sequential(*layers)
         self.tower = tower_of(spec, inputs, [num_vectors * self.dim, *spec.hidden, 1])
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        fields = [*self.features, *([NUMBERS] if self.num_dense else [])]
+        rank = self.layers[0].compressed.shape[1]  # type: ignore[union-attr,index]
+        one, all_ranks = Axis(tuple(columns_of(fields, 1))), tuple(columns_of(fields, int(rank)))
+        return self.reading(numbers, "bottom") | {
+            "layers.0.compressed": {0: one},
+            "layers.0.linear": {1: one},
+            "layers.0.shortcut": {1: one},
+            "layers.0.before.weight": {0: Axis(all_ranks, reads=False)},
+            "layers.0.before.bias": {0: Axis(all_ranks, reads=False)},
+            "layers.0.network.0.weight": {1: Axis(all_ranks)},
+        }
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features, dense)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, with_dense
+from trainer.models.base import Axes, Axis, ModelInputs, Position, with_dense
 from trainer.models.ctr_base import FirstOrderTowerModel
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.xdeepfm import XDeepFMSpec
@@ -30,6 +30,9 @@ class XDeepFM(FirstOrderTowerModel):
     def __init__(self, embeddings: nn.Module, spec: XDeepFMSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         self.cin = CIN(len(self.features), spec.cin_layers, seed=inputs.seed, dtype=inputs.dtype)
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        return super().axes(numbers) | self.cin.axes(self.features)
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors, linear = self.vectors_and_first_order(features, dense)
@@ -54,6 +57,18 @@ class CIN(nn.Module):
                 for before, maps in itertools.pairwise([num_fields, *layers])
             )
             self.output = uniform(sum(layers), inputs=sum(layers), dtype=dtype)
+
+    def axes(self, features: Sequence[str]) -> Axes:
+        """Return the axes of a model's parameters ``cin``."""
+        found: Axes = {}
+        before: list[Position] = [((name,), 0) for name in features]
+        for number, weight in enumerate(self.weights):
+            products = (((*of, name), column) for of, column in before for name in features)
+            found[f"cin.weights.{number}"] = {1: Axis(tuple(products))}
+            before = [((), column) for column in range(len(weight))]
+        sizes = enumerate(len(weight) for weight in self.weights)
+        maps = tuple(((), (number, column)) for number, size in sizes for column in range(size))
+        return found | {"cin.output": {0: Axis(maps)}}
 
     def forward(self, vectors: Tensor) -> Tensor:
         first = vectors.transpose(1, 2)  # [b, d, F]

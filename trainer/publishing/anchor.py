@@ -27,8 +27,7 @@ from embeddings.refresh.procrustes import TooFewShared, procrustes
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import MISSING, chunks, keys_of
 from trainer.checkpoint.format import Checkpoint
-from trainer.checkpoint.record import TrainingRecord
-from trainer.checkpoint.warm_start import check_fits, inherited_alpha
+from trainer.checkpoint.warm_start import inheritance_of
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.materialize import stored_rows
 
@@ -92,8 +91,7 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
 
 def _turned(targets: Floats, run: Run, data: PreparedData, table: str, parent: Checkpoint) -> str:
     """Turn the targets, in place, into the basis of the parent's rows."""
-    check_fits(run.job, run.dataset, data, parent)
-    inherited_alpha(run.job, TrainingRecord.of(parent))
+    inheritance_of(run.job, run.dataset, parent)
     rows_of_parent = data.parent_rows(table)
     # A file without a name: tables are larger than memory.
     scratch = data.directory / f".{ANCHOR_FILE}.parent"

@@ -68,8 +68,10 @@ def begins_fresh(job: JobSpec) -> bool:
     )
 
 
-def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: PreparedData) -> None:
+def begin(sharded: ShardedModel, parent: Checkpoint, inherited: Checkpoint, job: JobSpec, data: PreparedData) -> None:
     """Put the parent's context into a run's model before its first step. Collective.
+
+    ``inherited``: the parent's in the order of the job's features.
 
     The model is at initial values, or warm-started from ``parent``. A checkpoint of the run's own has it all.
 
@@ -81,7 +83,7 @@ def begin(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: Prepare
         if begins_fresh(job):
             if dist.get_rank() == 0:
                 parent.verify()
-            sharded.load_dense(parent)
+            sharded.load_dense(inherited)
         _take_context(sharded, parent, job, data)
 
     sharded.agreed(f"{parent.path} cannot be loaded", take)

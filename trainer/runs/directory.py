@@ -78,6 +78,9 @@ class Run:
     start_version: str | None = None
     """The held version whose run ``init_checkpoint`` is of; None where it is of none, or of one that was served."""
 
+    served_checkpoint: str | None = None
+    """Checkpoints of the run of ``parent_version``, like ``init_checkpoint``; None where they are not kept."""
+
     ray_address: str | None = None
     lease: dict[str, Any] | None = None
     report: Report | None = None
@@ -233,6 +236,7 @@ def read_run(directory: Path | str, *, stored: bool = False) -> Run:
         parent_version=document.get("parent_version"),
         init_checkpoint=document.get("init_checkpoint"),
         start_version=document.get("start_version"),
+        served_checkpoint=document.get("served_checkpoint"),
         ray_address=document.get("ray_address"),
         lease=document.get("lease"),
         report=Report(**document["report"]) if document.get("report") else None,
@@ -268,6 +272,7 @@ def write_run(
     parent_version: str | None = None,
     init_checkpoint: str | None = None,
     start_version: str | None = None,
+    served_checkpoint: str | None = None,
     ray_address: str | None = None,
     lease: dict[str, Any] | None = None,
     report: Report | None = None,
@@ -289,6 +294,7 @@ def write_run(
             "parent_version": parent_version,
             "init_checkpoint": init_checkpoint,
             "start_version": start_version,
+            "served_checkpoint": served_checkpoint,
             "ray_address": ray_address,
             "lease": lease,
             "report": None if report is None else report._asdict(),

@@ -17,13 +17,15 @@ metric         epoch, split: train | validation | test, auc, logloss, ... (train
                frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
 history        metrics: of all epochs that an attempt goes on from, each as in its metric; one of them may not have
                been told, where the host that was to tell it is gone
+comparison     version (served when the job started), differences: [{metric, slice, rows, served, candidate, low, high,
+               popularity}], skipped (why there are none), seconds
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...], diagnosis,
                held_in_a_row, held_since, max_held, released (embeddings.refresh.publication.Publication); of a job that
                publishes several times also step, that of the version
 error          code, message, remedy
 phase          name (see trainer.runs.events.phase), seconds: what took so long ends now
-lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, start_version,
-               window (trainer.runs.lineage)
+lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, inherited,
+               start_version, window (trainer.runs.lineage)
 workers        number (of ranks, fewer than the attempt was to have), because
 heartbeat      (none)
 info           message, and any figures worth keeping (alpha taken, shares per rank, unknown share)

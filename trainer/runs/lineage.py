@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -9,8 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
 from embeddings.refresh.windows import WINDOW
 from trainer.runs.directory import Run
+from trainer.runs.parents import check_parent
 from trainer.spec import JobSpec
 
 PACKAGES = (
@@ -31,11 +34,12 @@ def lineage_of(run: Run) -> dict[str, Any]:
     """Return the lineage of an attempt whose data are prepared.
 
     The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
-    goes on from, trainer.data.prepare.drift), ``warnings`` (of joins and graphs that find few ids), ``spec_sha256``,
-    ``packages`` and their versions, ``git_commit`` of the code where it is a checkout, ``parent_version``,
-    ``warm_start`` (the checkpoints that it began from), ``start_version`` (the held version that these are of) and
-    ``window`` ({last, days} of the job's, by which the gate tells a shorter one from lost rows); null where there is
-    none.
+    goes on from, trainer.data.prepare.drift), ``warnings`` (of joins and graphs that find few ids), ``row_figures`` (of
+    the rows, trainer.data.prepare.row_figures), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
+    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from), ``inherited``
+    (in words, which features came, went or have other names since), ``start_version`` (the held version that these are
+    of) and ``window`` ({last, days} of the job's, by which the gate tells a shorter one from lost rows); null where
+    there is none.
     """
     from trainer.data.batches.prepared import PreparedData
 
@@ -44,14 +48,27 @@ def lineage_of(run: Run) -> dict[str, Any]:
         "dataset_fingerprint": data.dataset_fingerprint,
         "drift": None if data.drift is None else [one for one in data.drift if one["moved"]],
         "warnings": data.warnings,
+        ROW_FIGURES: data.row_figures,
         "spec_sha256": spec_sha256(run.submitted),
         "packages": installed_packages(),
         "git_commit": git_commit(ROOT),
         "parent_version": run.parent_version,
         "warm_start": run.init_checkpoint,
+        "inherited": _inherited(run),
         "start_version": run.start_version,
         WINDOW: None if window is None else {"last": window.start, "days": window.days},
     }
+
+
+def _inherited(run: Run) -> list[str]:
+    """Return what of features changed since the parent, as far as its run directory is here."""
+    if run.init_checkpoint is None:
+        return []
+    with contextlib.suppress(
+        ValueError, OSError
+    ):  # the run itself has checked it: the parent's directory may be another's now
+        return check_parent(run.job, run.dataset, Path(run.init_checkpoint).parent)
+    return []
 
 
 def spec_sha256(job: JobSpec) -> str:

@@ -1,4 +1,4 @@
-"""What ``evenkeel train`` starts from where ``init_from`` names a collection or a job: the directory of that run.
+"""What ``evenkeel train`` starts from where ``init_from`` names a collection or a job, and whether the job fits it.
 
 Of the runs below ``EVENKEEL_HOME/runs``, which those of a service on this host are too. Torch-free.
 """
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embeddings.refresh.held_versions import sound_version
+from embeddings.refresh.publication import TRAINING_STEP
 from embeddings.store import StoreError, StoreUnavailable, open_store
 from trainer.runs.directory import CHECKPOINTS, RUN_FILE
-from trainer.spec import InitFrom
+from trainer.runs.inheritance import check_columns, inherit
+from trainer.spec import DatasetSpec, InitFrom, JobSpec, parse_dataset
 
 
 class Start(NamedTuple):
@@ -22,11 +24,12 @@ class Start(NamedTuple):
     start_version: str | None = None
 
 
-def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
+def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: Path) -> Start:
     """Return what a run starts from.
 
     Args:
-        init_from: of the job.
+        init_from: start of the job.
+        published: collection that the job publishes to, None without one.
         store_url: the feature store that has the collection.
         runs: the folder of run directories.
 
@@ -40,7 +43,7 @@ def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
     collection = open_store(store_url).collection(init_from.collection)
     version = init_from.version or "current"
     try:
-        held = sound_version(collection) if init_from.held == "go_on" and collection.exists() else None
+        held = sound_version(collection) if init_from.goes_on(published) and collection.exists() else None
         manifest = held or collection.manifest(version)
     except StoreUnavailable:
         raise  # the version may well be there: to train from nothing is no remedy
@@ -50,6 +53,56 @@ def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
         ) from None
     named = f"version {manifest['version']} of '{collection.name}'"
     return Start(_checkpoints(str(manifest.get("job")), runs, named), None if held is None else str(held["version"]))
+
+
+def served_checkpoints(store_url: str, collection: str, version: str, runs: Path, start: str | None) -> str | None:
+    """Return the checkpoints of the run behind a version.
+
+    Args:
+        store_url: the feature store that has the collection.
+        collection: its name.
+        version: the version, of a run that has published once.
+        runs: the folder of run directories.
+        start: the checkpoints that the new run starts from, which may lie elsewhere; None: none.
+
+    Returns:
+        Their folder; None where they are not kept, or are newer than the version.
+    """
+    try:
+        manifest = open_store(store_url).collection(collection).manifest(version)
+    except StoreError:
+        return None
+    run_id = str(manifest.get("job"))
+    if manifest.get(TRAINING_STEP) is not None:
+        return None
+    if start is not None and _run_id(Path(start).parent) == run_id:
+        return start
+    try:
+        return str(_checkpoints(run_id, runs, ""))
+    except ValueError:
+        return None
+
+
+def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
+    """Check before a run begins that a job goes on from its parent, and return what to tell of it.
+
+    The run checks it again, against the checkpoint that it then finds.
+
+    Args:
+        job: the job, checked against its dataset.
+        dataset: its dataset.
+        parent: the parent's run directory.
+
+    Raises:
+        InvalidFieldsError: naming each field that does not fit, with the remedy.
+    """
+    try:
+        document = json.loads((parent / RUN_FILE).read_text("utf-8"))
+        stored, parent_dataset = document["job"], parse_dataset(document["dataset"], str(parent / RUN_FILE))
+    except (OSError, ValueError, KeyError):
+        return []  # on another host, or of a version that had other fields: the checkpoint says what it was
+    found = inherit(job, dataset, stored, parent_dataset)
+    return [*found.notes, *check_columns(job, dataset, parent_dataset, found)]
 
 
 def _checkpoints(run_id: str, runs: Path, named: str) -> Path:

@@ -69,7 +69,8 @@ class SearchFolder:
         folder = cls(path.resolve(), search, job, dataset)
         file, document = folder.path / SEARCH_FILE, folder._document()
         if file.exists():
-            there = json.loads(file.read_text("utf-8"))
+            # Folders of versions whose default was at_read do not say it.
+            there = {"decay": "at_read", **json.loads(file.read_text("utf-8"))}
             there["job"] = to_run(there.get("job"))
             changed = [name for name in document if there.get(name) != document[name]]
             if changed:
@@ -94,6 +95,7 @@ class SearchFolder:
             "search": self.search.model_dump(mode="json", exclude_unset=True),
             "job": self.job.model_dump(mode="json", exclude_unset=True),
             "dataset": self.dataset.model_dump(mode="json", exclude_unset=True),
+            "decay": self.job.optimizer.decay,
         }
 
     def job_with(self, values: dict[str, Any]) -> JobSpec:

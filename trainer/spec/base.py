@@ -24,6 +24,7 @@ class May(Enum):
 
     DIFFER_ON_RESUME = "it may differ between attempts that go on from each other"
     DIFFER_ON_WARM_START = "it may differ from that of the job whose rows go on: no weight depends on it"
+    GROW_ON_WARM_START = "sizes of layers, which may be larger than those of the job whose rows go on"
     CHANGE_TRAINING = "training depends on it, though it is of something else"
 
 
@@ -42,12 +43,12 @@ class Removed(NamedTuple):
 class Spec(BaseModel):
     """Base of every part of a spec: immutable, and a misspelt field is an error.
 
-    ``renamed``: the fields' names by older ones, which are still read, with a warning. A part that is written again has
-    the new names. ``removed``: fields that are refused by name for one release.
+    ``old_names``: the fields' names by older ones, which are still read, with a warning. A part that is written again
+    has the new names. ``removed``: fields that are refused by name for one release.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    renamed: ClassVar[dict[str, str]] = {}
+    old_names: ClassVar[dict[str, str]] = {}
     removed: ClassVar[dict[str, Removed]] = {}
 
     @model_validator(mode="before")
@@ -67,12 +68,12 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_old_names(cls, document: Any) -> Any:
-        old_names = cls.renamed.keys() & document.keys() if isinstance(document, dict) else ()
-        if not old_names:
+        given = cls.old_names.keys() & document.keys() if isinstance(document, dict) else ()
+        if not given:
             return document
         document = dict(document)
-        for old in sorted(old_names):
-            new = cls.renamed[old]
+        for old in sorted(given):
+            new = cls.old_names[old]
             if new in document:
                 raise ValueError(f"{old} is the old name of {new}, which is given too: leave {old} out")
             warnings.warn(f"{old} is now {new}: the old name goes with the next release", FutureWarning, stacklevel=2)

@@ -16,6 +16,7 @@ from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, RANKING_M
 from trainer.spec.job import JobSpec
 from trainer.spec.models.registry import BROKEN_MODELS, MODELS
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError
+from trainer.spec.stored import with_former_defaults
 
 
 def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
@@ -27,21 +28,27 @@ def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, InvalidFieldsError):
             for problem in cause.problems:
-                where = [*map(str, item["loc"]), *([problem.field] if problem.field else [])]
+                where = [*_path_of(item), *([problem.field] if problem.field else [])]
                 yield problem._replace(field=".".join(where))
         else:
             yield _problem_of(item)
 
 
-def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
-    """Return what users are told of one error; in the path of a model pydantic names the kind, and users do not."""
-    where, message, remedy = [str(part) for part in error["loc"]], str(error["msg"]).removeprefix("Value error, "), ""
+def _path_of(error: Mapping[str, Any]) -> list[str]:
+    """Return the path of the field; in that of a model pydantic names the kind, and users do not."""
+    where = [str(part) for part in error["loc"]]
     for index, part in enumerate(where[:-1]):
         if part == "model" and where[index + 1] in MODELS:
             del where[index + 1]
             break
     if where[:1] == ["partition"]:
         del where[1:2]
+    return where
+
+
+def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
+    """Return what users are told of one error."""
+    where, message, remedy = _path_of(error), str(error["msg"]).removeprefix("Value error, "), ""
     if error["type"] == "extra_forbidden":
         message, remedy = "no such field", "check the spelling"
     elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:
@@ -102,7 +109,7 @@ def parse_job(document: Any, where: str = "job", *, stored: bool = False) -> Job
         ...
         trainer.spec.problems.SpecError: job: epochs: Input should be greater than or equal to 1
     """
-    return _parse(JobSpec, document, where, stored)
+    return _parse(JobSpec, with_former_defaults(document) if stored else document, where, stored)
 
 
 def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None]:

@@ -21,6 +21,17 @@ def to_run(document: Any) -> Any:
     return {**document, "publish": {**others, "gate": kept} if kept else others}
 
 
+def with_former_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored job with ``optimizer`` as versions took it whose default of ``decay`` was ``at_read``.
+
+    ``alpha: auto``, which they had, becomes ``default``: the alpha that was found is in the checkpoint.
+    """
+    optimizer = {"decay": "at_read", **document.get("optimizer", {})}
+    if optimizer.get("alpha") == "auto":
+        optimizer["alpha"] = "default"
+    return {**document, "optimizer": optimizer}
+
+
 class StoredJob:
     """The stored document of a JobSpec."""
 
@@ -68,7 +79,7 @@ def read(document: Mapping[str, Any] | Spec, part: type[Spec], name: str) -> Any
     field = part.model_fields[name]
     if isinstance(document, Spec):
         return getattr(document, name)
-    for one in (name, *(old for old, new in part.renamed.items() if new == name)):
+    for one in (name, *(old for old, new in part.old_names.items() if new == name)):
         if one in document:
             return document[one]
     if field.is_required():

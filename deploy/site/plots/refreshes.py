@@ -68,24 +68,3 @@ def news_days_consumer(table: Table) -> Any:
     axes.set(xlabel="accuracy of an item's topic, one of 12", xlim=(0, 1.05))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
-
-
-def news_days_faults(table: Table) -> Any:
-    rows = [row for row in table.rows if table.cell(row, "middle")]
-    figure, (axes,) = panels(1, 4.2)
-    shades = {0: "#eda27a", 1: "#f2c78f", 2: "#f3e2a9", 3: "#9fc9e6"}
-    for place, row in enumerate(rows):
-        for number, size in enumerate(("small", "middle", "large")):
-            severity, held, of = table.numbers(row, size)[:3]
-            axes.barh([place], [0.96], 0.9, left=number + 0.02, color=shades[round(held)])
-            axes.annotate(
-                f"{severity:g}: held {held:g} of {of:g}", (number + 0.5, place), ha="center", va="center", fontsize=8.5
-            )
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlim=(0, 3), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xticks([0.5, 1.5, 2.5], ["small", "middle", "large"])
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    for side in ("top", "bottom", "left"):
-        axes.spines[side].set_visible(False)
-    return figure

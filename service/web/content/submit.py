@@ -54,7 +54,10 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
     try:
         spec = JobSpec.model_validate(document)
         short = spec.model_dump(mode="json", exclude_defaults=True)
-        return short if JobSpec.model_validate(short) == spec else document
+        # A default that depends on other fields.
+        optimizer = {name: value for name, value in short.get("optimizer", {}).items() if name != "decay"}
+        shorter = short | ({"optimizer": optimizer} if optimizer else {})
+        return next((one for one in (shorter, short) if JobSpec.model_validate(one) == spec), document)
     except ValidationError:
         return document
 

@@ -10,6 +10,8 @@ import yaml
 
 from tests.service import serving
 from tests.service.serving import Run, Served
+from trainer.runs.directory import write_run
+from trainer.spec import parse_dataset, parse_job
 
 pytestmark = pytest.mark.process
 
@@ -66,6 +68,29 @@ def test_validate_shows_what_a_run_would_take(run: Run, served: Served, spec: Pa
         assert answer["valid"] is True
         assert answer["estimate"]["steps_per_epoch"] == 1
     assert run("jobs", "--name", "alone", "--json").json == []
+
+
+def test_validate_compares_a_job_with_its_parent(run: Run, served: Served, tmp_path: Path):
+    dataset, parent = serving.dataset(served.data), served.home / "runs" / "parent"
+    (parent / "checkpoints").mkdir(parents=True)
+    features = {name: one for name, one in dataset["features"].items() if name != "user"} | {"who": {"column": "user"}}
+    write_run(
+        parent, run_id="parent", job=parse_job(serving.job() | {"model": {"kind": "dnn"}}), store_url="",
+        dataset=parse_dataset(dataset | {"features": features}),
+    )  # fmt: skip
+    job = serving.job() | {"model": {"kind": "dnn"}, "init_from": {"job": "parent"}}
+    done = run("validate", str(serving.write_spec(tmp_path / "spec.yaml", dataset, job)))
+    assert done.code == 1
+    assert "features.who: the parent read it, and the dataset has no 'who'" in done.err
+    assert "{renamed: {who: user}}" in done.err
+    job["init_from"]["renamed"] = {"who": "user"}
+    done = run("validate", str(serving.write_spec(tmp_path / "renamed.yaml", dataset, job)))
+    assert done.code == 0, done.err
+    assert "'user' goes on with what the parent learned of 'who'" in done.err
+    job["init_from"] = {"job": "elsewhere"}
+    done = run("validate", str(serving.write_spec(tmp_path / "elsewhere.yaml", dataset, job)))
+    assert done.code == 0
+    assert "is not checked: init_from: init_from.job 'elsewhere'" in done.err
 
 
 def test_validate_refuses_what_does_not_fit_with_the_arithmetic(run: Run, served: Served, spec: Path, tmp_path: Path):

@@ -19,7 +19,7 @@ JOB = {
     "name": "daily",
     "dataset": {"name": "clicks"},
     "model": {"kind": "two_tower", "embedding_dim": 8},
-    "optimizer": {"kind": "adam_ar"},
+    "optimizer": {"kind": "adam_ar", "alpha": "auto"},
     "publish": {
         "collection": "items",
         "feature": "item",
@@ -29,7 +29,7 @@ JOB = {
     "init_from": {"job": "job_1"},
     "labels": {"team": "ads"},
 }
-"""With a field by its name of then, and two that were removed."""
+"""With a field by its name of then, two fields and a value that were removed, and a decay that was left out."""
 
 
 def first(postgres: bool) -> list[str]:

@@ -43,7 +43,6 @@ class Service:
     def __init__(self, home: Path, data: Path):
         self.home = home
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
-        kept["EVENKEEL_RANK_NICENESS"] = "0"
         self._environment = {**kept, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data)}
         self._environment["EVENKEEL_RETRY_BACKOFF_SECONDS"] = "1"
         self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

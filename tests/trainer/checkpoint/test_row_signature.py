@@ -111,7 +111,7 @@ def test_a_setting_with_a_newer_name_is_the_same(monkeypatch: pytest.MonkeyPatch
     found, optimizer = signature(Adam(0.1)), Adam(0.1, beta1=0.5)
     older = {"momentum" if name == "beta1" else name: value for name, value in found.items()}
     assert differences(older, found) != []
-    monkeypatch.setattr(Optimizer, "renamed", {"momentum": "beta1"})
+    monkeypatch.setattr(Optimizer, "old_names", {"momentum": "beta1"})
     assert differences(older, found) == []
     assert [told.partition(" ")[0] for told in differences(older, signature(optimizer))] == ["beta1"]
 

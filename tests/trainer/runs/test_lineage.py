@@ -25,12 +25,15 @@ def test_event_and_manifest_tell_the_same(make_run, small, tmp_path):
     assert told["spec_sha256"] == spec_sha256(run.job)
     assert told["packages"]["torch"] == version("torch")
     assert (told["parent_version"], told["warm_start"]) == (None, None)
+    assert told["row_figures"] == PreparedData.open(run.data).row_figures
+    assert told["row_figures"]["rows"] == 300
     manifest = open_store(run.store_url).collection("items").manifest()
     assert manifest["lineage"] == {name: told[name] for name in manifest["lineage"]}
     assert set(manifest["lineage"]) == set(told) - {"type", "time", "attempt"}
 
     start = {"parent_version": "v000001", "init_checkpoint": str(run.checkpoints)}
-    refresh = make_run("refresh", uri=few, epochs=1, publish=publish, **start)
+    features = {"item": {"type": "id"}, "user": {"type": "id"}, "again": {"type": "id", "column": "user"}}
+    refresh = make_run("refresh", uri=few, epochs=1, publish=publish, features=features, **start)
     assert execute(refresh, start_ranks) == 0
     later = lineage_of(refresh)
     assert (told["drift"], later["drift"]) == (None, [])
@@ -38,7 +41,10 @@ def test_event_and_manifest_tell_the_same(make_run, small, tmp_path):
         "rows are alike those of the parent run" in one["message"] for one in small.events(refresh.directory, "info")
     )
     assert (later["parent_version"], later["warm_start"]) == ("v000001", str(run.checkpoints))
-    assert later["dataset_fingerprint"] == told["dataset_fingerprint"]
+    (note,) = later["inherited"]
+    assert told["inherited"] == []
+    assert note.startswith("init_from: 'again' added")
+    assert later["dataset_fingerprint"] != told["dataset_fingerprint"]
     assert spec_sha256(run.job) != spec_sha256(small.job(epochs=2))
 
 

@@ -1,4 +1,4 @@
-"""``publish.gate.calibrate`` and ``calibrate_seconds``: refused by name in a new job, dropped from a stored one."""
+"""``publish.gate.calibrate``, ``calibrate_seconds``, ``promote``: refused in a new job, dropped from a stored one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,20 @@ def test_a_new_job_is_refused_by_name_with_the_remedy(field: str, value: Any) ->
     assert problem.remedy == "leave it out: limits come from the collection's own published refreshes"
 
 
+def test_a_rule_of_a_new_job_is_refused_and_told_what_ends_a_row() -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_job(job(promote={"only": ["cosine_mean"]}))
+    (problem,) = refused.value.problems
+    assert problem.field == "publish.gate.promote"
+    assert problem.message == "was removed: no rule is needed to end a row of held refreshes"
+    assert problem.remedy == "leave it out: publish.gate.when_stuck says what ends it"
+
+
 def test_a_stored_job_runs_without_them() -> None:
-    stored = job(calibrate="off", calibrate_seconds=60.0)
+    gone = {"calibrate": "off", "calibrate_seconds": 60.0, "promote": {"only": ["turn_p999"], "settled": True}}
+    stored = job(**gone)
     assert parse_job(to_run(stored)) == parse_job(job()) == parse_job(stored, stored=True)
-    assert stored == job(calibrate="off", calibrate_seconds=60.0), "what is stored stays as it is"
+    assert stored == job(**gone), "what is stored stays as it is"
     with pytest.raises(SpecError, match=r"publish\.gate\.max_hold: no such field"):
         parse_job(to_run(job(max_hold=3)))
 

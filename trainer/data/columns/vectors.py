@@ -112,32 +112,6 @@ def vectors_from(documents: Sequence[Mapping[str, Any]]) -> tuple[Vector, ...]:
     return tuple(Vector(**one) for one in documents)
 
 
-def require_same(before: Sequence[Vector], now: Sequence[Vector], where: str) -> None:
-    """Check that a warm start reads the vectors that its parent's projections were trained on.
-
-    Raises:
-        DataError: they have another length, scale or use.
-    """
-    if [_use(one) for one in before] != [_use(one) for one in now]:
-        raise DataError(
-            f"the warm start's vectors are {_in_words(before)}, this data's {_in_words(now)}",
-            where=where,
-            remedy="use the same ones, or start without init_from",
-        )
-
-
-def _use(vector: Vector) -> tuple[Any, ...]:
-    return vector.name, vector.dim, vector.normalize, vector.projected, vector.of_item
-
-
-def _in_words(vectors: Sequence[Vector]) -> str:
-    def said(one: Vector) -> str:
-        length = ", normalized" if one.normalize else ""
-        return f"{one.name} ({one.dim}{length}, {'projected' if one.projected else 'as given'})"
-
-    return ", ".join(map(said, vectors)) or "none"
-
-
 # --- columns ---------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,8 @@ from trainer.data.prepare.workers import Workers
 
 PROFILE_FILE = "profile.json"
 """Beside prepared data, and under this name in a run's checkpoints."""
+HELD_OUT_FROM = "held_out_from"
+"""Key of a profile: the time from which on a split by time holds rows out, in the numbers of its column."""
 NEW_IDS = 0.2
 """A larger share of examples of ids that the parent did not have has moved."""
 MISSING = 0.05
@@ -144,6 +146,8 @@ def drift(
         if old is not None
     ]
     for table, rows in grown.items():
+        if table not in before["missing"]:
+            continue  # of a feature that the parent did not read
         new = rows.parent_rows < 0
         new[:NUM_SPECIAL_ROWS] = False
         share = float(row_counts[table][new].sum() / max(row_counts[table].sum(), 1))

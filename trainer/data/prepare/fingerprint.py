@@ -16,14 +16,12 @@ from trainer.data.columns.dynamic_ids import IdMap, hashes_of
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.orders import order_of
 from trainer.data.columns.values import as_ids, id_kind
-from trainer.data.columns.vectors import Vector
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
 from trainer.spec import JobSpec
 from trainer.spec.models.base import DrawingSpec
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.spec.models.sequences import SequenceSpec
 
 Files = list[list[list[object]]]
@@ -34,12 +32,11 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a run goes on from: ids by table, statistics of numeric features, what the rows were like, its vectors."""
+    """What a run goes on from: ids by table, statistics of numeric features, what the rows were like."""
 
     vocabulary: Mapping[str, IdMap]
     numeric: Sequence[Numeric] | None
     profile: Mapping[str, Any] | None
-    vectors: Sequence[Vector] | None = None
 
 
 def sampling_of(job: JobSpec) -> dict[str, Any]:
@@ -47,8 +44,7 @@ def sampling_of(job: JobSpec) -> dict[str, Any]:
     model = job.model
     if not isinstance(model, DrawingSpec):
         return {"distribution": "uniform", "power": 0.75}
-    window = {"window": model.negative_window} if model.sampling == "recent" else {}
-    return {"distribution": model.sampling, "power": model.negative_power, **window}
+    return {"distribution": model.sampling, "power": model.negative_power}
 
 
 def sequence_settings(job: JobSpec) -> dict[str, Any]:
@@ -116,9 +112,6 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
     model = job.model
     if isinstance(model, DrawingSpec) and (model.negative_distribution is not None or model.negative_power != 0.75):
         relevant.append(sampling_of(job))
-    hard = hard_negatives_of(job)
-    if hard is not None:
-        relevant.append(["hard negatives", hard.model_dump(mode="json")])
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     if plan.least_labels:
         relevant.append(plan.least_labels)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from trainer.data.columns.numeric import Numeric, fitted
-from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import (
     NUMBERS,
     VALUE,
@@ -27,19 +27,17 @@ def finish_numeric(
 ) -> tuple[Numeric, ...]:
     """Write the numbers as the model reads them, ``NUMBERS`` of each split.
 
-    Statistics are those of the training split, or of a warm start.
-
-    Raises:
-        DataError: the warm start has other features or transforms.
+    Statistics are those of a warm start; of features that it did not read, of the training split.
     """
     if not plan.all_numeric:
         return ()
-    if base is None:
-        features = tuple(
-            workers.map(lambda one: fit_numbers(plan, one, raw_file(directory / "train", one)), plan.all_numeric)
+    known = inherited_numeric(plan, base or ())
+    features = tuple(
+        workers.map(
+            lambda one: known.get(one.name) or fit_numbers(plan, one, raw_file(directory / "train", one)),
+            plan.all_numeric,
         )
-    else:
-        features = inherited_numeric(plan, base)
+    )
     write_numbers(features, directory, workers)
     return features
 
@@ -63,26 +61,12 @@ def write_numbers(features: Sequence[Numeric], directory: Path, workers: Workers
             raw_file(directory / name, one).unlink()
 
 
-def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> tuple[Numeric, ...]:
-    """Return the numeric features of a warm start, which are the job's.
-
-    Raises:
-        DataError: it has other features or transforms.
-    """
-    asked = [(one.name, one.transform, one.missing) for one in plan.all_numeric]
-    if [(one.name, one.transform, one.missing) for one in base] != asked:
-        raise DataError(
-            f"the warm start's numeric features are {_in_words(base)}, this data's {_in_words(plan.all_numeric)}",
-            where=f"dataset '{plan.dataset.name}'",
-            remedy="use the same transforms, or start without init_from",
-        )
-    return tuple(base)
+def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> dict[str, Numeric]:
+    """Return the job's numeric features that a warm start has, by name, with its statistics."""
+    columns = {one.name: one.column for one in plan.all_numeric}
+    return {one.name: replace(one, column=columns[one.name]) for one in base if one.name in columns}
 
 
 def raw_file(directory: Path, feature: Numeric) -> Path:
     """Return the file of a feature's values as they come, in a split."""
     return directory / f"{feature.name}.raw"
-
-
-def _in_words(features: Sequence[Numeric]) -> str:
-    return ", ".join(f"{one.name} ({one.transform}, missing {one.missing})" for one in features)

@@ -23,6 +23,7 @@ class AutoIntSpec(ClickSpec):
 
     kind: Literal["autoint"]
     reads_vectors = True
+    adds_features = "none"
     attention_layers: int = later(3, ge=1, le=16)
     attention_heads: int = later(2, ge=1, le=64)
     attention_units: int = later(32, ge=1, le=4096)

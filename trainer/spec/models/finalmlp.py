@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.base import later
-from trainer.spec.models.base import ClickSpec, Size
+from trainer.spec.models.base import ClickSpec, Layers, Size
 from trainer.spec.models.size import ModelSize, linear_layers, tower_size
 from trainer.spec.problems import FieldProblem
 
@@ -24,8 +24,9 @@ class FinalMLPSpec(ClickSpec):
 
     kind: Literal["finalmlp"]
     reads_vectors = True
+    hidden: tuple[Size, ...] = (128, 64)  # the heads of the fusion cut the last ones into parts: they do not grow
     second_hidden: tuple[Size, ...] | None = later(None, min_length=1)
-    gate_hidden: tuple[Size, ...] = later((64,), max_length=16)
+    gate_hidden: Layers = later((64,), max_length=16)
     first_gate: tuple[str, ...] = later(())
     second_gate: tuple[str, ...] = later(())
     fusion_heads: int = later(1, ge=1, le=4096)

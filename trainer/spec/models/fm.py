@@ -13,6 +13,7 @@ class FMSpec(PointwiseSpec):
 
     kind: Literal["fm"]
     reads_vectors = True
+    adds_features = "own_rows"
 
     learns_products_without_numbers = True
     determines_vectors = True

@@ -11,7 +11,7 @@ from pydantic import Field
 from trainer.spec.base import Spec, later
 from trainer.spec.label_tasks import in_topological_order, label_tasks
 from trainer.spec.losses import LOSSES
-from trainer.spec.models.base import Size, TowerSpec
+from trainer.spec.models.base import Layers, TowerSpec
 from trainer.spec.models.size import ModelSize, tower_size
 from trainer.spec.problems import FieldProblem
 
@@ -95,8 +95,8 @@ class SeveralLabelsSpec(TowerSpec):
 class _LabelTowersSpec(SeveralLabelsSpec):
     """A model with a tower of ``tower_hidden`` layers for each label, on what other layers give of the row."""
 
-    hidden: tuple[Size, ...] = Field(default=(128, 64), min_length=1)
-    tower_hidden: tuple[Size, ...] = later((32,), max_length=16)
+    hidden: Layers = Field(default=(128, 64), min_length=1)
+    tower_hidden: Layers = later((32,), max_length=16)
 
     @property
     def num_hidden(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.base import later
-from trainer.spec.models.base import ClickSpec, Size
+from trainer.spec.models.base import ClickSpec, Layers
 from trainer.spec.models.size import ModelSize, linear_layers
 from trainer.spec.problems import FieldProblem
 
@@ -23,11 +23,12 @@ class WukongSpec(ClickSpec):
 
     kind: Literal["wukong"]
     reads_vectors = True
+    adds_features = "none"
     interaction_layers: int = later(2, ge=1, le=64)
     fm_vectors: int = later(16, ge=1, le=4096)
     linear_vectors: int = later(16, ge=1, le=4096)
     fm_rank: int = later(24, ge=1, le=4096)
-    fm_hidden: tuple[Size, ...] = later((128,), max_length=16)
+    fm_hidden: Layers = later((128,), max_length=16)
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         dim, rank, outputs = self.embedding_dim, self.fm_rank, self.fm_vectors + self.linear_vectors
@@ -45,6 +46,9 @@ class WukongSpec(ClickSpec):
             size += ModelSize(parameters, 0, held, held, multiply_adds + (linear + 2 * vectors * rank) * dim)
             vectors = outputs
         return size + self.tower(vectors * dim, 1)
+
+    def reads_in_order(self, num_vectors: int) -> bool:
+        return num_vectors == self.fm_vectors + self.linear_vectors
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.data.conftest import click_table
-from trainer.data.columns.vectors import Vector, arranged, read_vectors, require_lists, require_same, vector_problems
+from trainer.data.columns.vectors import Vector, arranged, read_vectors, require_lists, vector_problems
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.source import Source
@@ -75,16 +75,6 @@ def test_the_block_of_a_batch_has_what_models_read_as_numbers_first():
     found = arranged(np.ones((1, 1)), np.full((1, 1), 3.0), vectors, blocks)
     assert found.tolist() == [[1, 2, 3, 4, 4, 7, 7, 8]]
     assert found.dtype == np.float32
-
-
-def test_a_warm_start_reads_the_same_vectors():
-    before = [Vector("v", "old", 3)]
-    require_same(before, [Vector("v", "new", 3, required=True)], "data")
-    for other in (Vector("v", "v", 4), Vector("v", "v", 3, normalize=True), Vector("v", "v", 3, projected=False)):
-        with pytest.raises(DataError, match=r"warm start's vectors are v \(3, projected\), this data's v \((3|4)"):
-            require_same(before, [other], "data")
-    with pytest.raises(DataError, match="this data's none"):
-        require_same(before, [], "data")
 
 
 # --- bad rows --------------------------------------------------------------------------------------------------------

@@ -156,7 +156,9 @@ class Assembly:
         self._sum_labels(train, [one["pieces"] for one in made.values()])
         grown, row_counts = self._tables(desk)
         encoded = replace(self._seen_from_here(desk, spans, num_rows), warnings=warnings)
-        return FinishedSplits(encoded, grown, row_counts, numeric, train, num_examples, positives, shares)
+        return FinishedSplits(
+            encoded, grown, row_counts, numeric, train, num_examples, positives, shares, all_rows.time_limits
+        )
 
     def close(self) -> None:
         """Remove what was fetched."""
@@ -207,13 +209,13 @@ class Assembly:
             Task("table", number, {"spans": spans, "base": stages.as_arguments(self._base.vocabulary.get(domain))})
             for number, domain in enumerate(plan.kinds)
         ]
-        is_fitted = bool(plan.all_numeric) and self._base.numeric is None
-        if is_fitted:
-            tasks += [Task("number", number, spans) for number in range(len(plan.all_numeric))]
+        known = inherited_numeric(plan, self._base.numeric or ())
+        names = [one.name for one in plan.all_numeric]
+        tasks += [Task("number", number, spans) for number, name in enumerate(names) if name not in known]
         self._run(tasks)
-        if is_fitted:
-            return tuple(numeric_of(desk.state(f"number-{number:05d}")) for number in range(len(plan.all_numeric)))
-        return () if self._base.numeric is None or not plan.all_numeric else inherited_numeric(plan, self._base.numeric)
+        return tuple(
+            known.get(name) or numeric_of(desk.state(f"number-{number:05d}")) for number, name in enumerate(names)
+        )
 
     # --- what needs all rows
 

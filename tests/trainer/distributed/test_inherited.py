@@ -1,0 +1,294 @@
+"""What a warm start takes over where features, layers and optimizers change: scores, rows and moments before step 1."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from trainer.checkpoint.format import latest_valid
+from trainer.checkpoint.record import TrainingRecord
+from trainer.checkpoint.warm_start import inherited_alpha
+from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import build, choose_alpha
+from trainer.distributed.inherited import InheritedCheckpoint
+from trainer.distributed.materialize import stored_rows
+from trainer.inference.predict import Predictor
+from trainer.launch.driver import execute
+from trainer.launch.on_host import single_rank_group, start_ranks
+from trainer.runs.directory import read_run, write_run
+from trainer.spec import parse_dataset, parse_job
+from trainer.training.dense_parameters import dense_optimizer
+
+pytestmark = pytest.mark.slow
+
+BASE = {
+    "user": {"type": "id"},
+    "item": {"type": "id"},
+    "query": {"type": "id"},
+    "liked": {"type": "id_list", "column": "liked", "shares": "item"},
+    "price": {"type": "dense", "transform": "standardize"},
+    "embedding": {"type": "vector", "dim": 3},
+}
+CLICK = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "pnn", "finalmlp", "din", "wukong", "autoint")
+SEVERAL = ("esmm", "mmoe", "ple", "shared_bottom")
+KINDS = (*CLICK, *SEVERAL, "two_tower")
+TOGETHER = ("wukong", "autoint")
+"""Kinds that normalise fields together."""
+SMALL = {
+    "xdeepfm": {"cin_layers": [5, 3]},
+    "wukong": {"fm_vectors": 3, "linear_vectors": 2, "fm_rank": 3, "fm_hidden": [6]},
+    "dcnv2": {"structure": "parallel", "low_rank": 3},
+    "autoint": {"attention_layers": 2, "attention_units": 3},
+    "finalmlp": {"gate_hidden": [5], "fusion_heads": 2},
+    "din": {"attention_hidden": [5], "attention_activation": "relu"},
+    "esmm": {"tasks": {"buy": {"given": "click"}}},
+    "mmoe": {"experts": 3, "tower_hidden": [4]},
+    "ple": {"levels": 2, "label_experts": 1, "shared_experts": 1, "tower_hidden": [4]},
+    "shared_bottom": {"tower_hidden": [4]},
+}
+LAZY = {"kind": "adam", "moments": "lazy", "learning_rate": 0.05}
+STILL = {"optimizer": LAZY | {"learning_rate": 0.0}, "dense_optimizer": {"learning_rate": 0.0}}
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng, size = np.random.default_rng(3), 600
+    user, item, query, context = (rng.integers(0, many, size) for many in (20, 40, 9, 6))
+    price = rng.normal(2.0, 3.0, size)
+    click = (rng.random(size) < 1 / (1 + np.exp(-(item % 3 - 1.0 + 0.2 * price)))).astype(int)
+    columns = {
+        "user": user, "item": item, "query": query, "context": context, "seen": rng.integers(0, 40, size),
+        "liked": pa.array([list(rng.integers(0, 40, rng.integers(0, 4))) for _ in range(size)]),
+        "price": price, "age": rng.normal(30.0, 9.0, size), "embedding": pa.array(list(rng.normal(size=(size, 3)))),
+        "other": pa.array(list(rng.normal(size=(size, 2)))), "click": click, "buy": click * (item % 2),
+    }  # fmt: skip
+    return pa.table(columns)
+
+
+class Runs:
+    """Runs on one file of rows, in a folder; ``parent`` is trained once for each kind of model."""
+
+    def __init__(self, folder, table):
+        self.folder, self.table, self._parents = folder, table, {}
+        pq.write_table(table, folder / "rows.parquet")
+
+    def dataset(self, kind, features):
+        label = {"labels": {"click": {"column": "click"}, "buy": {"column": "buy"}}}
+        label = label if kind in SEVERAL else {"label": {"column": "click"}}
+        document = {"name": "rows", "uri": str(self.folder / "rows.parquet"), "features": features}
+        return parse_dataset(document | label)
+
+    def job(self, kind, **changes):
+        hidden = {} if kind == "fm" else {"hidden": [8, 6]}
+        model = {
+            "kind": kind,
+            "embedding_dim": 4,
+            "init": {"kind": "hash", "std": 0.3},
+            **hidden,
+            **SMALL.get(kind, {}),
+        }
+        document = {
+            "name": kind, "dataset": {"name": "rows"}, "model": model | changes.pop("model", {}), "optimizer": LAZY,
+            "dense_optimizer": {"learning_rate": 0.02}, "epochs": 2, "batch_size": 100,
+        }  # fmt: skip
+        return parse_job(document | changes)
+
+    def run(self, name, kind, features=BASE, parent=None, code=0, **changes):
+        directory = self.folder / name
+        if parent is not None:
+            changes["init_from"] = {"job": parent.run_id, **changes.pop("init_from", {})}
+        write_run(
+            directory, run_id=name, job=self.job(kind, **changes), dataset=self.dataset(kind, features),
+            store_url=str(self.folder / "store"), init_checkpoint=None if parent is None else str(parent.checkpoints),
+        )  # fmt: skip
+        run = read_run(directory)
+        assert execute(run, start_ranks) == code
+        return run
+
+    def parent(self, kind, **changes):
+        key = f"{kind}-{json.dumps(changes, sort_keys=True)}"
+        if key not in self._parents:
+            self._parents[key] = self.run(f"parent-{kind}-{len(self._parents)}", kind, **changes)
+        return self._parents[key]
+
+    def scores(self, run, table=None):
+        found = Predictor(run.directory).predict(self.table if table is None else table)
+        return np.stack([found[name].to_numpy() for name in found.column_names if name.startswith("logit")])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, table):
+    return Runs(tmp_path_factory.mktemp("runs"), table)
+
+
+def check_scores(runs, parent, child, table=None):
+    before, after = runs.scores(parent), runs.scores(child, table)
+    assert np.abs(before).max() > 0.3, "the parent has learned nothing, so that nothing is compared"
+    np.testing.assert_allclose(after, before, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["dnn", *TOGETHER])
+def test_features_in_another_order_give_the_same_scores(runs, kind):
+    parent = runs.parent(kind)
+    child = runs.run(f"turned-{kind}", kind, dict(reversed(BASE.items())), parent, **STILL, epochs=1)
+    check_scores(runs, parent, child)
+    old, new = latest_valid(parent.checkpoints), latest_valid(child.checkpoints)
+    for name in old.tables:
+        (weight, state), (weight_now, state_now) = old.read_rows(name), new.read_rows(name)
+        assert torch.equal(weight, weight_now)
+        assert state.keys() == state_now.keys()
+
+
+ADDED = {
+    "context": {"type": "id"},
+    "age": {"type": "dense", "transform": "standardize"},
+    "other": {"type": "vector", "dim": 2},
+    "given": {"type": "vector", "dim": 2, "column": "other", "mode": "as_given"},
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in TOGETHER])
+def test_added_features_and_wider_layers_leave_the_scores_as_they_are_and_learn(runs, kind):
+    parent = runs.parent(kind)
+    features = {"context": ADDED["context"], **dict(reversed(BASE.items())), **ADDED}
+    if kind not in ("fm", "wide_deep", "deepfm", "xdeepfm"):
+        features["seen"] = {"type": "id", "shares": "item"}
+    wider = {} if kind in ("fm", "finalmlp") else {"hidden": [11, 9]}
+    wider |= {"xdeepfm": {"cin_layers": [6, 4]}, "finalmlp": {"gate_hidden": [7]}}.get(kind, {})
+    wider |= {"tower_hidden": [6]} if "tower_hidden" in SMALL.get(kind, {}) else {}
+    child = runs.run(f"more-{kind}", kind, features, parent, **STILL, epochs=1, model=SMALL.get(kind, {}) | wider)
+    check_scores(runs, parent, child)
+    # Nothing of it is dead: each added feature changes scores once it is trained, also without units of its own.
+    trained = runs.run(f"trained-{kind}", kind, features, parent)
+    scores = runs.scores(trained)
+    for name in (*ADDED, *(["seen"] if "seen" in features else [])):
+        column = features[name].get("column", name)
+        other = runs.table.set_column(
+            runs.table.column_names.index(column), column, runs.table[column].take(pa.array(np.arange(600)[::-1]))
+        )
+        assert np.abs(runs.scores(trained, other) - scores).max() > 1e-4, name
+
+
+@pytest.mark.parametrize("kind", ["dnn", "fm", "wukong"])
+def test_added_fresh_begins_as_a_new_model(runs, kind):
+    parent = runs.parent(kind)
+    init_from = {"added": "fresh"}
+    features = {**BASE, "context": {"type": "id"}, "age": ADDED["age"]}
+    child = runs.run(f"fresh-{kind}", kind, features, parent, **STILL, epochs=1, init_from=init_from)
+    assert np.abs(runs.scores(child) - runs.scores(parent)).max() > 1e-3
+    assert latest_valid(child.checkpoints).read_rows("context")[0].abs().max() > 0.1
+    for name, rows in latest_valid(parent.checkpoints).tables.items():
+        assert torch.equal(*(latest_valid(one.checkpoints).read_rows(name, 0, rows)[0] for one in (parent, child)))
+
+
+def test_a_renamed_feature_and_dropped_ones_go_on_as_they_were(runs):
+    parent = runs.parent("dlrm")
+    renamed = {
+        **BASE,
+        "word": {"type": "id", "column": "query"},
+        "vector": {**BASE["embedding"], "column": "embedding"},
+    }
+    for name in ("query", "embedding"):
+        del renamed[name]
+    init_from = {"renamed": {"query": "word", "embedding": "vector"}}
+    child = runs.run("renamed", "dlrm", renamed, parent, **STILL, epochs=1, init_from=init_from)
+    check_scores(runs, parent, child)
+    old, new = (latest_valid(one.checkpoints) for one in (parent, child))
+    assert torch.equal(old.read_rows("query")[0], new.read_rows("word")[0])
+    less = {name: one for name, one in BASE.items() if name not in ("query", "price")}
+    init_from = {"dropped": ["query", "price"]}
+    dropped = latest_valid(
+        runs.run("less", "dnn", less, runs.parent("dnn"), **STILL, epochs=1, init_from=init_from).checkpoints
+    )
+    whole = latest_valid(runs.parent("dnn").checkpoints)
+    # [user | item | query | liked | price | embedding]: what is left, and its moments, by name.
+    first = whole.read_dense()["model/tower.0.weight"]
+    names = [f"{name} {column}" for name in BASE if name not in ("price", "embedding") for column in range(4)]
+    names += [f"embedding {column}" for column in range(4)] + ["price 0"]
+    left = [place for place, name in enumerate(names) if not name.startswith(("query", "price"))]
+    assert torch.equal(dropped.read_dense()["model/tower.0.weight"], first[:, left])
+
+
+MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("trained", "changes"),
+    [
+        (MOVING, {"learning_rate": 0.01}),
+        (MOVING, {"moments": "lazy", "beta1": 0.5}),
+        (MOVING, {"alpha": 0.0001}),
+        (MOVING, {"kind": "adagrad_ar"}),
+        ({"kind": "adamw", "weight_decay": 0.5, "learning_rate": 0.05}, {"weight_decay": 0.1}),
+        ({"kind": "adagrad", "learning_rate": 0.05}, {"kind": "rowwise_adam", "learning_rate": 0.01}),
+        ({"kind": "adam", "learning_rate": 0.05}, {"kind": "sgd"}),
+        (MOVING | {"decay": "by_epoch"}, {"learning_rate": 0.01}),
+    ],
+)
+def test_rows_read_the_same_under_another_row_optimizer(runs, trained, changes):
+    """Idle rows owe decay and momentum that the parent's settings decide; what they owe is not counted with others."""
+    parent = runs.parent("dnn", optimizer=trained, batch_size=10)
+    record = latest_valid(parent.checkpoints)
+    idle = record.read_rows("user")[1]["last_update_step"] < record.step
+    assert int(idle[2:].sum()) > 0, "no row is idle, so that nothing is owed"
+    job = runs.job("dnn", optimizer={**trained, **changes}, batch_size=10)
+    loaded, state = load(runs, parent, job)
+    kind = changes.get("kind", trained["kind"])
+    if kind == trained["kind"] and "m" in state:
+        # Moments of dense semantics shrink at each step, touched or not: by the parent's betas, until its last step.
+        moments = record.read_rows("user")[1]["m"].double()
+        ages = record.step - record.read_rows("user")[1]["last_update_step"].double()
+        if trained.get("decay") != "by_epoch":
+            faded = moments * (0.9**ages)[:, None]
+            torch.testing.assert_close(state["m"].double(), faded, atol=1e-7, rtol=1e-5)
+        assert float((state["m"].double() - moments).abs().max()) > 1e-4
+    for name in record.tables:
+        expected = stored_rows(parent.job, record, name, 0, record.tables[name]).read(name)
+        torch.testing.assert_close(loaded[name], expected, atol=2e-6, rtol=0)
+
+
+def load(runs, parent, job):
+    """The rows, and the state of users, of a job that goes on from a parent on the same rows, before its first step."""
+    data, checkpoint = PreparedData.open(parent.data), latest_valid(parent.checkpoints)
+    with single_rank_group():
+        alpha = inherited_alpha(job, TrainingRecord.of(checkpoint)) or choose_alpha(job, data.steps_per_epoch)
+        sharded = build(job, data, alpha=alpha, epoch_steps=TrainingRecord.of(checkpoint).epoch_steps)
+        inherited = InheritedCheckpoint(checkpoint, job, parent.dataset, sharded)
+        assert inherited.optimizer_notes
+        rows = {name: torch.arange(count) for name, count in inherited.tables.items()}
+        sharded.load_from(inherited, dense_optimizer=dense_optimizer(job, sharded), parent_rows=rows)
+        (piece,) = (one for one in sharded.local_pieces() if one.name == "user")
+        return {name: sharded.gather_table(name).rows for name in rows}, piece.tables.state("user")
+
+
+def test_moments_of_common_parameters_go_on_and_new_ones_have_none(runs):
+    parent = runs.parent("dnn")
+    child = runs.run(
+        "moments", "dnn", {"age": ADDED["age"], **BASE}, parent, **STILL, epochs=1, model={"hidden": [9, 6]}
+    )
+    job, checkpoint = child.job, latest_valid(parent.checkpoints)
+    with single_rank_group():
+        sharded = build(job, PreparedData.open(child.data), alpha=None)
+        found = InheritedCheckpoint(checkpoint, job, child.dataset, sharded).read_dense()
+    before = checkpoint.read_dense()
+    for part in ("exp_avg", "exp_avg_sq"):
+        old, new = (one[f"optimizer/tower.0.weight/{part}"] for one in (before, found))
+        assert old.shape == (8, 21)
+        assert new.shape == (9, 22)
+        assert torch.equal(new[:8, :20], old[:, :20])
+        # [... | age, price]: numbers in the order of the dataset.
+        assert torch.equal(new[:8, 21], old[:, 20])
+        assert not new[8].any()
+        assert not new[:, 20].any()
+    assert torch.equal(found["optimizer/tower.0.weight/step"], before["optimizer/tower.0.weight/step"])
+
+
+def test_a_warm_start_whose_dense_optimizer_is_of_another_kind_trains(runs, small):
+    parent = runs.parent("dnn")
+    child = runs.run("sgd", "dnn", BASE, parent, dense_optimizer={"kind": "sgd", "learning_rate": 0.01}, epochs=1)
+    assert any("dense_optimizer is of another kind" in one["message"] for one in small.events(child.directory, "info"))

@@ -1,0 +1,271 @@
+"""A parent's checkpoint under the names and in the shapes of the job that goes on from it.
+
+Rows and moments of common ids, weights and moments of common inputs and units are the parent's, bit for bit. What is
+new begins so that scores are the parent's before the first step: rows of an added feature as zeros, weights on other
+new inputs too (``added: fresh``: as in a new model). A unit more has the weights of a new model, and nothing reads it
+yet. Where the row optimizer has other settings, rows are brought to the parent's last step first: what idle rows owe is
+counted with the settings that they idled under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embeddings.embedding_tables import EmbeddingTables
+from embeddings.optim import RowOptimizer
+from embeddings.optim.deferred_update import deferred_update_coefficients
+from embeddings.tables.config import TableConfig
+from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.record import TablesRecord, TrainingRecord
+from trainer.checkpoint.warm_start import dataset_of, id_map_file, inheritance_of, trained_optimizer
+from trainer.data.batches.keys import keys_of, read_numeric_features
+from trainer.data.columns.vectors import vectors_of
+from trainer.distributed.build import model_of
+from trainer.distributed.dynamic_tables import state_file
+from trainer.distributed.published_ids import counts_file
+from trainer.distributed.sharded_model import ShardedModel
+from trainer.models.base import Axis, Position, RankingModel
+from trainer.spec import DatasetSpec, JobSpec
+from trainer.spec.label_tasks import label_tasks
+from trainer.spec.models.registry import parse_model
+from trainer.spec.optimizer import DenseOptimizer
+from trainer.spec.stored import read
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+class InheritedCheckpoint(Checkpoint):
+    """The parent's checkpoint as one of the job's own model, but for rows of new ids and tables of new features.
+
+    Attributes:
+        inheritance: what goes on, by name.
+        optimizer_notes: what to tell of optimizers that have other settings.
+    """
+
+    def __init__(self, parent: Checkpoint, job: JobSpec, dataset: DatasetSpec, sharded: ShardedModel):
+        super().__init__(parent.path)
+        record = TrainingRecord.of(parent)
+        self.inheritance = inheritance_of(job, dataset, parent)
+        self._model, self._optimizer = sharded.module, sharded.row_optimizer
+        self._former_optimizer = trained_optimizer(record)
+        self._settled = _differ(self._former_optimizer, self._optimizer)
+        tables = TablesRecord.of(parent)
+        self._birth_step, self._steps = tables.birth_step, tables.completed_steps
+        if self._settled:
+            # What the stored rows meant: they are read by it here, and mean what the job's own do after.
+            self.extra = {name: value for name, value in self.extra.items() if name != "rows"}
+        self._names = {former: name for name, former in self.inheritance.features.items()}
+        of_parent = dataset_of(parent) or dataset
+        self._numbers = _numbers(job, dataset)
+        before = job.model_copy(update={"model": parse_model(read(record.job, JobSpec, "model"), stored=True)})
+        self._parent_model = _dense_model(before, of_parent)
+        self._parent_numbers = _numbers(before, of_parent)
+        # The vector of all numbers (dlrm, wukong) has a name that no feature has.
+        self._known = {*self.inheritance.features, *([""] if self._parent_numbers else [])}
+        stored = read(record.job, JobSpec, "dense_optimizer")
+        self._keeps_dense_moments = read(stored, DenseOptimizer, "kind") == job.dense_optimizer.kind
+        self.optimizer_notes = []
+        if self._settled:
+            self.optimizer_notes.append(
+                f"init_from: the row optimizer has other settings ({', '.join(self._settled)}): rows are brought to "
+                f"the parent's step {self._steps} by its own, and idle from there"
+            )
+        if not self._keeps_dense_moments:
+            self.optimizer_notes.append("init_from: dense_optimizer is of another kind, and begins without moments")
+
+    @property
+    def tables(self) -> dict[str, int]:
+        there = super().tables
+        return {name: there[former] for name, former in self.inheritance.tables.items()}
+
+    def attached(self, name: str) -> Any:
+        for table, former in self.inheritance.tables.items():
+            for file in (id_map_file, state_file, counts_file):
+                if name == file(table):
+                    return super().attached(file(former))
+        return super().attached(name)
+
+    def read_rows(
+        self,
+        table: str,
+        row_start: int = 0,
+        row_count: int | None = None,
+        column_start: int = 0,
+        column_count: int | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        former = self.inheritance.parent_of(table)
+        if not self._settled:
+            return super().read_rows(former, row_start, row_count, column_start, column_count)
+        weight, state = self._brought_up(*super().read_rows(former, row_start, row_count))
+        columns = slice(column_start, None if column_count is None else column_start + column_count)
+        return weight[:, columns], {name: one[:, columns] if one.dim() == 2 else one for name, one in state.items()}
+
+    def _brought_up(self, weight: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return rows and state as of the parent's last step, as the job's optimizer stores them."""
+        before, after, steps = self._former_optimizer, self._optimizer, self._steps
+        count, dim = weight.shape
+        if not count:
+            return weight, {name: torch.empty(self._state_shape(name, 0, dim)) for name in after.state_names}
+        config = TableConfig("rows", count, dim, ("rows",), first_live_row=0)
+        there = EmbeddingTables([config], before, dtype=weight.dtype)
+        there.load("rows", weight, state)
+        there.birth_step, there.completed_steps = self._birth_step, steps
+        values, touched = there.read("rows").float(), state["last_update_step"].long()
+        owing = (touched > 0) | before.decays_from_start
+        left = torch.ones(count, dtype=torch.float64)
+        coefficients = deferred_update_coefficients(before, "float64")
+        if before.moments_decay and coefficients is not None:
+            left = torch.from_numpy(coefficients.at(steps).for_rows(touched.numpy())[0])  # type: ignore[union-attr]
+        moved: dict[str, Tensor] = {}
+        for name in after.state_names:
+            if name == "last_update_step":
+                moved[name] = torch.where(owing | after.decays_from_start, steps, 0)
+            elif type(before) is not type(after):
+                moved[name] = torch.zeros(self._state_shape(name, count, dim))
+            else:
+                one = state[name].float()
+                if before.fading and before.betas is not None and name in ("m", "v"):
+                    fade = before.betas[name == "v"] ** (steps - touched).double() * left ** (2 if name == "v" else 1)
+                    one = one * torch.where(owing, fade, 1.0).float().view(-1, *[1] * (one.dim() - 1))
+                moved[name] = one
+        here = EmbeddingTables([config], after)
+        here.load("rows", values, moved)
+        here.completed_steps = steps
+        # A row may be stored ahead of what it reads as. It reads as itself less what its moments alone decide.
+        return 2 * values - here.read("rows"), moved
+
+    def _state_shape(self, name: str, count: int, dim: int) -> list[int]:
+        return [count] if name in (*self._optimizer.row_state_names, "last_update_step") else [count, dim]
+
+    def read_dense(self) -> dict[str, Tensor]:
+        saved, found = super().read_dense(), {}
+        here, there = self._model.axes(self._numbers), self._parent_model.axes(self._parent_numbers)
+        parents = {self._renamed_parameter(name): (name, value) for name, value in tensors_of(self._parent_model)}
+        for name, fresh in tensors_of(self._model):
+            old, before = parents.get(name, (name, None))
+            axes = [here.get(name, {}).get(number) or _counted(number, size) for number, size in enumerate(fresh.shape)]
+            if before is None:
+                # As if the parent had it, for none of its features.
+                axes_before = [Axis(()) if number in here.get(name, {}) else axis for number, axis in enumerate(axes)]
+                stored = fresh.new_zeros([len(axis.names) for axis in axes_before])
+                begins = torch.zeros_like(fresh) if self._is_silent_projection(name) else fresh
+                found[_MODEL + name] = self._moved(begins, axes, stored, axes_before) if name in here else begins
+                continue
+            named = there.get(old, {})
+            axes_before = [
+                self._axis(named[number]) if number in named else _counted(number, size)
+                for number, size in enumerate(before.shape)
+            ]
+            found[_MODEL + name] = self._moved(fresh, axes, saved[_MODEL + old], axes_before)
+            for key, value in saved.items():
+                owner, _, part = key.removeprefix(_OPTIMIZER).rpartition("/")
+                if key.startswith(_OPTIMIZER) and owner == old and self._keeps_dense_moments:
+                    is_whole = value.shape == before.shape and part != "step"
+                    empty = torch.zeros(fresh.shape, dtype=value.dtype)
+                    moments = self._moved(empty, axes, value, axes_before) if is_whole else value
+                    found[f"{_OPTIMIZER}{name}/{part}"] = moments
+        return found
+
+    def _moved(self, begins: Tensor, axes: Sequence[Axis], stored: Tensor, axes_before: Sequence[Axis]) -> Tensor:
+        """Return a parameter with the parent's values by the names of their positions, and what is new as it begins."""
+        value = begins.detach().cpu().clone()
+        if not value.dim():
+            return stored.to(value.dtype)
+        places = []
+        for axis, before in zip(axes, axes_before, strict=True):
+            index = {name: number for number, name in enumerate(before.names)}
+            places.append(torch.tensor([index.get(name, -1) for name in axis.names], dtype=torch.int64))
+        unread, given = torch.zeros(value.shape, dtype=torch.bool), torch.ones(value.shape, dtype=torch.bool)
+        for number, (axis, place) in enumerate(zip(axes, places, strict=True)):
+            along = [-1 if number == other else 1 for other in range(value.dim())]
+            if axis.reads:
+                counts = torch.tensor([self._counts_at_once(of) for of, _ in axis.names], dtype=torch.bool)
+                unread |= ((place < 0) & counts).view(along)
+            else:
+                given &= (place >= 0).view(along)
+        value[unread & given] = 0
+        known = [torch.nonzero(place >= 0).flatten() for place in places]
+        value[torch.meshgrid(*known, indexing="ij")] = stored[
+            torch.meshgrid(*(place[place >= 0] for place in places), indexing="ij")
+        ].to(value.dtype)
+        return value
+
+    def _counts_at_once(self, features: tuple[str, ...]) -> bool:
+        """Return whether a new input of these features has to begin with a weight of zero."""
+        added = [name for name in features if name not in self._known]
+        if not added:
+            return True  # it is new as a column or a unit
+        return self.inheritance.keeps_scores and not self.inheritance.silent.intersection(added)
+
+    def _is_silent_projection(self, name: str) -> bool:
+        added = self.inheritance.silent if self.inheritance.keeps_scores else ()
+        return any(name.startswith(f"vector_fields.projections.of_{one}.") for one in added)
+
+    def _axis(self, axis: Axis) -> Axis:
+        """Return an axis of the parent under the job's names of features."""
+        return Axis(tuple((self._renamed(of), column) for of, column in axis.names), axis.reads)
+
+    def _renamed(self, features: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(self._names.get(name, name) for name in features)
+        # Names of pairs are in alphabetical order, those of products with other layers in that of the layers.
+        return tuple(sorted(found)) if len(features) == 2 and features == tuple(sorted(features)) else found
+
+    def _renamed_parameter(self, name: str) -> str:
+        for former, new in self._names.items():
+            if f".of_{former}." in name:
+                return name.replace(f".of_{former}.", f".of_{new}.")
+        return name
+
+    def clear_new_tables(self, sharded: ShardedModel) -> None:
+        """Set the rows of added features to zeros, where the parent's scores are to hold."""
+        if not self.inheritance.keeps_scores:
+            return
+        for piece in sharded.local_pieces():
+            if piece.name not in self.tables:
+                piece.tables.weight(piece.name).zero_()
+
+
+def tensors_of(model: RankingModel) -> list[tuple[str, Tensor]]:
+    """Return (name, tensor) of the parameters and buffers outside the tables."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, value.data) for name, value in named if not name.startswith("embeddings.")]
+
+
+def _counted(number: int, size: int) -> Axis:
+    """Return an axis that no features name: the first of a parameter is of its outputs."""
+    return Axis(tuple(((), place) for place in range(size)), reads=number > 0)
+
+
+def _differ(before: RowOptimizer, after: RowOptimizer) -> list[str]:
+    """Return the settings that say where idle rows are, and that differ."""
+    if type(before) is not type(after):
+        return ["kind"]
+    names = dict.fromkeys((*before.deferred_settings, *after.deferred_settings))
+    return [name for name in names if getattr(before, name, None) != getattr(after, name, None)]
+
+
+def _dense_model(job: JobSpec, dataset: DatasetSpec) -> RankingModel:
+    """Return a job's model without tables, at initial values."""
+    num_items = dataset.num_item_numbers if job.model.reads_items else 0
+    return model_of(
+        job, keys_of(dataset, job), nn.Module(), num_dense=len(read_numeric_features(dataset, job)) + num_items,
+        num_item_numbers=num_items, vectors=vectors_of(dataset) if job.model.reads_vectors else (),
+        tasks=label_tasks(dataset),
+    )  # fmt: skip
+
+
+def _numbers(job: JobSpec, dataset: DatasetSpec) -> list[Position]:
+    """Return the names of the numbers of a batch (trainer.data.columns.vectors), without projected vectors."""
+    items = {} if dataset.items is None or not job.model.reads_items else dataset.items.features
+    given = [one for one in vectors_of(dataset) if not one.projected] if job.model.reads_vectors else []
+
+    def of(names: Iterable[str], of_item: bool) -> Iterator[Position]:
+        yield from (((name,), 0) for name in names)
+        yield from (((one.name,), column) for one in given if one.of_item is of_item for column in range(one.dim))
+
+    of_items = (name for name, one in items.items() if one.type == "dense")
+    return [*of(read_numeric_features(dataset, job), False), *of(of_items, True)]

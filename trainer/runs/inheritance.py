@@ -1,0 +1,390 @@
+"""What a warm start takes over from its parent, by the names of features and tables, and what it refuses. Torch-free.
+
+``evenkeel validate``, a submission and the run itself ask the same question of the same two pairs of specs: how does
+this job on this dataset go on from that one? The answer is an :class:`Inheritance`; trainer.distributed.inherited
+moves rows and weights by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.data.batches.keys import read_features
+from trainer.data.sources.source import Source, beside
+from trainer.spec import DatasetSpec, Feature, JobSpec, Table
+from trainer.spec.base import May
+from trainer.spec.label_tasks import label_tasks
+from trainer.spec.models.base import ModelSpec
+from trainer.spec.models.registry import parse_model
+from trainer.spec.problems import FieldProblem, InvalidFieldsError, raise_if_invalid
+from trainer.spec.stored import read
+
+_NUMBER = re.compile(r"[\d._-]+")
+"""Dates and numbers in the names of files, which differ from day to day."""
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What a job takes over from its parent.
+
+    Attributes:
+        features: by feature that the job's model reads, the parent's that it continues; added ones are left out.
+        tables: the same of tables of ids.
+        added: features that the parent did not read.
+        dropped: features of the parent that the job does not read.
+        silent: added features whose vectors are zeros before the first step, so that no weight of theirs counts yet.
+        keeps_scores: whether weights on added features begin so that the parent's scores hold (``added: zero``).
+        notes: what to tell the owner of the job.
+    """
+
+    features: Mapping[str, str]
+    tables: Mapping[str, str]
+    added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    silent: frozenset[str] = frozenset()
+    keeps_scores: bool = True
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether features came, went or have other names."""
+        return bool(self.added or self.dropped) or any(new != old for new, old in self.features.items())
+
+    def parent_of(self, table: str) -> str:
+        """Return the parent's name of a table; of a new one, its own."""
+        return self.tables.get(table, table)
+
+
+def inherit(
+    job: JobSpec, dataset: DatasetSpec, parent_job: Mapping[str, Any], parent_dataset: DatasetSpec | None
+) -> Inheritance:
+    """Match a job with its parent by name.
+
+    Args:
+        job: the job that starts warm.
+        dataset: its dataset.
+        parent_job: the parent's spec as it was stored, by whatever version.
+        parent_dataset: the parent's dataset; None where an older version did not record it: it counts as the job's.
+
+    Raises:
+        InvalidFieldsError: naming each field that does not fit the parent, with the remedy.
+    """
+    parent_dataset = parent_dataset or dataset
+    parent_model = parse_model(read(parent_job, JobSpec, "model"), stored=True)
+    raise_if_invalid(_model_problems(job.model, parent_model))
+    matching = _Matching(job, dataset, parent_dataset)
+    raise_if_invalid([*matching.problems(), *_label_problems(dataset, parent_dataset)])
+    found = matching.inheritance()
+    raise_if_invalid(_table_problems(job, found, read(parent_job, JobSpec, "tables")))
+    if job.publish is not None and found.is_changed:
+        for name in ("anchor", "frozen_context"):
+            if getattr(job.publish, name) is not None:
+                why = "holds items to what the parent learned from its features, and the job has others"
+                raise_if_invalid([FieldProblem(f"publish.{name}", why, "leave it out for this run, or the change")])
+    return found
+
+
+def _read_by(job: JobSpec, dataset: DatasetSpec) -> dict[str, Feature]:
+    """Return the features that the job's model reads, by name: of ids, then numbers and vectors."""
+    found = read_features(dataset, job)
+    model = job.model
+    if model.reads_pairs or model.reads_sequences:
+        return found
+    others = {**dataset.features, **({} if dataset.items is None else dataset.items.features)}
+    return found | {name: feature for name, feature in others.items() if not feature.has_ids}
+
+
+def _model_problems(model: ModelSpec, parent: ModelSpec) -> Iterator[FieldProblem]:
+    free = model.fields_that(May.DIFFER_ON_WARM_START)
+    # The constant of mf, which is the parent's, is that of its loss.
+    free |= set() if model.has_constant_of_loss else {"loss"}
+    growing = model.fields_that(May.GROW_ON_WARM_START)
+    for name in type(model).model_fields if model.kind == parent.kind else ("kind",):
+        here, there = getattr(model, name), getattr(parent, name)
+        if name in free or here == there:
+            continue
+        remedy = "use the same, or leave init_from out"
+        if name in growing:
+            if len(here) == len(there) and all(new >= old for new, old in zip(here, there, strict=True)):
+                if not getattr(model, "residual", False):
+                    continue
+                remedy = "leave the sizes, since a shortcut adds units to units (residual), or leave init_from out"
+            else:
+                remedy = "use as many layers of these sizes or larger ones, or leave init_from out"
+        yield FieldProblem(f"model.{name}", f"the parent was trained with {there}, the job asks for {here}", remedy)
+
+
+def _label_problems(dataset: DatasetSpec, parent: DatasetSpec) -> Iterator[FieldProblem]:
+    learned, asked = ([task.name for task in label_tasks(one)] for one in (parent, dataset))
+    if learned != asked:
+        yield FieldProblem(
+            "labels",
+            f"the parent learned {', '.join(learned) or 'one label'}, in this order, the dataset has "
+            f"{', '.join(asked) or 'one label'}",
+            "use the same, or leave init_from out",
+        )
+
+
+def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    for name, former in found.tables.items():
+        there, here = Table.model_validate(stored.get(former, {})), job.tables.get(name, Table())
+        for field_name in Table.model_fields:
+            was, asked = getattr(there, field_name), getattr(here, field_name)
+            if was != asked:
+                why = f"the parent's rows are of {was}, the job asks for {asked}"
+                yield FieldProblem(f"tables.{name}.{field_name}", why, "use the same, or leave init_from out")
+
+
+class _Matching:
+    """The features of a job beside those of its parent, each by its name."""
+
+    def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec) -> None:
+        here, there = _read_by(job, dataset), _read_by(job, parent)
+        self._job, self._dataset, self._parent, self._here, self._there = job, dataset, parent, here, there
+        start = job.init_from
+        self._dropped = () if start is None else start.dropped
+        # Named for an earlier refresh: the parent has the new name already.
+        renamed = {} if start is None else {old: new for old, new in start.renamed.items() if old in there}
+        self._renamed = renamed
+        self._former = {new: old for old, new in renamed.items()}
+        self._features = {name: former for name in here if (former := self._former.get(name, name)) in there}
+        self._fresh = start is not None and start.added == "fresh"
+
+    @property
+    def _added(self) -> tuple[str, ...]:
+        return tuple(name for name in self._here if name not in self._features)
+
+    @property
+    def _gone(self) -> tuple[str, ...]:
+        return tuple(name for name in self._there if name not in self._features.values())
+
+    def _own_rows(self, name: str) -> bool:
+        """Return whether an added feature begins with rows, or a projection, that nothing has trained."""
+        feature = self._here[name]
+        if feature.type == "vector":
+            return feature.mode == "projected"
+        return feature.has_ids and (feature.shares or name) not in self._tables()
+
+    def _tables(self) -> dict[str, str]:
+        return {
+            self._here[name].shares or name: self._there[former].shares or former
+            for name, former in self._features.items()
+            if self._here[name].has_ids and self._there[former].has_ids
+        }
+
+    def problems(self) -> Iterator[FieldProblem]:
+        for old, new in self._renamed.items():
+            if new not in self._here:
+                yield FieldProblem(f"init_from.renamed.{old}", f"the dataset has no '{new}'", "name a feature of it")
+            elif new in self._there:
+                yield FieldProblem(
+                    f"init_from.renamed.{old}", f"the parent read '{new}' too", "leave it out: features go on by name"
+                )
+            elif old in self._here:
+                yield FieldProblem(
+                    f"init_from.renamed.{old}", f"the dataset still has '{old}'", "leave one of the two out"
+                )
+        for name in self._dropped:
+            if name in self._here:
+                yield FieldProblem("init_from.dropped", f"the dataset has '{name}'", "leave it out of one of them")
+        for name in self._gone:
+            if name not in self._dropped and name not in self._renamed:
+                alike = [one for one in self._added if self._here[one].type == self._there[name].type]
+                renamed = f" {{renamed: {{{name}: {alike[0]}}}}} if that is its new name," if alike else ""
+                yield FieldProblem(
+                    f"features.{name}",
+                    f"the parent read it, and the dataset has no '{name}'",
+                    f"put it back, or set init_from:{renamed} {{dropped: [{name}]}} if it is gone for good",
+                )
+        for name, former in self._features.items():
+            yield from self._changes_of(name, former)
+        yield from self._order_changes()
+        yield from self._table_changes()
+        yield from self._item_side_changes()
+        if not self._fresh:
+            yield from self._unsilent()
+
+    def _changes_of(self, name: str, former: str) -> Iterator[FieldProblem]:
+        here = _in_words(name, self._here[name], self._dataset, self._job)
+        there = _in_words(former, self._there[former], self._parent, self._job)
+        for aspect, was in there.items():
+            if here.get(aspect) != was:
+                yield FieldProblem(
+                    f"features.{name}",
+                    f"the parent read '{former}' with {aspect} {was}, the dataset has {aspect} {here.get(aspect)}",
+                    "use the same, give the feature another name, or leave init_from out",
+                )
+                return
+
+    def _order_changes(self) -> Iterator[FieldProblem]:
+        """Yield another order of the features, of a model that reads them in it."""
+        here, there = (
+            [name for name, one in features.items() if not one.gives_numbers] for features in (self._here, self._there)
+        )
+        number = len(here) + any(one.gives_numbers for one in self._here.values())
+        if self._job.model.reads_in_order(number) and [self._features.get(name) for name in here] != there:
+            yield FieldProblem(
+                "features",
+                f"{self._job.model.kind} adds {number} vectors to {number} outputs in their order, the parent read "
+                f"{', '.join(there)}, the dataset has {', '.join(here)}",
+                "use the parent's, or leave init_from out",
+            )
+
+    def _table_changes(self) -> Iterator[FieldProblem]:
+        """Yield the features whose rows are shared otherwise than the parent's."""
+        places: dict[str, str] = {}
+        for name, former in self._features.items():
+            if not self._here[name].has_ids:
+                continue
+            table, before = self._here[name].shares or name, self._there[former].shares or former
+            if places.setdefault(table, before) != before or self._tables().get(table) != before:
+                yield self._shared(name, before, table)
+        by_parent: dict[str, str] = {}
+        for table, before in places.items():
+            if by_parent.setdefault(before, table) != table:
+                yield self._shared(table, before, table)
+
+    def _shared(self, name: str, before: str, table: str) -> FieldProblem:
+        return FieldProblem(
+            f"features.{name}.shares",
+            f"the parent read rows of table '{before}', which others of its features read or do not, the dataset "
+            f"has table '{table}'",
+            "share tables as the parent did, give the feature another name, or leave init_from out",
+        )
+
+    def _item_side_changes(self) -> Iterator[FieldProblem]:
+        if not self._job.model.reads_items:
+            return
+        here, there = (one.items is not None and bool(one.items.features) for one in (self._dataset, self._parent))
+        if here != there:
+            kinds = {True: "those of a tower over features of items", False: "rows"}
+            yield FieldProblem(
+                "items",
+                f"the parent's vectors of items are {kinds[there]}, the job's are {kinds[here]}",
+                f"{'leave the item table out' if here else 'keep the item table'}, or leave init_from out and publish "
+                "to a new collection",
+            )
+
+    def _unsilent(self) -> Iterator[FieldProblem]:
+        """Yield added features that would change the parent's scores before the first step."""
+        takes, kind = self._job.model.adds_features, self._job.model.kind
+        for name in self._added:
+            why = None
+            if takes == "none":
+                why = f"{kind} normalises all features together, so that none can begin without a change of its scores"
+            elif takes == "own_rows" and self._here[name].has_ids and not self._own_rows(name):
+                why = f"{kind} adds rows to its scores without a weight, and those of '{name}' are trained already"
+            if why is not None:
+                remedy = "set init_from: {added: fresh} to have scores begin elsewhere, or leave the feature out"
+                yield FieldProblem(f"features.{name}", why, remedy)
+
+    def inheritance(self) -> Inheritance:
+        notes = []
+        if self._added:
+            how = "as in a new model" if self._fresh else "at zero, so that scores are the parent's"
+            notes.append(f"init_from: {_listed(self._added)} added to the parent's features, and begins {how}")
+        if self._gone:
+            notes.append(f"init_from: {_listed(self._gone)} of the parent dropped")
+        notes += [
+            f"init_from: '{name}' goes on with what the parent learned of '{former}'"
+            for name, former in self._features.items()
+            if name != former
+        ]
+        return Inheritance(
+            self._features,
+            self._tables(),
+            self._added,
+            self._gone,
+            frozenset(name for name in self._added if self._own_rows(name)),
+            not self._fresh,
+            tuple(notes),
+        )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _in_words(name: str, feature: Feature, dataset: DatasetSpec, job: JobSpec) -> dict[str, Any]:
+    """Return what decides what a model learns of a feature, by what it is called."""
+    found: dict[str, Any] = {"type": feature.type, "part of": "items" if name not in dataset.features else "the rows"}
+    if feature.is_list and not job.model.reads_sequences:
+        found["pooling"] = feature.pooling
+    if feature.has_ids:
+        found |= {"weights": "yes" if feature.weights is not None else "no", "ngrams": feature.effective_ngrams}
+    elif feature.type == "dense":
+        found |= {"transform": feature.transform, "missing": "mean" if feature.missing is None else feature.missing}
+    else:
+        found |= {"dim": feature.dim, "transform": feature.transform, "mode": feature.mode}
+    return found
+
+
+def check_columns(
+    job: JobSpec,
+    dataset: DatasetSpec,
+    parent_dataset: DatasetSpec,
+    found: Inheritance,
+    parent_columns: Collection[str] = (),
+) -> list[str]:
+    """Check that features read the parent's columns, or renamed ones, and return what to tell of the others.
+
+    A column counts as renamed where today's file has the former one no more and the parent's rows had no column of the
+    new name.
+
+    Args:
+        job: the job.
+        dataset: its dataset.
+        parent_dataset: the parent's.
+        found: what goes on, by name.
+        parent_columns: those of the parent's rows, as far as they are known.
+
+    Raises:
+        InvalidFieldsError: a feature reads another column than the parent's, and both are there.
+    """
+    there = _columns_read(parent_dataset, job)
+    notes = []
+    for (name, part), (uri, column) in _columns_read(dataset, job).items():
+        former_uri, former = there.get((found.features.get(name, name), part), (uri, column))
+        file, former_file = (_NUMBER.sub("", one.rstrip("/").rpartition("/")[2]) for one in (uri, former_uri))
+        if part == "join" and file != former_file:
+            notes.append(f"'{name}' is joined from {uri}, the parent's from {former_uri}: check that it is the same")
+        if column == former:
+            continue
+        is_of_rows = uri == dataset.uri
+        here = dataset.messages.columns if is_of_rows and dataset.messages is not None else Source(uri).column_names()
+        if former in here or (is_of_rows and column in parent_columns):
+            problem = FieldProblem(
+                f"features.{name}",
+                f"the parent read column '{former}' ({part}), the dataset reads '{column}'",
+                f"read '{former}' again, or give the feature that reads '{column}' a name of its own; a renamed column "
+                f"is taken where the file has no '{former}' any more and the parent's rows had no '{column}'",
+            )
+            raise InvalidFieldsError([problem])
+        notes.append(f"'{name}' reads column '{column}', which takes the place of the parent's '{former}'")
+    return notes
+
+
+def _columns_read(dataset: DatasetSpec, job: JobSpec) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the file and the column of each part of the features that the job's model reads."""
+    model = job.model
+    names = ("item",) if model.reads_sequences else ("user", "item") if model.reads_pairs else tuple(dataset.features)
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for name in names:
+        feature = dataset.features[name]
+        columns = {"weights": feature.weights}
+        if feature.join is not None:
+            columns["join.on"] = dataset.column_of(feature.join.on)
+            found[name, "join"] = beside(feature.join.uri, dataset.uri), feature.join.column
+        elif feature.derive is not None:
+            columns |= {f"derive.{one}": dataset.column_of(getattr(feature.derive, one)) for one in ("previous", "by")}
+            columns["derive.order"] = feature.derive.order
+        else:
+            columns["column"] = feature.column or name
+        found |= {(name, part): (dataset.uri, column) for part, column in columns.items() if column is not None}
+    if dataset.items is not None:
+        uri = beside(dataset.items.uri, dataset.uri)
+        found |= {(name, "join"): (uri, one.column or name) for name, one in dataset.items.features.items()}
+    return found
