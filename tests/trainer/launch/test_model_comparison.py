@@ -27,7 +27,7 @@ from trainer.spec import Split, parse_dataset
 
 pytestmark = pytest.mark.slow
 
-PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}}
+PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
 SETTINGS = {"publish": PUBLISH, "epochs": 1, "sse": {}, "checkpoint": {"every_steps": 1000}}
 
 
