@@ -39,11 +39,7 @@ def test_a_stored_job_runs_without_them() -> None:
     gone = {"calibrate": "off", "calibrate_seconds": 60.0, "promote": {"only": ["turn_p999"], "settled": True}}
     stored = job(**gone)
     assert parse_job(to_run(stored)) == parse_job(job())
-<<<<<<< HEAD
     assert parse_job(stored, stored=True) == parse_job(job(), stored=True)
-=======
-    assert parse_job(stored, stored=True).publish == parse_job(job()).publish
->>>>>>> calib
     assert stored == job(**gone), "what is stored stays as it is"
     with pytest.raises(SpecError, match=r"publish\.gate\.max_hold: no such field"):
         parse_job(to_run(job(max_hold=3)))
