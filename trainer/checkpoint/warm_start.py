@@ -213,5 +213,6 @@ def inherited_alpha(job: JobSpec, parent: TrainingRecord) -> float | None:
 def trained_optimizer(record: TrainingRecord) -> RowOptimizer:
     """Return the row optimizer that a checkpoint's rows were trained with."""
     stored = dict(read(record.job, JobSpec, "optimizer"))
-    names = {Optimizer.old_names.get(name, name): value for name, value in stored.items()}
+    # What alpha came to is the record's, whatever word the spec had for it.
+    names = {Optimizer.old_names.get(name, name): value for name, value in stored.items() if name != "alpha"}
     return row_optimizer(Optimizer.model_validate(names), record.alpha, record.epoch_steps)

@@ -37,7 +37,7 @@ def record_of(stored: JobSpec, alpha: float | None) -> TrainingRecord:
     [
         (WITH_ALPHA, 1024, 1e-3),
         (WITH_ALPHA | {"alpha": "default"}, 1024, 1e-3),
-        (WITH_ALPHA | {"alpha": "auto", "learning_rate": 0.5}, 1024, 1e-3),
+        (WITH_ALPHA | {"alpha": "default", "learning_rate": 0.5}, 1024, 1e-3),
         # Another one, or steps of another size: the job's own.
         (WITH_ALPHA | {"alpha": 1e-4}, 1024, None),
         (WITH_ALPHA | {"alpha": "default"}, 512, None),
@@ -52,6 +52,6 @@ def test_settings_of_older_names_are_read(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Optimizer, "old_names", {"momentum": "beta1"})
     record = record_of(job(WITH_ALPHA | {"beta1": 0.7}), 1e-3)
     optimizer = dict(record.job["optimizer"])
-    optimizer["momentum"] = optimizer.pop("beta1")
+    optimizer |= {"momentum": optimizer.pop("beta1"), "alpha": "a word of another version"}
     found = trained_optimizer(replace(record, job=record.job | {"optimizer": optimizer}))
     assert found == AdamAR(learning_rate=0.001, alpha=1e-3, beta1=0.7)
