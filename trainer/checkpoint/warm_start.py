@@ -231,7 +231,8 @@ def trained_optimizer(record: TrainingRecord) -> RowOptimizer:
         CheckpointError: this version does not have it any more.
     """
     stored = dict(read(record.job, JobSpec, "optimizer"))
-    names = {Optimizer.old_names.get(name, name): value for name, value in stored.items()}
+    # What alpha came to is the record's, whatever word the spec had for it.
+    names = {Optimizer.old_names.get(name, name): value for name, value in stored.items() if name != "alpha"}
     try:
         settings = Optimizer.model_validate(with_former_defaults({"optimizer": names})["optimizer"])
     except ValidationError as error:

@@ -53,7 +53,7 @@ def test_settings_of_older_names_are_read(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Optimizer, "old_names", {"momentum": "beta1"})
     record = record_of(job(WITH_ALPHA | {"beta1": 0.7, "decay": "at_read"}), 1e-3)
     optimizer = dict(record.job["optimizer"])
-    optimizer["momentum"] = optimizer.pop("beta1")
+    optimizer |= {"momentum": optimizer.pop("beta1"), "alpha": "a word of another version"}
     found = trained_optimizer(replace(record, job=record.job | {"optimizer": optimizer}))
     assert found == AdamAR(learning_rate=0.001, alpha=1e-3, beta1=0.7)
 
