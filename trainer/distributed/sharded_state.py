@@ -191,7 +191,7 @@ class ShardedState:
             dense_optimizer: takes its state too; None: that is left out.
             verify: rank 0 has every byte checked first.
             parent_rows: for a warm start, by table the checkpoint's row that each row continues, int64 [num_rows],
-                -1 for rows that are new: those stay as they are. Without it the rows are the same.
+                distinct, -1 for rows that are new: those stay as they are. Without it the rows are the same.
 
         Raises:
             CheckpointError: on every rank if it is damaged or of other tables, another model or another row optimizer

@@ -582,7 +582,7 @@ def test_a_warm_start_keeps_known_rows_and_leaves_new_ones(ranks, tmp_path):
     ("changes", "parents", "message"),
     [
         ({"user": 220}, None, "it holds tables"),
-        ({}, {"user": [3, 2]}, "parent_rows of table 'user' must have"),
+        ({}, {"user": [3, 3]}, "parent_rows of table 'user' must have"),
         ({}, {"user": [10_000]}, "parent_rows of table 'user' must have"),
         ({"hidden": 8}, None, "the dense parts differ from the model's in model/tower.0.bias, model/tower.0.weight"),
     ],

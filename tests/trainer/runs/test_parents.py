@@ -11,7 +11,7 @@ import pytest
 
 from embeddings.store import StoreUnavailable, open_store
 from embeddings.vectors.item_vectors import ItemVectors
-from trainer.runs.parents import Start, start_of
+from trainer.runs.parents import Start, served_checkpoints, start_of
 from trainer.spec import InitFrom
 
 RUN_ID = "daily-3-0a1b2c3d"
@@ -88,3 +88,20 @@ def test_of_a_store_that_is_away_training_from_nothing_is_no_remedy(runs: Path) 
     with pytest.raises(StoreUnavailable) as caught:
         start_of(InitFrom(collection="items"), "items", "redis://127.0.0.1:1/0", runs)
     assert "leave init_from out" not in str(caught.value)
+
+
+def test_the_checkpoints_behind_what_is_served(store: str, runs: Path, tmp_path: Path) -> None:
+    """Of its run, here or where the new run starts; none of a version whose run trained on after it."""
+    elsewhere = ran(tmp_path / "elsewhere", RUN_ID)
+    name = version(store, RUN_ID)
+
+    def served(version: str, start: Path | None = None) -> str | None:
+        return served_checkpoints(store, "items", version, runs, None if start is None else str(start))
+
+    assert served(name) is None
+    assert served(name, ran(tmp_path / "other", "other-1")) is None
+    assert served(name, elsewhere) == str(elsewhere)
+    here = ran(runs / "daily-3", RUN_ID)
+    assert served(name) == str(here.resolve())
+    assert served(version(store, RUN_ID, name, training_step=40)) is None
+    assert served("v000009") is None
