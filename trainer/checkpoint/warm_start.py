@@ -9,7 +9,7 @@ for is part of the checkpoint.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -196,16 +196,16 @@ def inherited_data(
     )
 
 
-def rows_of_parent(job: JobSpec, data: PreparedData, parent: Checkpoint) -> dict[str, torch.Tensor]:
+def rows_of_parent(job: JobSpec, data: PreparedData, tables: Collection[str] | None = None) -> dict[str, torch.Tensor]:
     """Return, by table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids.
 
-    Rows of dynamic tables are the parent's, all of them: the map from ids to rows goes on with them. A table that
-    ``parent``, which has the job's names, does not have is new, and so are its special rows.
+    Rows of dynamic tables are the parent's, all of them: the map from ids to rows goes on with them. ``tables``: those
+    that the parent has, None for all; of another one the special rows are new too.
     """
     growths = {name: table.id_map for name, table in job.tables.items() if table.id_map is not None}
 
     def of(name: str) -> torch.Tensor:
-        if name not in parent.tables:
+        if tables is not None and name not in tables:
             return torch.full([growths[name].num_rows if name in growths else data.tables[name].num_rows], -1)
         if name in growths:
             return torch.arange(growths[name].num_rows)

@@ -144,7 +144,7 @@ def differences(
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
     """Return where the rows go of a model that the job went on from: the data know it."""
-    rows = rows_of_parent(job, data, served)
+    rows = rows_of_parent(job, data, served.tables)
     # A table of a feature that the served model does not read hides none of its rows.
     known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}
     if dynamic_rows.ids:

@@ -225,7 +225,7 @@ class Attempt:
         frozen = frozen_context.is_frozen(self.job, self.data)
         resumed = Resumed()
         if start is not None and not (own is None and frozen and frozen_context.begins_fresh(self.job)):
-            parent_rows = None if own is not None else rows_of_parent(self.job, self.data, start)
+            parent_rows = None if own is not None else rows_of_parent(self.job, self.data, start.tables)
             self.sharded.load_from(start, dense_optimizer=self.optimizer, verify=own is None, parent_rows=parent_rows)
             self.dynamic_rows.load(start, is_own=own is not None)
             if self.inherited is not None:

@@ -260,7 +260,9 @@ def test_every_metric_with_a_limit_is_about_something() -> None:
     }  # fmt: skip
     of = {subject: [metric for metric in LIMITS if subject_of(metric) == subject] for subject in FAULTS}
     assert {"finite", "coverage", "effective_rank", "norm_change_p95"} <= set(of["run"])
-    assert set(of["rows"]) == {"log_rows", "largest_user", "pairing", "pairing_newest", "popularity"}
+    assert set(of["rows"]) == {
+        "log_rows", "log_users", "largest_user", "pairing", "pairing_newest", "popularity",
+    }  # fmt: skip
     assert set(of["model"]) == {"model_gain", "model_metric", "model_metric_before"}
     assert subject_of("canary_drop[genre]") == "vectors"
     assert subject_of("same_model") == "run"

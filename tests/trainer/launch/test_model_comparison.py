@@ -27,7 +27,7 @@ from trainer.spec import Split, parse_dataset
 
 pytestmark = pytest.mark.slow
 
-PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}}
+PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
 SETTINGS = {"publish": PUBLISH, "epochs": 1, "sse": {}, "checkpoint": {"every_steps": 1000}}
 
 
@@ -252,6 +252,17 @@ def again_from(run, attempt):
 def test_a_gate_that_is_off_compares_nothing(refresh):
     off = {"publish": PUBLISH | {"gate": {"mode": "off"}}}
     assert comparison_of(refresh("second", 2, refresh("first", 1, **off), **off)) is None
+
+
+def test_rows_are_found_by_ids_whatever_their_order(refresh):
+    """The served model's new ids are behind its parent's, those of a job that begins anew in one order."""
+    first = refresh("first", 1, rows={"first_item": 30})
+    second = refresh("second", 2, first)
+    third = refresh("third", 3, second, is_warm=False, evaluation={"split": {"validation": 0.0, "test": 0.2}})
+    labels, scores = served_scores(third, second, "test")
+    found = of_all(third)
+    assert found.rows == len(labels)
+    assert found.served == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
 
 
 def test_matched_auc_is_of_items_of_other_users(refresh):

@@ -184,7 +184,7 @@ def trained(directory: str, number: int) -> list[tuple[str, int, int, torch.Tens
     data = PreparedData.open(run.data)
     parent = latest_valid(run.init_checkpoint)
     sharded = build(run.job, data, alpha=parent.extra["alpha"], backend="reference", dtype=torch.float64)
-    frozen_context.begin(sharded, parent, run.job, data)
+    frozen_context.begin(sharded, parent, parent, run.job, data)
     frozen_context.freeze_dense(sharded)
     trainer = Trainer(run.job, data, sharded, dense_optimizer(run.job, sharded))
     sharded.train()

@@ -87,7 +87,7 @@ def test_a_warm_start_with_another_transform_is_refused(first, tmp_path, capsys)
     other = make_run(tmp_path, "other", transform="log1p", init=str(first.checkpoints))
     assert execute(other, start_ranks) == 1
     said = capsys.readouterr().out
-    assert "numeric features are price (standardize, missing mean), this data's price (log1p, missing mean)" in said
+    assert "the parent read 'price' with transform standardize, the dataset has transform log1p: use the same" in said
 
 
 def test_a_job_fails_past_its_limit_of_bad_rows(tmp_path, capsys):

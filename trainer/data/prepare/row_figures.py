@@ -37,11 +37,13 @@ def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) ->
         user_counts: training rows of each row of the user table [rows]; None: the job reads no users.
 
     Returns:
-        ``rows``: their number; ``largest_user``: share that one user has; ``pairing`` and ``pairing_newest``, see
-        :func:`pairing`, of all rows and of the newest fifth; ``popularity``, see :func:`popularity`.
+        ``rows``: their number; ``users``: number of users who train; ``largest_user``: share of the rows of one user;
+        ``pairing`` and ``pairing_newest``, see :func:`pairing`, of all rows and of the newest fifth; ``popularity``,
+        see :func:`popularity`.
     """
-    figures: dict[str, float | None] = {"rows": float(encoded.num_rows), "largest_user": None}
+    figures: dict[str, float | None] = {"rows": float(encoded.num_rows), "users": None, "largest_user": None}
     if user_counts is not None and user_counts.sum() > 0:
+        figures["users"] = float(np.count_nonzero(user_counts[NUM_SPECIAL_ROWS:]))
         figures["largest_user"] = float(user_counts[NUM_SPECIAL_ROWS:].max(initial=0) / user_counts.sum())
     figures |= {"pairing": None, "pairing_newest": None, "popularity": None}
     users, items = (_codes(plan, encoded, name) for name in ("user", "item"))
@@ -107,10 +109,10 @@ def popularity(earlier: npt.NDArray[Any], newest: npt.NDArray[Any]) -> float | N
     """
     width = 1 + max(earlier.max(initial=0), newest.max(initial=0))
     counts = np.stack([np.bincount(part, minlength=width) for part in (earlier, newest)])
-    logs = np.log(counts[:, counts.min(axis=0) >= 2])
-    if logs.shape[1] < MIN_ITEMS or not np.ptp(logs, axis=1).all():
+    counts = counts[:, counts.min(axis=0) >= 2]
+    if counts.shape[1] < MIN_ITEMS or not np.ptp(counts, axis=1).all():
         return None
-    return float(np.corrcoef(logs)[0, 1])
+    return float(np.corrcoef(np.log(counts))[0, 1])
 
 
 def _codes(plan: DataPlan, encoded: Encoded, name: str) -> npt.NDArray[np.int32] | None:

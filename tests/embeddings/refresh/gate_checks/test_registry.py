@@ -14,10 +14,13 @@ from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from embeddings.vectors.item_vectors import ItemVectors
 
 N, D = 900, 16
+ROWS = {
+    "rows": 1000.0, "users": 100.0, "largest_user": 0.1, "pairing": 0.8, "pairing_newest": 0.7, "popularity": 0.6,
+}  # fmt: skip
 HOLD = {
     "finite", "coverage", "effective_rank", "cosine_mean", "cosine_low", "norm_change_p95", "unreplaced", "canary_drop",
-    "anchor_cosine", "log_rows", "largest_user", "pairing", "pairing_newest", "popularity",
-    "model_gain", "model_metric", "model_metric_before",
+    "anchor_cosine", "log_rows", "log_users", "largest_user", "pairing", "pairing_newest", "popularity", "model_gain",
+    "model_metric", "model_metric_before",
 }  # fmt: skip
 
 
@@ -31,8 +34,7 @@ def comparison(seed: int = 1) -> Comparison:
     models = ModelComparison("v000001", (ModelDifference("auc", "all", 1000, 0.7, 0.71, 0.0, 0.02),))
     return Comparison(
         items(0), items(seed), np.ones(N, dtype=bool), anchor=items(0), metrics_before={"newly_carried": 0.1},
-        row_figures={"rows": 1000.0, "largest_user": 0.1, "pairing": 0.8, "pairing_newest": 0.7, "popularity": 0.9},
-        models=models,
+        row_figures=ROWS, models=models,
     )  # fmt: skip
 
 

@@ -17,7 +17,9 @@ from embeddings.vectors.item_vectors import ItemVectors
 from tests.embeddings.refresh.gate_checks.test_registry import comparison
 
 N, D = 400, 8
-USUAL = {"rows": 10_000.0, "largest_user": 0.02, "pairing": 0.8, "pairing_newest": 0.75, "popularity": 0.9}
+USUAL = {
+    "rows": 10_000.0, "users": 2_000.0, "largest_user": 0.02, "pairing": 0.8, "pairing_newest": 0.75, "popularity": 0.6,
+}  # fmt: skip
 
 
 def refresh(store: Store, seed: int, gate: Gate | None = None, **figures: Any) -> Publication:
@@ -36,8 +38,8 @@ def failed(end: Publication) -> list[str]:
 
 def test_figures_are_those_of_the_lineage_and_what_is_unknown_is_left_out() -> None:
     assert RowFigures.measure(comparison()) == {
-        "log_rows": pytest.approx(math.log(1000)), "largest_user": 0.1, "pairing": 0.8, "pairing_newest": 0.7,
-        "popularity": 0.9,
+        "log_rows": pytest.approx(math.log(1000)), "log_users": pytest.approx(math.log(100)),
+        "largest_user": 0.1, "pairing": 0.8, "pairing_newest": 0.7, "popularity": 0.6,
     }  # fmt: skip
     store_figures: dict[str, float | None] = {"rows": 0.0, "largest_user": None, "pairing": None}
     unknown = comparison()
@@ -50,9 +52,10 @@ def test_figures_are_those_of_the_lineage_and_what_is_unknown_is_left_out() -> N
     [
         ("log_rows", {"rows": 3_000.0}, {"rows": 2_000.0}),
         ("largest_user", {"largest_user": 0.2}, {"largest_user": 0.25}),
+        ("log_users", {"users": 600.0}, {"users": 400.0}),
         ("pairing", {"pairing": 0.79}, {"pairing": 0.78}),
-        ("pairing_newest", {"pairing_newest": 0.73}, {"pairing_newest": 0.71}),
-        ("popularity", {"popularity": 0.82}, {"popularity": 0.78}),
+        ("pairing_newest", {"pairing_newest": 0.725}, {"pairing_newest": 0.715}),
+        ("popularity", {"popularity": 0.45}, {"popularity": 0.35}),
     ],
 )
 def test_one_day_is_enough_to_tell_broken_rows_and_more_rows_are_no_fault(
@@ -64,7 +67,7 @@ def test_one_day_is_enough_to_tell_broken_rows_and_more_rows_are_no_fault(
     assert end.diagnosis is not None
     assert end.diagnosis["cause"] == "rows"
     assert refresh(store, 2, **honest).status == "published"
-    better = {"rows": 1e6, "largest_user": 0.0001, "pairing": 0.99, "pairing_newest": 0.99, "popularity": 0.99}
+    better = {"rows": 1e6, "users": 1e5, "largest_user": 0.0001, "pairing": 0.99, "popularity": 0.99}
     assert refresh(store, 3, **better).status == "published"
 
 
