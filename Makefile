@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Not --quiet: it leaves out warnings, which --strict then does not see.
 SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-BENCHMARKS = ctr_peers $(filter-out __init__ hosts stability_tables,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS = ctr_peers $(filter-out __init__ hosts,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs reference notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.changing_features [--repeats 3]
 
-400 users take 30,000 items a day of 800 and those that are new (the world of benchmarks.held); a two_tower (d = 16,
+400 users take 30,000 items a day of 800 and those that are new (benchmarks/support/world.py); a two_tower (d = 16,
 softmax over the batch) is trained on two days, and refreshed each day from a warm start at lower learning rates, with
 the gate's starting limits enforced. ``steady`` changes nothing. ``changing``: the third refresh reads a
 new column, ``taste``; the fifth drops ``device``; the seventh has a wider tower. The consumer is a linear classifier of
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.held import NUM_TOPICS, TASTES, Array, World, date_of
+from benchmarks.support.world import NUM_TOPICS, TASTES, Array, World, date_of
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import MISSING
 from trainer.launch.driver import execute

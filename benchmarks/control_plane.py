@@ -1,11 +1,13 @@
 """The control plane beside a training run: lists of jobs, vectors under load, start, memory, import.
 
 ``python -m benchmarks.control_plane`` creates a home of its own, and trains in it while it measures. It prints a JSON
-line for each case.
+line for each case. ``--pace 0 3 10`` measures by the niceness of ranks instead: seconds of a job beside busy loops, and
+lists beside a run of two ranks, each niceness in turn.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -41,6 +43,8 @@ IDS = 100
 RATE = 300
 NUM_CLIENTS = 8
 ENDED = ("cancelled", "failed", "succeeded")
+PACE_EPOCHS, BUSY_LOOPS = 6, (0, 1, 2, 4)
+LISTS_PER_SECOND, NUM_LISTS = 50, 600
 SECONDS = float(os.environ.get("EVENKEEL_BENCH_SECONDS", "30"))
 
 
@@ -49,14 +53,14 @@ def report(case: str, **figures: float | str) -> None:
     say({"bench": "control_plane", "case": case, **figures, "load": load})
 
 
-def job(name: str, epochs: int) -> dict[str, Any]:
+def job(name: str, epochs: int, ranks: int = 1) -> dict[str, Any]:
     return {
         "name": name,
         "dataset": {"name": "clicks"},
         "model": {"kind": "two_tower", "embedding_dim": 16, "hidden": [32]},
         "epochs": epochs,
         "batch_size": 512,
-        "resources": {"num_workers": 1},
+        "resources": {"num_workers": ranks},
     }
 
 
@@ -149,16 +153,20 @@ def under_training(folder: Path) -> None:
         http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
         running = http.post("/v1/jobs", json=job("beside", 1000)).raise_for_status().json()["id"]
         try:
-            while not (shown := http.get(f"/v1/jobs/{running}").json())["progress"]:
-                if shown["state"] in ENDED:
-                    raise RuntimeError(f"the run to measure beside is {shown['state']}: {shown['error']}")
-                time.sleep(0.5)
+            await_progress(http, running)
             lists(http, "beside a run")
             vectors(url, key)
             assert http.get(f"/v1/jobs/{running}").json()["state"] == "running"
         finally:
             end(http, running)
         lists(http, "alone")
+
+
+def await_progress(http: httpx.Client, job_id: str) -> None:
+    while not (shown := http.get(f"/v1/jobs/{job_id}").json())["progress"]:
+        if shown["state"] in ENDED:
+            raise RuntimeError(f"the run to measure beside is {shown['state']}: {shown['error']}")
+        time.sleep(0.5)
 
 
 def end(http: httpx.Client, job_id: str) -> None:
@@ -211,7 +219,70 @@ def vectors(url: str, key: str) -> None:
     report(f"{IDS} ids of {NUM_ITEMS}, beside a run", requests_per_second=rate, wanted=RATE, **quantiles(taken))
 
 
+def pace(folder: Path, niceness: list[int]) -> None:
+    """Measure a job beside busy loops, and lists beside a run of two ranks, by the niceness of ranks."""
+    with contextlib.ExitStack() as services:
+        clients = {}
+        for number in niceness:
+            (own := folder / str(number)).mkdir()
+            url, key, _ = services.enter_context(serving(own / "home", EVENKEEL_RANK_NICENESS=str(number)))
+            http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
+            http.post("/v1/datasets", json=dataset(own)).raise_for_status()
+            seconds_of_job(http, 1)  # what forks runs has imported by then
+            clients[number] = http
+        for loops in BUSY_LOOPS:
+            for number, http in clients.items():
+                with busy(loops):
+                    seconds = round(seconds_of_job(http, PACE_EPOCHS), 1)
+                report(f"a job beside {loops} busy loops, niceness {number}", seconds=seconds)
+        for number, http in clients.items():
+            report(f"20 jobs listed, niceness {number}", **quantiles(paced_lists(http)))
+            running = http.post("/v1/jobs", json=job("beside", 1000, 2)).raise_for_status().json()["id"]
+            await_progress(http, running)
+            report(f"20 jobs listed beside two ranks, niceness {number}", **quantiles(paced_lists(http)))
+            end(http, running)
+
+
+def seconds_of_job(http: httpx.Client, epochs: int) -> float:
+    begun = time.monotonic()
+    job_id = http.post("/v1/jobs", json=job("pace", epochs)).raise_for_status().json()["id"]
+    while (shown := http.get(f"/v1/jobs/{job_id}").json())["state"] not in ENDED:
+        time.sleep(0.1)
+    if shown["state"] != "succeeded":
+        raise RuntimeError(f"the job is {shown['state']}: {shown['error']}")
+    return time.monotonic() - begun
+
+
+def paced_lists(http: httpx.Client) -> list[float]:
+    taken, due = [], time.monotonic()
+    for _ in range(NUM_LISTS):
+        time.sleep(max(0.0, due - time.monotonic()))
+        taken.append(timed(lambda: http.get("/v1/jobs", params={"limit": 20})))
+        due += 1 / LISTS_PER_SECOND
+    return taken
+
+
+@contextlib.contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """Keep processors busy by other programs, each in a session of its own."""
+    command = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(command, start_new_session=True) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pace", type=int, nargs="+", metavar="NICENESS", help="of ranks; the least is 0")
+    options = parser.parse_args()
+    if options.pace:
+        with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as name:
+            pace(Path(name), options.pace)
+        return
     imports()
     with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as name:
         folder = Path(name)

@@ -38,6 +38,7 @@ def test_auc(table: dict[str, int], seed: int, data: Path) -> list[float]:
     assert job is not None
     dataset = dataset.model_copy(update={"uri": str(data / "epinions.parquet"), "graphs": {}})
     document = job.model_dump(mode="json") | {"seed": seed, "tables": {"item": table} if table else {}}
+    document["optimizer"] = {"kind": "adam_ar", "learning_rate": 0.001, "alpha": 3e-5, "decay": "at_read"}
     document["checkpoint"] = {"every_steps": 10**6, "asynchronous": False}
     with tempfile.TemporaryDirectory(prefix="evenkeel-growth-") as folder:
         directory = Path(folder) / "run"

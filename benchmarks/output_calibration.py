@@ -62,7 +62,7 @@ def spec_of(case: str, data: Path, seed: int, epochs: int) -> tuple[DatasetSpec,
                 "name": "ml1m",
                 "dataset": {"name": "ml1m"},
                 "model": {"kind": "dnn", "embedding_dim": 16},
-                "optimizer": {"kind": "adam_ar", "learning_rate": 0.001},
+                "optimizer": {"kind": "adam_ar", "learning_rate": 0.001, "decay": "at_read"},
                 "evaluation": {"split": {"kind": "random", "validation": 0.1, "test": 0.1}},
             }
         )
@@ -72,6 +72,7 @@ def spec_of(case: str, data: Path, seed: int, epochs: int) -> tuple[DatasetSpec,
     assert job_of_example is not None
     dataset = example.model_copy(update={"uri": str(data / "amazon_sports.parquet")})
     document: dict[str, Any] = job_of_example.model_dump(mode="json") | {"seed": seed, "epochs": epochs}
+    document["optimizer"] = {"kind": "adam_ar", "learning_rate": 0.001, "alpha": 1e-4, "decay": "at_read"}
     if case == "amazon_sports_adam":
         document["optimizer"] = {"kind": "adam", "learning_rate": 0.001}
     return dataset, parse_job(document)

@@ -92,7 +92,7 @@ def specs(path: Path, num_features: int, workers: int, threads: int, epochs: int
         "name": "pipeline",
         "dataset": {"name": "log"},
         "model": {"kind": "dnn", "embedding_dim": DIM, "hidden": list(HIDDEN)},
-        "optimizer": {"kind": "adam_ar", "learning_rate": 0.001},
+        "optimizer": {"kind": "adam_ar", "learning_rate": 0.001, "decay": "at_read"},
         "batch_size": BATCH_SIZE,
         "epochs": epochs,
         "evaluation": {"split": {"kind": "random", "validation": 0.02, "test": 0.0}, "metrics": ["auc", "logloss"]},

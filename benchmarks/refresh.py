@@ -1,6 +1,6 @@
 """Do item vectors stay put? A consumer frozen on day 0 reads the vectors of every later refresh.
 
-    python -m benchmarks.refresh [SPEC ...] [--refreshes 9] [--kinds KIND ...] [--calibrate N] [--folder DIR]
+    python -m benchmarks.refresh [SPEC ...] [--refreshes 9] [--kinds KIND ...] [--folder DIR]
 
 Trains each spec's job once (day 0; default: BPR and item2vec on MovieLens-1M) and refreshes it, each day on its own
 nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a schedule
@@ -20,9 +20,7 @@ predictions that differ from the day before. freshness: a consumer refitted on t
 day's raw ones. cosine_mean: aligned, to the day before. published: how many refreshes passed the gate (all are served,
 so that every case has all its days); held_by: of the others, each one's metrics that failed.
 
-The gate has its starting values. With ``--calibrate N`` it is calibrated as ``evenkeel calibrate`` does it, for each
-case with its own settings: by N refreshes of the same kind in a row, on day 0's rows, which differ by their seeds
-alone, and a canary on the genre reads every candidate. Lines of case ``calibration`` have the nulls and the limits.
+The gate has its starting limits until five refreshes were published, and then what these usually look like.
 
 What must hold goes to stderr as PASS or FAIL with its figures; exit code 1 if something does not.
 """
@@ -46,8 +44,6 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.support.harness import Condition
 from benchmarks.support.item_tables import ItemTables
-from embeddings.refresh import probe
-from embeddings.refresh.calibration import MIN_NULLS, calibrate
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import publish_candidate
 from embeddings.refresh.settings import Gate, MovingAverage, Settings
@@ -69,7 +65,6 @@ CASES = {
     "aligned": Settings(ema=None, gate=Gate("report")),
     "aligned_ema": Settings(ema=MovingAverage(), gate=Gate("report")),
 }
-NULL_SEEDS = 1000
 # Goals, above or below; those of a kind that is left out do not apply to it.
 BARS: tuple[tuple[str, str, str, float, bool], ...] = (
     ("retrain", "unaligned", "accuracy", 0.30, False),
@@ -184,12 +179,11 @@ def follow(genres: Genres, consumer: Any, day0: Array, days: Sequence[Day]) -> d
 
 
 def refreshes(
-    tables: ItemTables, kind: str, number: int, epochs: int, strength: float = ANCHOR_STRENGTH, null: bool = False
+    tables: ItemTables, kind: str, number: int, epochs: int, strength: float = ANCHOR_STRENGTH
 ) -> list[ItemVectors]:
     """Return the item rows of each day.
 
-    Kinds with an anchor or a frozen context go on from what was published the day before. ``null``: other days of the
-    kind, all on day 0's rows.
+    Kinds with an anchor or a frozen context go on from what was published the day before.
     """
     found, before = [], "day0"
     held = {
@@ -198,18 +192,14 @@ def refreshes(
     }
     if held:
         chain = f"{kind}-{strength:g}".replace(".", "_") if "anchor" in held else kind
-    elif null and kind == "same_seed":
-        # With the same rows too there would be no chance left.
-        chain = "retrain"
     else:
         chain = kind
-    chain = f"{chain}-null" if null else chain
     if held:
         tables.begin_chain(chain, tables.table("day0", tables.job.seed))
     for day in range(1, number + 1):
-        seed = tables.job.seed + (NULL_SEEDS if null else 0 if kind == "warm" else 100) + day
-        name, rows = f"{chain}-{day}", tables.rows_but_a_tenth(tables.job.seed if null else seed)
-        if kind == "same_seed" and not null:
+        seed = tables.job.seed + (0 if kind == "warm" else 100) + day
+        name, rows = f"{chain}-{day}", tables.rows_but_a_tenth(seed)
+        if kind == "same_seed":
             seed = tables.job.seed
         if held:
             init = before if "frozen_context" in held else None
@@ -230,7 +220,6 @@ def evaluate(
     refresh_epochs: int,
     kinds: Sequence[str] = KINDS,
     strength: float = ANCHOR_STRENGTH,
-    num_nulls: int = 0,
     new_weight: float = MovingAverage.new_weight,
 ) -> list[dict[str, Any]]:
     day0 = tables.table("day0", tables.job.seed, rows=tables.rows_but_a_tenth(tables.job.seed))
@@ -254,12 +243,11 @@ def evaluate(
         store = open_store(folder)
         for kind in kinds:
             candidates = refreshes(tables, kind, num_refreshes, refresh_epochs, strength)
-            nulls = refreshes(tables, kind, num_nulls, refresh_epochs, strength, null=True)
             for case, settings in CASES.items():
                 name = f"{kind}-{case}".replace("_", "-")
                 if settings.ema is not None:
                     settings = dataclasses.replace(settings, ema=MovingAverage(new_weight))
-                served = serve(store, name, case, settings, genres, day0, candidates, nulls)
+                served = serve(store, name, case, settings, genres, day0, candidates)
                 lines += [{"refresh": kind, **line} for line in served]
     return lines
 
@@ -272,42 +260,26 @@ def serve(
     genres: Genres,
     day0: ItemVectors,
     candidates: Sequence[ItemVectors],
-    nulls: Sequence[ItemVectors] = (),
 ) -> list[dict[str, Any]]:
-    """Return the lines of one case: ``candidates`` published one after the other to a collection of their own.
-
-    Its gate is calibrated by ``nulls`` where there are any.
-    """
+    """Return the lines of one case: ``candidates`` published one after the other to a collection of their own."""
     target, view = store.collection(name), f"{name}_rff"
 
-    def publish(where: Collection, items: ItemVectors, how: Settings) -> Publication:
-        return publish_candidate(store, where.name, items, how, parent_version=where.current(), model="model")
-
-    def begin(where: Collection) -> None:
-        publish(where, day0, Settings(gate=Gate("off")))
-        if nulls:
-            probe.register(where, "genre", genres.ids.tolist(), genres.labels.tolist())
+    def publish(items: ItemVectors, how: Settings) -> Publication:
+        return publish_candidate(store, target.name, items, how, parent_version=target.current(), model="model")
 
     def features(version: str | None) -> tuple[Array, Array]:
         assert version is not None
         plain, featurized = (published_vectors(target, genres.ids, version, one) for one in (None, view))
         return plain, featurized
 
-    begin(target)
+    publish(day0, Settings(gate=Gate("off")))
     lines: list[dict[str, Any]] = []
-    if nulls and settings.gate.mode != "off":
-        scratch = store.collection(f"{name}-nulls")
-        begin(scratch)
-        versions = [str(publish(scratch, items, settings).version) for items in nulls]
-        found = calibrate(target, scratch, versions, only_nulls=True)
-        metrics = {metric: {**null, "limit": found.limits[metric]} for metric, null in found.nulls.items()}
-        lines.append({"case": "calibration", "of": case, "unstable": found.unstable, "metrics": metrics})
     plain0, rff0 = features(target.current())
     plain: list[Day] = []
     featurized: list[Day] = []
     cosines = []
     for items in candidates:
-        end = publish(target, items, settings)
+        end = publish(items, settings)
         failed = [check["metric"] for check in end.gate if check["verdict"] == "fail"]
         raw = rows_of(items, genres.ids)
         for days, served in zip((plain, featurized), features(end.version), strict=True):
@@ -348,7 +320,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--refreshes", type=int, default=9)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--anchor", type=float, default=ANCHOR_STRENGTH, help="strength of publish.anchor")
-    parser.add_argument("--calibrate", type=int, default=0, metavar="N", help="null refreshes to calibrate the gate by")
     parser.add_argument(
         "--new-weight", type=float, default=MovingAverage.new_weight,
         help="of the average that serves the same runs; what an anchor draws to has the spec's",
@@ -357,8 +328,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where runs are kept, and found again (default: a temporary one)")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="PATH=VALUE")
     options = parser.parse_args(arguments)
-    if 0 < options.calibrate < MIN_NULLS:
-        parser.error(f"--calibrate {options.calibrate}: at least {MIN_NULLS} null refreshes are needed")
     broken = 0
     for spec in options.specs:
         dataset, job = read_spec(spec, options.changes)
@@ -367,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tables = ItemTables(dataset, job, (options.folder or Path(temporary)).resolve() / job.name)
             lines = evaluate(
                 tables, movies, options.refreshes, options.refresh_epochs, options.kinds, options.anchor,
-                options.calibrate, options.new_weight,
+                options.new_weight,
             )  # fmt: skip
         for line in lines:
             print(json.dumps({"bench": "refresh", "model": job.model.kind, **line}), flush=True)

@@ -74,7 +74,7 @@ def job_of(method: str, seed: int, epochs: int) -> JobSpec:
             "name": f"several-labels-{method.replace('_', '-')}",
             "dataset": {"name": "ml1m"},
             "model": {"embedding_dim": 16, **MODELS[method]},
-            "optimizer": {"kind": "adam_ar", "learning_rate": 0.001},
+            "optimizer": {"kind": "adam_ar", "learning_rate": 0.001, "decay": "at_read"},
             "dense_optimizer": {"learning_rate": 0.001},
             "batch_size": 2048,
             "epochs": epochs,

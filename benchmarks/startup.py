@@ -74,7 +74,7 @@ def job_of(**changes: Any) -> dict[str, Any]:
         "epochs": 2,
         "batch_size": 2048,
         # One pass over random rows: how far its vectors move is not what is measured.
-        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}},
+        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}},
     }
     return document | changes
 

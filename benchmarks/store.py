@@ -3,8 +3,8 @@
 Vectors are 128 x float16 everywhere; answers are float32 in the order asked for, and are compared. Cases ``embedded
 get`` and ``redis get``: ours is what a request does, the check for a switch included. Case ``publish``: ours writes (to
 disk with fsync, or to Redis), checks and switches, beside the version before; the peers replace the same rows in one
-transaction. ``rows_per_second`` is ours, the peer's beside it. Cases ``redis get, large pages``: the server's memory is
-in pages of 2 MB, ``redis get, packed``: rows in blocks, both as docs/guides/store.md has them.
+transaction. ``rows_per_second`` is ours, the peer's beside it. Case ``redis get, large pages``: the server's memory is
+in pages of 2 MB, as docs/guides/store.md has it.
 
 Case ``feast``, where EVENKEEL_FEAST_PYTHON names the interpreter of an environment with Feast (docs/guides/store.md):
 the first ``--feast-items`` of the items, exported, materialized into Feast's SQLite online store and read through
@@ -165,9 +165,6 @@ def main() -> None:
             # The version before goes at once: there are no readers of it here.
             stores["redis"] = open_store(f"{url}?cache={folder / 'cache'}&grace_seconds=0")
             stores["redis, large pages"] = open_store(f"{large_url}?cache={folder / 'large'}&grace_seconds=0")
-            packed = "grace_seconds=0&rows=packed&prefix=packed:"
-            stores["redis, packed"] = open_store(f"{url}?cache={folder / 'packed'}&{packed}")
-            stores["redis, packed, large pages"] = open_store(f"{large_url}?cache={folder / 'both'}&{packed}")
         for kind, run, iterations in (("get", get, options.iterations), ("publish", put, num_puts)):
             for store_name, store in stores.items():
                 first, *more = store_name.split(",")

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from embeddings.kernels.backends import Backend, default_backend, device_of, kernel_of
-from embeddings.kernels.by_bucket import ByBucketKernel
 from embeddings.kernels.layout import Bounds, FeatureDescriptor, Layout, Record, Swaps
 from embeddings.kernels.reference import read_rows_without_decay
 from embeddings.optim import RowOptimizer
@@ -140,9 +139,8 @@ class EmbeddingTables(torch.nn.Module):
     def _begin(self, completed_steps: int, cleared: Sequence[TableConfig]) -> None:
         """Set initial rows, after clearing the tables in ``cleared``."""
         for table in cleared:
-            for name, rows in (("weight", self.weight(table.name)), *self.state(table.name).items()):
-                if name != "bucket":
-                    rows.zero_()
+            for rows in (self.weight(table.name), *self.state(table.name).values()):
+                rows.zero_()
         self.birth_step = self.completed_steps = completed_steps
         # Not looked for where nothing is: it would touch the memory of every row.
         self._may_be_ahead = False
@@ -323,13 +321,13 @@ class EmbeddingTables(torch.nn.Module):
         """Return the optimizer state of table ``name``, views; raise ValueError for another name.
 
         The state is m and v, or v, or sum, [rows, dim], and last_update_step int32 [rows]. RowwiseAdagrad's sum and
-        RowwiseAdam's v are [rows]. With an optimizer for each bucket, also bucket, int8 [rows].
+        RowwiseAdam's v are [rows].
         """
         t = self._number(name)
         state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
         state |= {name: self.layout.row_value(t, name) for name in self.layout.row_names}
         state["last_update_step"] = self.layout.last_update_step(t)
-        return state if self.layout.buckets is None else state | {"bucket": self.layout.bucket(t)}
+        return state
 
     def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
         """Return rows as dense semantics would have them after ``completed_steps`` steps: a copy [len(rows), dim].
@@ -349,8 +347,6 @@ class EmbeddingTables(torch.nn.Module):
         rows, idle = rows.to(self.layout.device).contiguous(), self._idle_now()
         if decay:
             return self._kernel.read(t, rows, idle)
-        if isinstance(self._kernel, ByBucketKernel):
-            return self._kernel.read_without_decay(t, rows, idle)
         return read_rows_without_decay(self.layout, t, rows, idle)
 
     def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:

@@ -46,11 +46,9 @@ def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
     Records stay. Until it is undone, tables must take no step and nobody may read them for other ends.
 
     Raises:
-        ValueError: half-precision rows, which could not hold a small change, or rows with an optimizer by bucket.
+        ValueError: half-precision rows, which could not hold a small change.
     """
     layout = tables.layout
-    if layout.buckets is not None:
-        raise ValueError("rows that have an optimizer by bucket cannot be moved for a step: use one optimizer for all")
     if layout.dtype != layout.compute_dtype:
         raise ValueError(f"rows of {layout.dtype} cannot hold what is added to them: use float32")
     saved, idle = [], tables._idle_now()

@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Triton reads it when it is imported: tests run its kernels by the interpreter; `make gpu-check` says 0, for the GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
-# Ranks run at a lower priority than the service: beside other tests they would never get to their first step.
-os.environ.setdefault("EVENKEEL_RANK_NICENESS", "0")
 for _name, _value in ray_cluster.PATIENCE.items():
     os.environ.setdefault(_name, _value)
 # Each test prepares its own data: what another has prepared would be used otherwise.

@@ -53,11 +53,12 @@ class Task:
         is_adam = optimizer != "rowwise_adagrad"
         dense_rate = learning_rate if is_adam else DENSE_LEARNING_RATE
         structure = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if model == "dcnv2" else {}
+        rows = {"kind": optimizer, "learning_rate": learning_rate, **({"moments": "dense"} if is_adam else {})}
         return documents.job(
             f"{self.name} {model}",
             self.dataset,
             model={"kind": model, "embedding_dim": self.dim, "hidden": list(self.hidden), **structure},
-            optimizer={"kind": optimizer, "learning_rate": learning_rate, **({"moments": "dense"} if is_adam else {})},
+            optimizer=rows | ({"decay": "at_read"} if optimizer == "adam_ar" else {}),
             dense_optimizer={"kind": "adam", "learning_rate": dense_rate},
             epochs=self.epochs,
             batch_size=self.batch_size,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Literal
 
 import torch
 
-from embeddings.kernels.by_bucket import ByBucketKernel
 from embeddings.kernels.cpu import CpuKernel
 from embeddings.kernels.layout import Kernel, Layout
 from embeddings.kernels.reference import ReferenceKernel
-from embeddings.optim import ByBucket
 
 Backend = Literal["cpu", "triton", "fbgemm", "reference"]
 
@@ -45,10 +42,6 @@ def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
     Raises:
         ValueError: the backend is unknown, or does not do what the layout asks for.
     """
-    if isinstance(layout.optimizer, ByBucket):
-        if backend == "fbgemm":
-            raise ValueError("FBGEMM has one optimizer for a table: use backend cpu or triton, or one for all buckets")
-        return ByBucketKernel(layout, partial(kernel_of, backend, device=device))
     if backend == "reference":
         return ReferenceKernel(layout)
     if backend == "fbgemm":

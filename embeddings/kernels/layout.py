@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import numpy as np
 import torch
 
-from embeddings.optim import ByBucket, RowOptimizer
+from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import Pooling, TableConfig
@@ -116,7 +116,6 @@ class Layout:
 
     Attributes:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
-        buckets: int8, flat as ``last_steps``, where the optimizer is one for each bucket of rows; else None.
         compute_dtype: of output, gradients and sums: float32 for half rows, else ``dtype``.
         pooled: False where every feature has pooling ``none``.
         total_dim: columns of the output.
@@ -162,12 +161,6 @@ class Layout:
         self.vectors = _zeros(num_vectors, self.state_dtype, self.device)
         self.row_values = _zeros(len(self.row_names) * num_steps, self.state_dtype, self.device)
         self.last_steps = _zeros(num_steps, torch.int32, self.device)
-        self.buckets: torch.Tensor | None = None
-        if isinstance(optimizer, ByBucket):
-            self.buckets = _zeros(num_steps, torch.int8, self.device)
-            for t, table in enumerate(self.tables):
-                if (own := table.local_buckets) is not None:
-                    self.bucket(t)[:] = torch.from_numpy(own)
         self.on_access: Callable[[], None] | None = None
 
     def access(self) -> None:
@@ -209,18 +202,6 @@ class Layout:
         base = int(self.step_base[t])
         return self.last_steps[base : base + self.tables[t].row_count]
 
-    def bucket(self, t: int) -> torch.Tensor:
-        """Return the bucket of each row, int8 [row_count], a contiguous view."""
-        assert self.buckets is not None
-        base = int(self.step_base[t])
-        return self.buckets[base : base + self.tables[t].row_count]
-
-    def trained_by(self, optimizer: RowOptimizer) -> Layout:
-        """Return the same storage with another optimizer, whose state lies alike."""
-        twin = copy.copy(self)
-        twin.optimizer, twin.buckets = optimizer, None
-        return twin
-
     def bad_id(self, descriptor: FeatureDescriptor, value: int) -> ValueError:
         """Return the error for an id that is not a row."""
         table = self.tables[descriptor.table]
@@ -250,7 +231,6 @@ class Layout:
             twin.on_access, twin.device = None, torch.device("cpu")
         for name in ("weights", "vectors", "row_values", "last_steps"):
             setattr(twin, name, getattr(self, name).to(twin.device, copy=True))
-        twin.buckets = None if self.buckets is None else self.buckets.to(twin.device, copy=True)
         memo[id(self)] = twin
         return twin
 

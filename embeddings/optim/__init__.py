@@ -6,7 +6,6 @@ A file for each family, ``registry`` has them by the name that a job gives. Noth
 from embeddings.optim.adagrad import Adagrad, AdagradAR, RowwiseAdagrad
 from embeddings.optim.adam import Adam, AdamAR, AdamW, RowwiseAdam, RowwiseAdamAR
 from embeddings.optim.base import AdaptiveDecay, RowOptimizer
-from embeddings.optim.by_bucket import ByBucket
 from embeddings.optim.rmsprop import RMSprop, RMSpropAR
 from embeddings.optim.sgd import SGD
 
@@ -18,7 +17,6 @@ __all__ = [
     "AdamAR",
     "AdamW",
     "AdaptiveDecay",
-    "ByBucket",
     "RMSprop",
     "RMSpropAR",
     "RowOptimizer",

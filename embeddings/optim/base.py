@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
-DECAYS = ("at_read", "at_update", "by_epoch")
+DECAYS = ("at_read", "by_epoch")
 # With dense moments and a decay, a row may be stored at most so much farther from its value than without a decay.
 MAX_LEAD = 32.0
 # Where rows are stored as they are: P and r^J below this add nothing to a float64.
@@ -189,17 +189,15 @@ class AdaptiveDecay:
     Args:
         first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
             (literal).
-        decay: ``at_update`` is a baseline: an untouched row does not decay, and its next update has the lambda of that
-            step alone, which is what decay in a sparse optimizer comes to. It does not stop one-epoch overfitting.
-            ``by_epoch`` (ours): none in the first epoch, and a gap in which an epoch began counts as one ten times as
-            long; a touch takes the same share from m, and its square from v. See
+        decay: ``at_read`` is the algorithm's. ``by_epoch`` (ours): none in the first epoch, and a gap in which an epoch
+            began counts as one ten times as long; a touch takes the same share from m, and its square from v. See
             :class:`embeddings.optim.idle_decay.DecayByEpoch`.
         epoch_steps: how many steps an epoch has, counted from the tables' first step; for ``by_epoch``.
     """
 
     alpha: float = 1e-4
     first_touch: Literal["keep", "literal"] = field(default="keep", kw_only=True)
-    decay: Literal["at_read", "at_update", "by_epoch"] = field(default="at_read", kw_only=True)
+    decay: Literal["at_read", "by_epoch"] = field(default="at_read", kw_only=True)
     epoch_steps: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -212,7 +210,7 @@ class AdaptiveDecay:
         if (self.decay == "by_epoch") != (self.epoch_steps is not None):
             raise ValueError(
                 f"decay '{self.decay}' with epoch_steps {self.epoch_steps}: decay 'by_epoch' needs the number of steps "
-                "of an epoch, and the others have none"
+                "of an epoch, and at_read has none"
             )
         if self.epoch_steps is not None and self.epoch_steps < 1:
             raise ValueError(f"epoch_steps must be at least 1, not {self.epoch_steps}")
@@ -227,7 +225,7 @@ class AdaptiveDecay:
 
     @property
     def read_decay(self) -> tuple[float, int | None]:
-        return (0.0 if self.decay == "at_update" else self.alpha), self.epoch_steps
+        return self.alpha, self.epoch_steps
 
     @property
     def decays_from_start(self) -> bool:

@@ -43,7 +43,6 @@ import numpy as np
 
 from embeddings.optim.adam import Adam
 from embeddings.optim.base import MAX_HORIZON, MAX_LEAD, VANISHED_PRESENT, RowOptimizer
-from embeddings.optim.by_bucket import ByBucket
 from embeddings.optim.idle_decay import idle_decay
 from embeddings.optim.idle_momentum import IdleMomentum
 
@@ -218,38 +217,8 @@ class DeferredUpdateCoefficients:
         return idle, owing
 
 
-class ByBucketCoefficients:
-    """Coefficients of the deferred updates of each optimizer of a ByBucket, None where it leaves untouched rows alone.
-
-    Which of them are a row's says its bucket (:mod:`embeddings.kernels.by_bucket`).
-    """
-
-    def __init__(self, optimizer: ByBucket, dtype: str) -> None:
-        self.of_each = tuple(_coefficients(one, dtype) for one in optimizer.optimizers)
-
-    @property
-    def ahead(self) -> bool:
-        """Whether rows of any bucket are stored ahead."""
-        return any(one is not None and one.ahead for one in self.of_each)
-
-    def at(self, completed_steps: int) -> ByBucketCoefficients:
-        """Move to K = ``completed_steps``."""
-        for one in self.of_each:
-            if one is not None:
-                one.at(completed_steps)
-        return self
-
-
-def deferred_update_coefficients(
-    optimizer: RowOptimizer, dtype: str
-) -> DeferredUpdateCoefficients | ByBucketCoefficients | None:
+def deferred_update_coefficients(optimizer: RowOptimizer, dtype: str) -> DeferredUpdateCoefficients | None:
     """Return the coefficients of an optimizer; None if it leaves untouched rows alone."""
-    return (
-        ByBucketCoefficients(optimizer, dtype) if isinstance(optimizer, ByBucket) else _coefficients(optimizer, dtype)
-    )
-
-
-def _coefficients(optimizer: RowOptimizer, dtype: str) -> DeferredUpdateCoefficients | None:
     if not (optimizer.read_decay[0] or optimizer.constant_decay or optimizer.idle_momentum):
         return None
     return DeferredUpdateCoefficients(optimizer, dtype)

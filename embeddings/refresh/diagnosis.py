@@ -1,4 +1,4 @@
-"""Why a version is held, for people: whether the data moved or the run is at fault, by how much, and what to do."""
+"""Why a version is held, for people: the data moved, or rows, model or run are at fault, and what to do."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any, Literal
 import numpy as np
 
 from embeddings.refresh.gate import Check
-from embeddings.refresh.gate_checks.norms import Norms
 from embeddings.refresh.gate_checks.registry import subject_of
 
-Cause = Literal["data", "items", "vectors", "run", "generation", "stale"]
+Cause = Literal["data", "items", "vectors", "rows", "model", "run", "generation", "stale"]
 NEW_GENERATION = ("same_dim", "same_model", "shared")
-_NORMS = frozenset(limit.metric for limit in Norms.limits)
 MAX_NAMED = 3
-"""Rows' comparisons and metrics that a sentence names; the others are in the lists."""
+"""Largest number of metrics, or of moved rows' figures, that a sentence names; the others are in the lists."""
 
 _ADVICE: dict[Cause, str] = {
-    "data": "Look at the rows of the window. If the world moved, promote the version with a reason, or let a rule do "
-    "it (publish.gate.promote); if the rows are wrong, mend them and run the job again.",
+    "data": "Nothing has to be done: the next refresh goes on from here, and after publish.gate.max_held such days a "
+    "new generation opens. To serve it now, promote it with a reason.",
     "items": "See that the window holds a whole day and that ids are the same ones. A job on fewer days than the one "
-    "before says so by dataset.window, in both, and the gate asks for no more than so many days have. If the "
-    "assortment changed, promote the version with a reason, or let a rule do it (publish.gate.promote).",
+    "before says so by dataset.window, in both. If the assortment changed, promote the version with a reason.",
     "vectors": "Look at the run first: was it warm-started from the served version (init_from), with the learning rate "
-    "and the ids of before? Where refreshes always move so much, let them train for fewer epochs or at a lower "
-    "learning rate, or calibrate the gate: evenkeel calibrate COLLECTION.",
+    "and the ids of before? The next refresh goes on from here, and after publish.gate.max_held such days a new "
+    "generation opens.",
+    "rows": "Look at the rows of the window: the figure says what differs. Mend them and run the job again; the next "
+    "refresh starts from what is served. If they are right, promote the version with a reason.",
+    "model": "Look at what changed in the job or its rows, mend it, then run the job again; the next refresh starts "
+    "from what is served.",
     "run": "Do not promote it. Mend what the checks name, then run the job again.",
     "generation": "If the change is meant, promote it with a reason and override_gate, and retrain the consumers.",
     "stale": "Run the job again: it starts from what is served now.",
@@ -37,8 +38,9 @@ _ADVICE: dict[Cause, str] = {
 class Failure:
     """A check that failed, and by how much.
 
-    ``times``: how many times as far from the ideal value as the limit allows (a cosine of .7 where .85 is asked for:
-    .3 / .15 = 2); None where that cannot be said.
+    ``times``: distance from the usual value, or from the best one (a cosine of 1), in units of what the limit allows: 2
+    for a cosine of .7 where .85 is asked for. None where that cannot be said. ``usual``: median of the refreshes that
+    were published before, None where the limit is none of theirs.
     """
 
     metric: str
@@ -47,6 +49,7 @@ class Failure:
     bound: Literal["at_most", "at_least"]
     times: float | None
     about: str
+    usual: float | None = None
 
     @classmethod
     def of(cls, check: Check) -> Failure:
@@ -58,12 +61,14 @@ class Failure:
             "at_most" if check.at_most else "at_least",
             _times(check) if known else None,
             subject_of(check.metric),
+            None if check.usual is None else check.usual.median,
         )
 
     def __str__(self) -> str:
         if self.value is None:
             return f"{self.metric} cannot be measured"
-        return f"{self.metric} is {self.value:.3g}, {self.bound.replace('_', ' ')} {self.limit:.3g} is asked for"
+        usual = "" if self.usual is None else f" (usually {self.usual:.3g})"
+        return f"{self.metric} is {self.value:.3g}, {self.bound.replace('_', ' ')} {self.limit:.3g} is asked for{usual}"
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,9 @@ class Diagnosis:
 
     Attributes:
         cause: ``data``: rows and vectors moved; ``items``: only which items there are rows of; ``vectors``: they moved
-            and the rows did not, or nothing is known of the rows; ``run``: what is written is no good, whatever the
-            data; ``generation``: other coordinates; ``stale``: another version is served by now.
+            and the rows did not, or nothing is known of the rows; ``rows``: these are unlike those of the days before;
+            ``model``: it is worse than the served one; ``run``: what is written is no good, whatever the data;
+            ``generation``: other coordinates; ``stale``: another version is served by now.
         summary: one sentence.
         advice: what to do.
         failed: what failed, worst first.
@@ -120,11 +126,10 @@ def stale(message: str) -> Diagnosis:
 def _cause(failed: Sequence[Failure], rows: Sequence[str] | None) -> Cause:
     if any(one.metric in NEW_GENERATION for one in failed):
         return "generation"
-    # Norms alone are the run's doing; where directions moved too, both come from the same.
-    moved = any(one.about == "vectors" for one in failed)
-    subjects = {one.about for one in failed if not (moved and one.metric in _NORMS)}
-    if "run" in subjects:
-        return "run"
+    subjects = {one.about for one in failed}
+    for cause in ("run", "rows", "model"):
+        if cause in subjects:
+            return cause
     if subjects == {"items"}:
         return "items"
     return "data" if rows else "vectors"
@@ -134,15 +139,20 @@ def _summary(cause: Cause, failed: Sequence[Failure], rows: Sequence[str] | None
     named = _named([str(one) for one in failed])
     moved = _named(rows or ())
     if cause == "data":
-        return f"The rows moved ({moved}) and the vectors with them: {named}."
+        return f"The data moved ({moved}) and the vectors with them: {named}."
     if cause == "items":
         same = "moved no further than a refresh may"
-        return f"Other items have rows than before{f' ({moved})' if rows else ''}; those of both {same}: {named}."
+        of_rows = f" ({moved})" if rows else ""
+        return f"The data moved: other items have rows than before{of_rows}; those of both {same}: {named}."
     if cause == "vectors":
         alike = "nothing is known of the rows before" if rows is None else "the rows are like those before"
-        return f"The vectors moved and {alike}, so look at the run first: {named}."
+        return f"The vectors moved and {alike}: {named}."
+    if cause == "rows":
+        return f"The rows are unlike those of the days before{f' ({moved})' if rows else ''}: {named}."
+    if cause == "model":
+        return f"The model is worse{f' (rows: {moved})' if rows else ''}: {named}."
     if cause == "run":
-        return f"What the run wrote cannot be served{f' (rows: {moved})' if rows else ''}: {named}."
+        return f"The run is at fault: what it wrote cannot be served{f' (rows: {moved})' if rows else ''}: {named}."
     return f"The vectors have other coordinates, which no consumer of today's views can read: {named}."
 
 
@@ -152,10 +162,12 @@ def _named(parts: Sequence[str]) -> str:
 
 
 def _times(check: Check) -> float | None:
-    """Return how far the value is from the ideal one, in units of how far the limit lets it be."""
+    """Return the value's distance from the usual or the best one, in units of what the limit allows."""
     value, limit = float(check.value), float(check.threshold)
-    if check.at_most:
-        return value / limit if limit > 0 else None
+    if check.usual is not None and limit != check.usual.median:
+        return (value - check.usual.median) / (limit - check.usual.median)
+    if check.at_most or limit < 0:
+        return value / limit if limit else None
     if limit <= 1:  # shares and cosines, whose best is 1
         return (1 - value) / (1 - limit) if limit < 1 else None
     return limit / value if value > 0 else None

@@ -1,4 +1,4 @@
-"""The gate: whether a candidate is close enough to what is served, a pure function of measurements and limits."""
+"""The gate: a verdict on a candidate, as a pure function of measurements and limits."""
 
 from __future__ import annotations
 
@@ -8,39 +8,46 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.refresh.gate_checks.base import Limit, Metrics
+from embeddings.refresh.gate_checks.base import STANDARD_ERROR, Limit, Metrics, base_of
 from embeddings.refresh.gate_checks.registry import limit_of
+from embeddings.refresh.usual import MIN_REFRESHES, Usual
 
 
 @dataclass(frozen=True)
-class Thresholds:
-    """Limits of the gate: the starting ones of each check, and ``own`` ones of single metrics, which come first.
+class Limits:
+    """Limits of the gate.
 
-    The starting limits are for vectors whose geometry the loss determines and that were refreshed from a warm start.
-    ``own`` ones, by the metric's full name, are from a calibration or an operator; ``canary_drop`` and the like without
-    a name are of every probe that has none of its own.
+    Attributes:
+        own: limits that a job sets, by the metric's full name or without the name in brackets; they come first.
+        usual: what the collection's published refreshes look like, by metric.
     """
 
     own: Mapping[str, float] = field(default_factory=dict)
+    usual: Mapping[str, Usual] = field(default_factory=dict)
 
-    def limit(self, metric: str, dim: float) -> float | None:
-        """Return the limit of a metric of vectors of ``dim`` coordinates, None for one that is not judged."""
-        own, limit = self.own.get(metric), limit_of(metric)
-        if own is None and limit is not None and limit.starting is None:
-            # Of every probe, where none is named.
-            own = self.own.get(limit.metric)
-        return own if limit is None else limit.binding(metric, dim, own)
+    def of(self, name: str, metrics: Metrics) -> float | None:
+        """Return the limit of a metric of a candidate, None for one that is not judged."""
+        limit = limit_of(name)
+        own = self.own.get(name, self.own.get(base_of(name)))
+        if limit is None or own is not None:
+            return own if limit is None else limit.binding(metrics, own)
+        starting, usual = limit.binding(metrics, None), self.usual.get(name)
+        if limit.spread is None or usual is None or (starting is not None and usual.refreshes < MIN_REFRESHES):
+            return starting
+        return usual.limit(limit.spread, metrics.get(standard_error_of(name), 0.0), limit.at_most)
 
-    def with_own(self, limits: Mapping[str, float]) -> Thresholds:
-        """Return these thresholds with limits of single metrics put in their place."""
-        return Thresholds({**self.own, **limits})
+
+def standard_error_of(name: str) -> str:
+    """Return the name of the metric with the standard error of another one: ``canary_drop_se[genre]``."""
+    base, bracket, group = name.partition("[")
+    return f"{base}{STANDARD_ERROR}{bracket}{group}"
 
 
 @dataclass(frozen=True)
 class Check:
     """One metric against its limit.
 
-    ``verdict``: pass or fail; ``remedy``: what to do about a failure.
+    ``verdict``: pass or fail; ``remedy``: what to do about a failure; ``usual``: what published refreshes have.
     """
 
     metric: str
@@ -48,6 +55,7 @@ class Check:
     threshold: float
     at_most: bool
     remedy: str = ""
+    usual: Usual | None = None
 
     @property
     def verdict(self) -> str:
@@ -60,10 +68,11 @@ class Check:
         """The value that failed, and its limit."""
         if np.isnan(self.value):
             return f"{self.metric} cannot be measured (no such items)"
-        return f"{self.metric} is {self.value:.4g}, {'above' if self.at_most else 'below'} {self.threshold:.4g}"
+        usual = "" if self.usual is None else f" (usually {self.usual.median:.4g})"
+        return f"{self.metric} is {self.value:.4g}, {'above' if self.at_most else 'below'} {self.threshold:.4g}{usual}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return {metric, value, threshold, bound, verdict, remedy}, for manifests and events.
+        """Return {metric, value, threshold, bound, verdict, remedy, usual}, for manifests and events.
 
         The value is None where it is not a number.
         """
@@ -74,6 +83,7 @@ class Check:
             "bound": "at_most" if self.at_most else "at_least",
             "verdict": self.verdict,
             "remedy": self.remedy if self.verdict == "fail" else "",
+            "usual": None if self.usual is None else self.usual.as_json(),
         }
 
 
@@ -104,16 +114,16 @@ class Verdict:
         return [f"{', '.join(sentences)}: {remedy}" for remedy, sentences in findings.items()]
 
 
-def decide(metrics: Metrics, thresholds: Thresholds | None = None) -> Verdict:
+def decide(metrics: Metrics, limits: Limits | None = None) -> Verdict:
     """Return the verdict on measurements of ``compare``: a check for each metric that has a limit.
 
     The verdict is a pure function of the arguments.
     """
-    thresholds = thresholds or Thresholds()
+    limits = limits or Limits()
     checks = []
     for name, value in metrics.items():
-        threshold = thresholds.limit(name, metrics.get("dim", float("nan")))
+        threshold = limits.of(name, metrics)
         if threshold is not None:
             limit = limit_of(name) or Limit(name, None)
-            checks.append(Check(name, float(value), threshold, limit.at_most, limit.remedy))
+            checks.append(Check(name, float(value), threshold, limit.at_most, limit.remedy, limits.usual.get(name)))
     return Verdict(tuple(checks))

@@ -1,8 +1,8 @@
 """How far a candidate's item vectors are from the served ones: what the gate (embeddings/refresh/gate.py) judges.
 
 The candidate is the one already rotated onto the previous version and *not yet averaged* with it, because an average
-hides faults. Neighbour overlap and kernel error do not change under a rotation, so they are blind to a skipped
-alignment: the cosines are what shows it. Nor do directions show a change of norms, which are published beside them.
+hides faults. Neighbour overlap does not change under a rotation, so it is blind to a skipped alignment: the cosines are
+what shows it. Nor do directions show a change of norms, which are published beside them.
 """
 
 from __future__ import annotations

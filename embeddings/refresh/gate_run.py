@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from embeddings.refresh.calibration import calibration_of
-from embeddings.refresh.gate import Check, Thresholds, Verdict, decide
+from embeddings.refresh.gate import Check, Limits, Verdict, decide
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.refresh.gate_metrics import measure
+from embeddings.refresh.usual import usual_metrics
 
 if TYPE_CHECKING:
     from embeddings.store import Collection
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Assessment:
     """A verdict on metrics.
 
-    ``record`` is for the manifest: which calibration and probes took part.
+    ``record`` is for the manifest: the probes that took part.
     """
 
     verdict: Verdict
@@ -32,33 +32,23 @@ def assess(
     collection: Collection,
     comparison: Comparison,
     *,
+    parent: str | None,
     model: str = "",
-    thresholds: Thresholds | None = None,
     limits: Mapping[str, float] | None = None,
     checks: tuple[Check, ...] = (),
 ) -> Assessment:
-    """Measure an aligned candidate against the version that is served, and judge it.
+    """Measure an aligned candidate against a version, and judge it.
 
     Args:
-        collection: whose calibration it is judged by.
+        collection: collection whose published refreshes say what is usual.
         comparison: the candidate, that version, and the collection's probes that can read both.
-        model: the model family of the calibration.
-        thresholds: limits; left out: those of the calibration, else the starting ones.
-        limits: limits of single metrics, which are put in the place of those.
-        checks: what was checked before; they come first in the verdict.
+        parent: version that is served; None: the candidate is the first one of its generation.
+        model: model family of the refreshes that say what is usual.
+        limits: limits of a job for single metrics, which come first.
+        checks: checks that were made before; they come first in the verdict.
     """
     metrics = measure(comparison)
-    calibration = calibration_of(collection, model, comparison.candidate.dim)
-    if thresholds is None:
-        thresholds = Thresholds()
-        # Limits of distances between versions mean nothing to a version that has none before it.
-        if calibration is not None and comparison.previous is not None:
-            thresholds = calibration.thresholds(thresholds)
-    if limits and comparison.previous is not None:
-        thresholds = thresholds.with_own(limits)
-    record: dict[str, Any] = {"canaries": sorted(comparison.probes), "calibration": None}
-    if calibration is not None:
-        record["calibration"] = {
-            name: getattr(calibration, name) for name in ("model", "num_nulls", "nulls", "limits", "created_at")
-        }
-    return Assessment(Verdict((*checks, *decide(metrics, thresholds).checks)), metrics, record)
+    usual = {} if comparison.previous is None else usual_metrics(collection, parent, model)
+    own = {} if comparison.previous is None else dict(limits or {})
+    record = {"canaries": sorted(comparison.probes)}
+    return Assessment(Verdict((*checks, *decide(metrics, Limits(own, usual)).checks)), metrics, record)

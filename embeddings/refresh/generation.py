@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.anchor_drift import DRIFT
@@ -41,8 +39,18 @@ class Generation:
         candidate: ItemVectors,
         model: str,
         aligns: bool = True,
+        start: VersionReader | None = None,
     ) -> Generation:
-        """Return that of a candidate of a model; ``aligns``: whether it has to be rotated onto its parent."""
+        """Return the generation of a candidate of a model.
+
+        Args:
+            target: its collection.
+            parent: version that is served.
+            candidate: the candidate.
+            model: its model family.
+            aligns: True if it has to be rotated onto the parent, or onto ``start``.
+            start: held version in the parent's coordinates whose rows its run went on from; None: there is none.
+        """
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
         remedy = (
@@ -53,7 +61,7 @@ class Generation:
         if aligns:
             few = "too few items that both have, to align on (publish.align: false, of a warm start, needs none)"
         manifest = parent.manifest
-        num_shared = len(shared_found(parent, candidate)[0])
+        num_shared = max(len(shared_found(version, candidate)[0]) for version in (parent, start) if version is not None)
         old_model = manifest.extra.get("model", model)
         checks = tuple(
             Check(metric, float(value), float(limit), at_most=False, remedy=f"{change}: {remedy}")
@@ -66,6 +74,10 @@ class Generation:
         if all(check.verdict == "pass" for check in checks):
             return cls(manifest.anchor_generation, True, manifest.anchor_version, num_shared, checks)
         return cls(1 + _last_generation(target), False, None, num_shared, checks)
+
+    def opened(self, target: Collection) -> Generation:
+        """Return a new generation in the same coordinates, whose first version is this candidate."""
+        return replace(self, number=1 + _last_generation(target), anchor_version=None)
 
 
 def _last_generation(target: Collection) -> int:
@@ -95,23 +107,27 @@ class Alignment:
         candidate: ItemVectors,
         publish: PublishSettings,
         generation: Generation,
+        start: VersionReader | None = None,
     ) -> Alignment:
         """Align ``candidate`` onto ``parent``, or onto the anchor generation's first version without an average.
 
-        Versions that are chained one onto the next would drift there.
+        Versions that are chained one onto the next would drift there. A run that went on from a held version
+        (``start``) is aligned onto that, which is in the parent's coordinates and shares more items with it.
         """
         if parent is None or not generation.continues:
             return cls()
         if not publish.align:
             return cls(parent.version, None, "align: false")
-        note, half_count = None, publish.evidence.align_half_count
+        note = None
         if publish.ema is None and generation.anchor_version not in (None, parent.version):
             try:
                 anchor = target.open(str(generation.anchor_version))
-                return cls(anchor.version, _rotation_onto(anchor, candidate, half_count))
+                return cls(anchor.version, _rotation_onto(anchor, candidate))
             except (TooFewShared, UnknownVersion) as error:
                 note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
-        return cls(parent.version, _rotation_onto(parent, candidate, half_count), note)
+        if start is not None:
+            return cls(start.version, _rotation_onto(start, candidate), note)
+        return cls(parent.version, _rotation_onto(parent, candidate), note)
 
     @property
     def kind(self) -> str:
@@ -121,22 +137,9 @@ class Alignment:
         return "identity" if self.rotation is None else "procrustes"
 
 
-def _rotation_onto(served: VersionReader, candidate: ItemVectors, half_count: float | None) -> Array:
+def _rotation_onto(served: VersionReader, candidate: ItemVectors) -> Array:
     old, new = shared_found(served, candidate)
-    weights = None if half_count is None else _weights_of_pairs(served.counts, candidate.counts, old, new, half_count)
-    return procrustes(candidate.vectors, served.items().vectors, source_rows=new, target_rows=old, weights=weights)
-
-
-def _weights_of_pairs(
-    served: Array | None, candidate: Array | None, old: Array, new: Array, half_count: float
-) -> Array | None:
-    """Return n / (n + half_count) of each pair, n the fewer of its counts; None where counts are unknown."""
-    known = [counts[rows] for counts, rows in ((served, old), (candidate, new)) if counts is not None]
-    if not known:
-        return None
-    fewest = np.minimum.reduce(known).astype(np.float64)
-    weights: Array = fewest / (fewest + half_count)
-    return weights if weights.any() else None
+    return procrustes(candidate.vectors, served.items().vectors, source_rows=new, target_rows=old)
 
 
 def shared_found(served: VersionReader, candidate: ItemVectors) -> tuple[Array, Array]:
@@ -172,7 +175,7 @@ def drift_from(target: Collection, parent: VersionReader | None, generation: Gen
     It is the generation's first one, or the latest that somebody, or a rule of theirs, promoted although the gate's
     check of drift had failed: its consumers are those who read vectors as they were then.
     """
-    if parent is None or not generation.continues:
+    if parent is None or generation.anchor_version is None:
         return None
     manifest = target.manifest(parent.version)
     drifted = any(check["metric"] == DRIFT and check["verdict"] == "fail" for check in manifest["gate"])

@@ -29,8 +29,8 @@ def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None =
 def sound_version(collection: Collection) -> Manifest | None:
     """Return the newest version held in a row whose rows the next refresh may go on from; None without one.
 
-    Its vectors passed every check against the version that its run had started from
-    (:attr:`embeddings.refresh.holding.Holding.sound`), and its coordinates are those of what is served.
+    Nothing is wrong with its run, its rows or its model (:attr:`embeddings.refresh.holding.Holding.sound`), and its
+    coordinates are those of what is served.
     """
     current = collection.current()
     sound = [one for one in held_in_a_row(collection) if one.get("sound") and one["parent"] == current]

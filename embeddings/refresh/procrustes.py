@@ -30,12 +30,11 @@ def procrustes(
     *,
     source_rows: Array | None = None,
     target_rows: Array | None = None,
-    weights: Array | None = None,
     chunk_rows: int = CHUNK_ROWS,
 ) -> Array:
-    """Return the orthogonal R [d, d], float64, that minimises sum_i w_i |unit(source_i) R - unit(target_i)|^2.
+    """Return the orthogonal R [d, d], float64, that minimises sum_i |unit(source_i) R - unit(target_i)|^2.
 
-    With the singular value decomposition U S V^T of sum_i w_i unit(source_i)^T unit(target_i), R = U V^T. Directions
+    With the singular value decomposition U S V^T of sum_i unit(source_i)^T unit(target_i), R = U V^T. Directions
     are of any scale, sums are kept in float64. Zero rows do not count.
 
     Args:
@@ -43,7 +42,6 @@ def procrustes(
         target: [n, d], row i is the same item as row i of ``source``.
         source_rows: int [n], picks the pairs from a larger array, with ``target_rows``.
         target_rows: int [n], likewise for ``target``.
-        weights: w [n], at least 0; left out: 1 for every pair.
         chunk_rows: rows are read so many at a time.
 
     Raises:
@@ -70,7 +68,7 @@ def procrustes(
     for part in chunks(num_source, chunk_rows):
         left = source[part] if source_rows is None else take(source, source_rows[part])
         right = target[part] if target_rows is None else take(target, target_rows[part])
-        block, num_directions = _product(left, right, None if weights is None else weights[part])
+        block, num_directions = _product(left, right)
         product += block
         num_pairs += num_directions
     if num_pairs < min_shared(dim):
@@ -82,22 +80,18 @@ def procrustes(
     return left_basis @ right_basis
 
 
-def _product(left: Array, right: Array, of_pairs: Array | None) -> tuple[Array, int]:
-    """Return (sum of w_i unit(left_i)^T unit(right_i) [d, d], number of pairs that have two directions) of one chunk.
+def _product(left: Array, right: Array) -> tuple[Array, int]:
+    """Return (sum of unit(left_i)^T unit(right_i) [d, d], number of pairs that have two directions) of one chunk.
 
     A float32 chunk is multiplied in float32: its sums are added up in float64.
     """
     left_squares, right_squares = squares_of(left), squares_of(right)
     if left_squares is not None and right_squares is not None:
         weights = 1.0 / np.sqrt(left_squares.astype(np.float64) * right_squares)
-        if of_pairs is not None:
-            weights = weights * of_pairs
         return (left * weights.astype(np.float32)[:, None]).T @ right, len(left)
     (left, left_norms), (right, right_norms) = unit_rows(left), unit_rows(right)
     if not (np.isfinite(left_norms).all() and np.isfinite(right_norms).all()):
         raise ValueError("a row is not finite: leave rows without a direction out of the alignment")
-    if of_pairs is not None:
-        left = left * of_pairs[:, None]
     return left.T @ right, int(np.count_nonzero((left_norms > 0) & (right_norms > 0)))
 
 

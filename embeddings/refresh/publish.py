@@ -20,25 +20,27 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.refresh import probe, scratch
+from embeddings.refresh import probe
 from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.eligibility import eligible_rows
-from embeddings.refresh.gate import Check, Thresholds, Verdict
+from embeddings.refresh.gate import Verdict
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
+from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
 from embeddings.refresh.gate_run import Assessment, assess
 from embeddings.refresh.generation import Alignment, Generation, anchor_cosine, drift_anchor, drift_from
 from embeddings.refresh.held_versions import held_in_a_row
-from embeddings.refresh.holding import Before, hold_or_release
+from embeddings.refresh.holding import hold_or_release
 from embeddings.refresh.leaving import Leaving
 from embeddings.refresh.merge import plan
+from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import Rotated
 from embeddings.refresh.publication import KEEP_LAST, TRAINING_STEP, Publication, conclude, earlier_end, nothing_written
+from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.served_rows import ServedRows, few_occurrences, items_served
 from embeddings.refresh.settings import (
     Expiry,
     Gate,
     MovingAverage,
-    Promote,
     PublishSettings,
     Settings,
     View,
@@ -54,7 +56,6 @@ __all__ = [
     "Expiry",
     "Gate",
     "MovingAverage",
-    "Promote",
     "Settings",
     "View",
     "publish_candidate",
@@ -75,7 +76,6 @@ def publish_candidate(
     parent_version: str | None = None,
     start_version: str | None = None,
     model: str = "",
-    thresholds: Thresholds | None = None,
     norm_floor: float = NORM_FLOOR,
     keep_last: int | None = KEEP_LAST,
     seed: int = 0,
@@ -84,6 +84,7 @@ def publish_candidate(
     fence: Callable[[], None] | None = None,
     lineage: Mapping[str, Any] | None = None,
     training_step: int | None = None,
+    models: ModelComparison | None = None,
 ) -> Publication:
     """Refresh a collection with a run's item rows: publish them, or hold them and leave what is served alone.
 
@@ -108,7 +109,6 @@ def publish_candidate(
         model: what besides dim decides the geometry (a model family's name); a change of it, of dim, or, where it is to
             be aligned, fewer than 12 d shared items begins a new anchor generation, which under ``enforce`` is held for
             somebody to promote.
-        thresholds: limits of the gate; left out: the collection's calibration, else the starting values.
         norm_floor: the largest norm of a row that counts as having no direction.
         keep_last: versions that retention keeps after a publication, None for all.
         seed: of the samples that are measured.
@@ -119,6 +119,7 @@ def publish_candidate(
         lineage: what the run was made of, for the manifest.
         training_step: of a job that publishes several times, after how many of its steps the candidate was taken; its
             ``parent_version`` is the one that is served now.
+        models: the run's model beside the served one on held-out rows; None: they were not compared.
 
     Raises:
         StoreFull: the disk, quota or file size limit ended a write.
@@ -127,10 +128,13 @@ def publish_candidate(
         CorruptStore: a file of the store is damaged.
         ValueError: vectors that do not fit the collection's id type.
     """
+    if is_scratch(collection):
+        # It may hold ids that were erased where they are served from, and nobody is served from it.
+        why = f"'{collection}' has the name of a scratch collection of null refreshes, which the gate needs no more"
+        return nothing_written(collection, [f"{why}: publish to a collection of another name"])
     target = store.collection(collection)
     earlier = earlier_end(target, job_id, parent_version, publish.gate.mode, training_step)
     if earlier is not None:
-        scratch.erase_as_origin(store, collection, earlier)
         return conclude(target, earlier, keep_last, fence)
     try:
         parent = None if parent_version is None else target.open(parent_version)
@@ -146,8 +150,8 @@ def publish_candidate(
             f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
         )
     refresh = _Refresh(
-        store, target, parent, candidate, publish, job_id, start_version, model, thresholds, norm_floor, seed, retired,
-        int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage, training_step,
+        target, parent, candidate, publish, job_id, start_version, model, norm_floor, seed, retired,
+        int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage, training_step, models,
     )  # fmt: skip
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -159,7 +163,6 @@ def publish_candidate(
                 raise
     if isinstance(written, Publication):
         return written
-    scratch.erase_as_origin(store, collection, written)
     return conclude(target, written, keep_last, fence)
 
 
@@ -167,7 +170,6 @@ def publish_candidate(
 class _Refresh:
     """One candidate on its way to a written version: the arguments of ``publish_candidate``, and the parent."""
 
-    store: Store
     target: Collection
     parent: VersionReader | None
     candidate: ItemVectors
@@ -175,13 +177,13 @@ class _Refresh:
     job_id: str | None
     start_version: str | None
     model: str
-    thresholds: Thresholds | None
     norm_floor: float
     seed: int
     retired: Any
     today: int
     lineage: Mapping[str, Any] | None
     training_step: int | None
+    models: ModelComparison | None
 
     def write(self) -> str | Publication:
         """Take the candidate through the steps up to a written version, and return its name.
@@ -191,13 +193,14 @@ class _Refresh:
         target, parent, publish = self.target, self.parent, self.publish
         erased = target.erased()
         keys = self.candidate.keys
-        allowed = ~(erased.matches(keys) | scratch.erased_in_origin(self.store, target.name, keys))
+        allowed = ~erased.matches(keys)
         live = live_rows(self.candidate) & allowed
         candidate = replace(self.candidate, evidence=eligible_rows(self.candidate, self.norm_floor) & allowed)
-        generation = Generation.of(target, parent, candidate, self.model, self.publish.align)
+        start = self._held_start()
+        generation = Generation.of(target, parent, candidate, self.model, self.publish.align, start)
         previous = parent.items() if parent is not None and generation.continues else None
         leaving = Leaving.of(parent, previous, candidate, self.retired, erased, publish.expire, self.today)
-        alignment = Alignment.of(target, parent, candidate, publish, generation)
+        alignment = Alignment.of(target, parent, candidate, publish, generation, start)
         aligned = replace(candidate, vectors=Rotated(candidate.vectors, alignment.rotation))
         assessment = self._assess(previous, aligned, live, leaving, generation)
 
@@ -210,9 +213,17 @@ class _Refresh:
                 target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons]
             )
         hold_for = _create_views(target, publish.views, candidate.dim, generation.number)
-        held = held_in_a_row(target)
-        before = self._against_held(held, aligned, live, generation)
-        holding = hold_or_release(assessment.verdict, publish.gate, hold_for, len(held), before)
+        holding = hold_or_release(
+            assessment.verdict,
+            publish.gate,
+            hold_for,
+            held_in_a_row(target),
+            self.models if generation.continues else None,
+        )
+        if holding.released is not None and parent is not None:
+            generation = generation.opened(target)
+            holding.released["generation"] = generation.number
+            _copy_views(target, parent, generation.number)
         diagnosis = diagnose(assessment.verdict.checks, self.lineage)
         rows = ServedRows(
             served, candidate.vectors, alignment.rotation, None if previous is None else previous.vectors, publish.ema
@@ -229,6 +240,7 @@ class _Refresh:
             "drift_from": drift_from(target, parent, generation),
             **assessment.record,
             "metrics": {name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
+            "comparison": None if self.models is None else self.models.as_json(),
             "max_held": publish.gate.max_held,
             **holding.record,
             "diagnosis": None if diagnosis is None else diagnosis.as_dict(),
@@ -249,6 +261,21 @@ class _Refresh:
             rotation=alignment.rotation,
         )
 
+    def _held_start(self) -> VersionReader | None:
+        """Return the held version whose rows the run went on from, None where it cannot be read any more."""
+        if self.start_version is None or self.parent is None:
+            return None
+        try:
+            start = self.target.open(self.start_version)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return None
+        same = (
+            start.manifest.anchor_generation == self.parent.manifest.anchor_generation and start.dim == self.parent.dim
+        )
+        return start if same else None
+
     def _assess(
         self,
         previous: ItemVectors | None,
@@ -267,38 +294,14 @@ class _Refresh:
             drift_anchor(self.target, self.parent, generation),
             {} if previous is None or self.parent is None else self.parent.manifest.extra.get("metrics") or {},
             shorter_than_before(self.target, None if self.parent is None else self.parent.version, self.lineage),
+            (self.lineage or {}).get(ROW_FIGURES) or {},
+            self.models,
         )  # fmt: skip
-        return self._assessed(comparison, generation.checks)
-
-    def _assessed(self, comparison: Comparison, checks: tuple[Check, ...] = ()) -> Assessment:
         return assess(
-            self.target,
-            comparison,
-            model=self.model,
-            thresholds=self.thresholds,
-            limits=self.publish.gate.limits,
-            checks=checks,
-        )
-
-    def _against_held(
-        self, held: Sequence[dict[str, Any]], aligned: ItemVectors, live: Array, generation: Generation
-    ) -> Before | None:
-        """Measure the candidate against the version held before it, or the one that its run went on from."""
-        names = [one["version"] for one in held if one["anchor_generation"] == generation.number]
-        version = self.start_version if self.start_version in names else names[-1] if names else None
-        if version is None or not generation.continues or self.publish.gate.mode == "off":
-            return None
-        try:
-            held_items = self.target.open(version).items()
-        except StoreError:
-            # What nobody is served is no reason to fail: there is nothing to have settled against.
-            return None
-        comparison = Comparison(
-            held_items, aligned, live, sampling=Sampling(self.seed), min_count=self.publish.evidence.min_count,
-            shorter=shorter_than_before(self.target, version, self.lineage),
+            self.target, comparison,
+            parent=None if self.parent is None else self.parent.version, model=self.model,
+            limits=self.publish.gate.limits, checks=generation.checks,
         )  # fmt: skip
-        verdict = self._assessed(comparison).verdict
-        return Before(version, tuple(verdict.failed), is_start=version == self.start_version)
 
     def _alignment_record(
         self,
@@ -329,6 +332,15 @@ def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
         counts=counts, statuses=items.statuses[rows],
         carried_for=None if items.carried_for is None else items.carried_for[rows],
     )  # fmt: skip
+
+
+def _copy_views(target: Collection, parent: VersionReader, generation: int) -> None:
+    """Define all views of the parent's generation for a new one of the same coordinates, with the same frequencies."""
+    for view in target.views(parent.version):
+        target.create_view(
+            view["name"], **{name: view[name] for name in PARAMETERS},
+            dim_in=view["dim_in"], anchor_generation=generation, materialized=view["materialized"],
+        )  # fmt: skip
 
 
 def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:

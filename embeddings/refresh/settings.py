@@ -11,10 +11,10 @@ from embeddings.rff import DEFAULT_SIGMA
 
 __all__ = [
     "MAX_HELD", "AverageSettings", "Evidence", "EvidenceSettings", "Expiry", "ExpirySettings", "Gate", "GateSettings",
-    "MovingAverage", "Promote", "PromoteSettings", "PublishSettings", "Settings", "View", "ViewSettings",
+    "MovingAverage", "PublishSettings", "Settings", "View", "ViewSettings",
 ]  # fmt: skip
 MAX_HELD = 3
-"""Refreshes held in a row after which somebody is called."""
+"""Number of refreshes held in a row after which somebody is called."""
 
 
 class AverageSettings(Protocol):
@@ -22,13 +22,6 @@ class AverageSettings(Protocol):
     def new_weight(self) -> float: ...
     @property
     def reset_below_cosine(self) -> float: ...
-
-
-class PromoteSettings(Protocol):
-    @property
-    def only(self) -> Sequence[str]: ...
-    @property
-    def settled(self) -> bool: ...
 
 
 class GateSettings(Protocol):
@@ -39,14 +32,12 @@ class GateSettings(Protocol):
     @property
     def max_held(self) -> int: ...
     @property
-    def promote(self) -> PromoteSettings | None: ...
+    def when_stuck(self) -> str: ...
 
 
 class EvidenceSettings(Protocol):
     @property
     def min_count(self) -> int: ...
-    @property
-    def align_half_count(self) -> float | None: ...
     @property
     def mark_uncertain(self) -> bool: ...
 
@@ -94,30 +85,19 @@ class MovingAverage:
 
 
 @dataclass(frozen=True)
-class Promote:
-    """Which held candidates are published all the same, once ``max_held`` were held in a row.
-
-    ``only``: metrics, with or without a bucket; a candidate that fails others stays held. ``settled``: it must pass
-    every check against the one that was held before it.
-    """
-
-    only: tuple[str, ...]
-    settled: bool = True
-
-
-@dataclass(frozen=True)
 class Gate:
     """What the gate does with a candidate.
 
     ``enforce``: a candidate that fails is held. ``report``: it is published with the verdict. ``off``: not measured.
-    ``limits``: of single metrics, in the place of calibrated and starting ones. ``max_held``: so many held in a row
-    call somebody; then ``promote``, if given, may let one through.
+    ``limits``: limits of single metrics, which come first. ``max_held``: number of versions held in a row after which
+    somebody is called, and after which, if all of them look honest, ``when_stuck: new_generation`` publishes the newest
+    as the first version of a new anchor generation; ``hold`` goes on holding.
     """
 
     mode: Literal["enforce", "report", "off"] = "enforce"
     limits: Mapping[str, float] = field(default_factory=dict)
     max_held: int = MAX_HELD
-    promote: Promote | None = None
+    when_stuck: Literal["new_generation", "hold"] = "new_generation"
 
 
 @dataclass(frozen=True)
@@ -125,13 +105,11 @@ class Evidence:
     """What the number of an item's rows of training decides.
 
     ``min_count``: items of fewer rows, in this version or the one before, do not count in what the gate measures of the
-    shared items; 0: all do. ``align_half_count``: a pair of the rotation of n rows weighs n / (n + that); None: all
-    alike. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew better are served as
-    ``uncertain``.
+    shared items; 0: all do. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
+    better are served as ``uncertain``.
     """
 
     min_count: int = 5
-    align_half_count: float | None = None
     mark_uncertain: bool = False
 
 

@@ -54,8 +54,6 @@ class TableConfig:
     With ``grows`` live rows are zeros until they are given to an id
     (:meth:`embeddings.embedding_tables.EmbeddingTables.renew`), which then has the initial values of its key; no
     ``row_keys``, no SSE.
-    ``buckets`` (int8, as ``row_keys``) say by which optimizer of a :class:`embeddings.optim.ByBucket` each row is
-    trained; left out, all are in bucket 0.
 
     Raises:
         ValueError: settings that do not go together, naming the table and the setting.
@@ -80,7 +78,6 @@ class TableConfig:
     total_dim: int = 0
     row_keys: np.ndarray | None = field(default=None, compare=False, repr=False)
     grows: bool = False
-    buckets: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"table '{self.name}'"
@@ -113,12 +110,11 @@ class TableConfig:
             )
         if self.init.kind == "hash" and self.row_keys is None and not self.grows:
             raise ValueError(f"{where}: init 'hash' needs row_keys, one uint64 for each row")
-        for name, given in (("row_keys", self.row_keys), ("buckets", self.buckets)):
-            if given is not None and len(given) not in (self.num_rows, self.row_count):
-                raise ValueError(
-                    f"{where}: {name} has {len(given)} entries for {self.num_rows} rows "
-                    f"({self.row_count} in this shard)"
-                )
+        if self.row_keys is not None and len(self.row_keys) not in (self.num_rows, self.row_count):
+            raise ValueError(
+                f"{where}: row_keys has {len(self.row_keys)} entries for {self.num_rows} rows "
+                f"({self.row_count} in this shard)"
+            )
 
     def _poolings(self, where: str) -> tuple[Pooling, ...]:
         if isinstance(self.pooling, str):
@@ -150,15 +146,7 @@ class TableConfig:
     @property
     def local_keys(self) -> np.ndarray | None:
         """The keys of the rows held here, uint64 [row_count]."""
-        return None if self.row_keys is None else self._held(np.asarray(self.row_keys, dtype=np.uint64))
-
-    @property
-    def local_buckets(self) -> np.ndarray | None:
-        """The buckets of the rows held here, int8 [row_count]."""
-        return None if self.buckets is None else self._held(np.asarray(self.buckets, dtype=np.int8))
-
-    def _held(self, of_rows: np.ndarray) -> np.ndarray:
-        """Return what is given of the table's rows, or of the shard's, for the rows held here."""
-        if len(of_rows) == self.row_count:
-            return of_rows
-        return of_rows[self.row_start : self.row_start + self.row_count]
+        if self.row_keys is None:
+            return None
+        keys = np.asarray(self.row_keys, dtype=np.uint64)
+        return keys if len(keys) == self.row_count else keys[self.row_start : self.row_start + self.row_count]

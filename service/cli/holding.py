@@ -13,13 +13,13 @@ _FIELDS = {"metric": "METRIC", "value": "VALUE", "bound": "BOUND", "limit": "LIM
 
 
 def status(publication: Mapping[str, Any]) -> str:
-    """Return ``held v000004 (3 in a row)``, ``published v000004 (by rule)``; empty where nothing was published."""
+    """Return ``held v000004 (3 in a row)``, ``published v000004 (new generation)``; empty without a publication."""
     if publication.get("status") in (None, "none"):
         return ""
     told = " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
     in_a_row = publication.get("held_in_a_row") or 0
     if publication.get("released"):
-        return f"{told} (by rule)"
+        return f"{told} (new generation)"
     return f"{told} ({in_a_row} in a row)" if in_a_row > 1 else told
 
 
@@ -42,6 +42,37 @@ def explain(told: Mapping[str, Any]) -> None:
         output.print_table([_row(one) for one in diagnosis["failed"]], _FIELDS, "")
     if held:
         typer.echo(f"what to do: {diagnosis['advice']}")
+
+
+def compare(told: Mapping[str, Any]) -> None:
+    """Print how the model of a publication, or a version, does beside the one served before it, slice by slice."""
+    from trainer.runs.model_comparison import comparison_told, in_words
+
+    comparison = comparison_told(told)
+    if comparison is None:
+        return
+    if comparison.skipped:
+        typer.echo(in_words(comparison))
+        return
+    typer.echo(f"beside the model of {comparison.version}, on rows that neither was trained on:")
+    rows = [{name: _figure(value) for name, value in one.items()} for one in comparison.as_json()["differences"]]
+    fields = ("slice", "metric", "candidate", "served", "low", "high", "popularity", "rows")
+    output.print_table(rows, output.headings(*fields, low="BETTER BY", high="AT MOST"), "")
+
+
+def compared(told: Mapping[str, Any]) -> str:
+    """Return ``auc 0.8437 (0.7870)``, the served model's value in brackets; empty without a comparison."""
+    from trainer.runs.model_comparison import comparison_told
+
+    comparison = comparison_told(told)
+    if comparison is None or not comparison.differences:
+        return ""
+    one = comparison.differences[0]
+    return f"{one.metric} {one.candidate:.4f} ({one.served:.4f})"
+
+
+def _figure(value: Any) -> Any:
+    return f"{value:.4f}" if isinstance(value, float) else value
 
 
 def _row(failure: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,7 +117,8 @@ def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
     home = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"))
     store_url = os.environ.get("EVENKEEL_STORE_URL") or str((home / "store").resolve())
     try:
-        start = start_of(job.init_from, store_url, home / "runs")
+        published = None if job.publish is None else job.publish.collection
+        start = start_of(job.init_from, published, store_url, home / "runs")
     except (ValueError, StoreError) as error:
         output.note(f"whether the job goes on from its parent is not checked: {error}")
         return
@@ -390,6 +391,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
     holding.explain(publication)
+    holding.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:
         # A table within it (calibration, frequency buckets) is for the report.

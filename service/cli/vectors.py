@@ -36,10 +36,21 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     def row(one: Mapping[str, Any]) -> dict[str, Any]:
         mark = "*" if one["version"] == current else ""
         summary = (one.get("diagnosis") or {}).get("summary") if one["state"] == "held" else None
-        return {**one, "current": mark, "why": summary or "; ".join(one.get("reasons") or ())}
+        why = summary or "; ".join(one.get("reasons") or ())
+        return {**one, "current": mark, "compared": holding.compared(one), "why": why}
 
     columns = {"current": ""} | output.headings(
-        "version", "state", "parent", "rows", "dim", "carried", "missing", "job", "created_at", why="HELD BECAUSE"
+        "version",
+        "state",
+        "parent",
+        "rows",
+        "dim",
+        "carried",
+        "missing",
+        "job",
+        "created_at",
+        compared="MODEL (SERVED)",
+        why="HELD BECAUSE",
     )
     output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, row)
     if held.get("in_a_row") and not as_json:
@@ -62,6 +73,8 @@ def promote(
     with Client() as client:
         answer = client.promote(collection, version, reason, override_gate=override_gate, if_current=if_current)
     output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
+    if not as_json:
+        holding.compare(answer)
 
 
 def erase(

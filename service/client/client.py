@@ -123,17 +123,6 @@ class Client(JobCalls, VectorCalls):
         body = {"ids": ids_of(ids), "reason": reason}
         return self.json("POST", f"/collections/{part(collection)}/readmit", json=body)
 
-    def calibration(self, collection: str) -> list[Json]:
-        """Return the gate's limits and the null measurements behind them, by model family."""
-        return list(self.items(f"/collections/{part(collection)}/calibration"))
-
-    def calibrate(
-        self, collection: str, nulls: str, versions: Iterable[str], limits: Mapping[str, float] | None = None
-    ) -> Json:
-        """Calibrate the gate with versions of the scratch collection ``nulls`` (`evenkeel calibrate` creates them)."""
-        body = {"nulls": nulls, "versions": list(versions), "limits": dict(limits or {})}
-        return self.json("POST", f"/collections/{part(collection)}/calibration", json=body)
-
     def canaries(self, collection: str) -> list[Json]:
         return list(self.items(f"/collections/{part(collection)}/canaries"))
 

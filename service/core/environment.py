@@ -50,7 +50,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable(
             "RETRY_BACKOFF_SECONDS", "before a run's second attempt; each later one waits twice as long as the last"
         ),
-        Variable("RANK_NICENESS", "niceness of a run's ranks beside the service", "10"),
+        Variable("RANK_NICENESS", "niceness of a run's ranks beside other processes", "0"),
         Variable(
             "LOG_FORMAT", "`json` or `text`", "text on a terminal, else JSON ([log](../guides/operations.md#log))"
         ),

@@ -9,6 +9,7 @@ import secrets
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import disk, logs, tables, thread_pools
@@ -20,6 +21,7 @@ from service.jobs.executors.registry import placement_of
 from service.jobs.job_row import JobRow
 from service.jobs.runner_context import BackgroundTasks, RunnerContext
 from service.jobs.states import ACTIVE, backoff_seconds
+from trainer.spec.reading import problems_of
 from trainer.spec.stored import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
@@ -155,7 +157,8 @@ class JobQueue:
         """End a job whose spec this version can no longer read: as the first in the queue, it would block it."""
         log.error("job %s: its spec cannot be read", job_id, exc_info=failure)
         remedy = "submit it again in the form that this version reads"
-        error = {"code": "spec-unreadable", "message": str(failure).splitlines()[0], "remedy": remedy}
+        problems = problems_of(failure.errors()) if isinstance(failure, ValidationError) else [str(failure)]
+        error = {"code": "spec-unreadable", "message": "; ".join(map(str, problems)), "remedy": remedy}
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, job_id)
             if current["state"] == "queued":

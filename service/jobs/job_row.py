@@ -56,8 +56,9 @@ class JobView(BaseModel):
     package versions, git commit, parent version, warm start. ``publication``: ``status``, ``collection``, ``version``,
     ``reasons`` and the ``gate``'s checks; of what failed a ``diagnosis`` (``cause``, ``summary``, ``advice``, what
     ``failed`` with value, limit and how many ``times`` it is beyond, what of the ``rows`` moved); if it is held
-    ``held_in_a_row``, ``held_since`` and ``max_held``; ``released`` where a rule published it. ``needs``: the resources
-    it is predicted to use on its host, once they have been computed.
+    ``held_in_a_row``, ``held_since`` and ``max_held``; ``released`` where it ends a row of held ones; the
+    ``comparison`` with the served version's model. ``needs``: the resources it is predicted to use on its host, once
+    they have been computed.
     """
 
     # A field named like a column of tables.job shows it; job_records has what the others show.

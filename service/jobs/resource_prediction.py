@@ -25,6 +25,7 @@ from trainer.sizing.memory import rank_memory
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
+from trainer.spec.stored import to_run
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -83,7 +84,7 @@ def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     If its dataset cannot be read (missing files, unreadable rows), the prediction assumes empty tables; the run reports
     the error.
     """
-    spec = JobSpec.model_validate(row["spec"])
+    spec = JobSpec.model_validate(to_run(row["spec"]))
     dataset = DatasetSpec.model_validate(row["dataset_spec"])
     try:
         checked = registry.check_files(settings.for_tenant(row["tenant"]), dataset)

@@ -33,7 +33,7 @@ PROGRESS_FIELDS = (
     "files", "files_behind", "seconds_behind", "late_files", "messages_behind", "bad_rows",
 )  # fmt: skip
 PREPARATION_FIELDS = ("stage", "rows", "total_rows", "rows_per_second")
-HOLDING_FIELDS = ("diagnosis", "held_in_a_row", "held_since", "max_held", "released")
+HOLDING_FIELDS = ("diagnosis", "held_in_a_row", "held_since", "max_held", "released", "comparison")
 METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import sound_version
+from embeddings.refresh.publication import TRAINING_STEP
 from embeddings.store import Store, StoreError, StoreUnavailable, open_store
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
@@ -38,6 +39,7 @@ from trainer.sizing.memory_limit import memory_problem
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
+from trainer.spec.stored import to_run
 
 _passed: FileCache[DatasetSpec] = FileCache()
 
@@ -197,11 +199,15 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 class Lineage(NamedTuple):
-    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held."""
+    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held.
+
+    ``served_checkpoint``: the checkpoints of the run behind the version served now, where they are kept.
+    """
 
     parent_version: str | None
     init_checkpoint: Path | str | None
     start_version: str | None = None
+    served_checkpoint: Path | str | None = None
 
 
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
@@ -216,11 +222,12 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     parent = None
     if spec.publish is not None and spec.publish.collection in store.collections():
         parent = store.collection(spec.publish.collection).current()
+    served = _served_checkpoints(settings, store, spec, parent)
     if spec.init_from is None:
-        return Lineage(parent, None)
+        return Lineage(parent, None, None, served)
     held = _held_start(settings, store, spec)
     if held is not None:
-        return Lineage(parent, *held)
+        return Lineage(parent, *held, served)
     job_id = spec.init_from.job
     if spec.init_from.collection is not None:
         version = spec.init_from.version or "current"
@@ -236,15 +243,33 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     if checkpoints is None:
         remedy = "start from a job whose run is still kept, or leave init_from out"
         raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} are not here any more", remedy))
-    return Lineage(parent, checkpoints)
+    return Lineage(parent, checkpoints, None, served)
+
+
+def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version: str | None) -> Path | str | None:
+    """Return the checkpoints of the job behind the served version, whose model the new one is compared with.
+
+    None where they are not kept, or of a job that published while it trained, and trained on.
+    """
+    if spec.publish is None or version is None or spec.publish.gate.mode == "off":
+        return None
+    try:
+        manifest = store.collection(spec.publish.collection).manifest(version)
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return None
+    return None if manifest.get(TRAINING_STEP) is not None else _checkpoints(settings, manifest.get("job"))
 
 
 def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path | str, str] | None:
     """Return the checkpoints of a held version that the job is to go on from, and the version; None without one."""
     start = spec.init_from
     assert start is not None
-    if start.held == "skip" or start.collection is None or start.collection not in store.collections():
+    published = None if spec.publish is None else spec.publish.collection
+    if not start.goes_on(published) or start.collection not in store.collections():
         return None
+    assert start.collection is not None
     manifest = sound_version(store.collection(start.collection))
     checkpoints = None if manifest is None else _checkpoints(settings, manifest["job"])
     return None if manifest is None or checkpoints is None else (checkpoints, manifest["version"])
@@ -300,7 +325,7 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         Problem: 422 if its files or what it starts from are missing.
     """
     settings, store = settings.for_tenant(row["tenant"]), tenants.store_of(store, row["tenant"])
-    spec = JobSpec.model_validate(row["spec"])
+    spec = JobSpec.model_validate(to_run(row["spec"]))
     _refuse_strange_trackers(settings, spec)
     dataset = registry.check_files(settings, DatasetSpec.model_validate(row["dataset_spec"]))
     directory = settings.run_dir(row["id"])
@@ -316,6 +341,7 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
         parent_version=origin.parent_version,
         init_checkpoint=str(origin.init_checkpoint) if origin.init_checkpoint else None,
         start_version=origin.start_version,
+        served_checkpoint=str(origin.served_checkpoint) if origin.served_checkpoint else None,
         ray_address=placement_of(settings).ray_address,
         lease={"token": row["lease"]},
         report=_report(settings, row),

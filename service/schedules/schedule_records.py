@@ -26,6 +26,7 @@ from service.schedules import cron
 from service.webhooks import webhook_records
 from trainer.spec import JobSpec, Name
 from trainer.spec.problems import FieldProblem
+from trainer.spec.stored import to_run
 from trainer.spec.zones import Zone
 
 Cron = Annotated[str, Field(max_length=255, json_schema_extra={"minLength": 9}), AfterValidator(cron.check_cron)]
@@ -115,7 +116,8 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
             overlap, or if this machine does not know the time zone and the schedule is to fire.
     """
     row = await get(connection, tenant, name, lock=True)
-    values = patch.model_dump(mode="json", exclude_unset=True)
+    # A job is stored whole: what it leaves out stays as it is, whatever a later version's default.
+    values = patch.model_dump(mode="json", include=patch.model_fields_set)
     if "job" in values:
         await job_records.check(connection, patch.job, tenant)
     changed = as_row(ScheduleRow, {**row, **values})
@@ -224,7 +226,7 @@ def firing_view(row: FiringRow, schedule: str) -> dict[str, Any]:
 
 def job_of(row: ScheduleRow, firing_date: str) -> JobSpec:
     """Return the job of one firing: its window begins where the template has ``{firing_date}``."""
-    return JobSpec.model_validate(row["job"]).fired_on(firing_date)
+    return JobSpec.model_validate(to_run(row["job"])).fired_on(firing_date)
 
 
 async def trigger(

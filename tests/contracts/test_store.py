@@ -49,8 +49,11 @@ class TestEmbeddedStore(StoreContract):
 
 
 class TestRedisStore(StoreContract):
+    """Rows in blocks, two or three to a block."""
+
     @pytest.fixture
-    def url(self, redis_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    def url(self, redis_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+        monkeypatch.setattr(redis_packed, "BLOCK_BYTES", 48)
         with store_servers.redis_prefix(redis_url, request.node.name) as url:
             yield url
 
@@ -62,16 +65,6 @@ class TestRedisStore(StoreContract):
     def again(self, url: str, tmp_path: Path) -> Reopen:
         numbers = itertools.count()
         return lambda: open_store(f"{url}&cache={tmp_path / f'other{next(numbers)}'}")
-
-
-class TestPackedRedisStore(TestRedisStore):
-    """Rows in blocks, two or three to a block."""
-
-    @pytest.fixture
-    def url(self, redis_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-        monkeypatch.setattr(redis_packed, "BLOCK_BYTES", 48)
-        with store_servers.redis_prefix(redis_url, request.node.name) as url:
-            yield f"{url}&rows=packed"
 
 
 class TestObjectStore(StoreContract):
@@ -102,6 +95,7 @@ class TestObjectStore(StoreContract):
         ("redis://127.0.0.1/0?follow_seconds=soon", "follow_seconds is 'soon'"),
         ("redis://127.0.0.1/0?lease_seconds=0", "lease_seconds is '0'"),
         ("redis://127.0.0.1/0?grace_seconds=x", "grace_seconds"),
+        ("redis://127.0.0.1/0?rows=keys", "rows=keys was removed: .* leave rows out"),
         ("s3:///prefix", "s3://BUCKET/PREFIX"),
         ("s3://key:secret@bucket/prefix", "credentials into the environment"),
     ],

@@ -127,25 +127,3 @@ def test_rows_born_again_are_trained_as_new_ones(optimizer):
     again(torch.tensor([2, 2]), torch.tensor([0, 1, 2])).sum().backward()
     again.step(13)
     torch.testing.assert_close(start[2] - again.read("t")[2], torch.full((4,), 0.1), rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("kind", [AdamAR, AdagradAR])
-def test_decay_at_update_waits_for_the_next_touch(kind, backend):
-    """Between touches a row reads the same; its next update takes lambda of that step alone: 1 - min(1, alpha J)."""
-    settings = {"moments": "lazy"} if kind is AdamAR else {}
-    optimizer = kind(learning_rate=0.0, alpha=0.1, decay="at_update", **settings)
-    tables = EmbeddingTables(
-        [TableConfig("t", 6, 4, ("a",), init=InitConfig("normal", 0.5))],
-        optimizer,
-        backend=backend,
-        dtype=DTYPES[backend],
-    )
-    seen = []
-    for k, row in ((1, 3), (2, 2), (3, 2), (4, 2), (5, 2), (6, 3)):
-        tables.set_context(k)
-        tables(torch.tensor([row]), torch.tensor([0, 1])).sum().backward()
-        tables.step(k)
-        seen.append(tables.read("t")[3].clone())
-    assert all(torch.equal(row, seen[0]) for row in seen[:5])
-    torch.testing.assert_close(seen[5], (1 - 0.1 * 4) * seen[0], **CLOSE[backend])

@@ -124,7 +124,16 @@ def make_run(tmp_path: Path, rows: Path) -> Callable[..., Run]:
     def make(name: str = "run", **changes: Any) -> Run:
         places = {
             key: changes.pop(key)
-            for key in ("init_checkpoint", "parent_version", "attempt", "ray_address", "lease", "storage", "workers")
+            for key in (
+                "init_checkpoint",
+                "served_checkpoint",
+                "parent_version",
+                "attempt",
+                "ray_address",
+                "lease",
+                "storage",
+                "workers",
+            )
             if key in changes
         }
         dataset = small_dataset(changes.pop("uri", rows), changes.pop("features", FEATURES))

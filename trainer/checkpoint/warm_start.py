@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 
 from embeddings.optim import RowOptimizer
 from embeddings.optim.registry import KINDS
@@ -29,8 +30,9 @@ from trainer.runs.directory import Run
 from trainer.runs.inheritance import Inheritance, check_columns, inherit
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset
 from trainer.spec.optimizer import Optimizer
+from trainer.spec.reading import problems_of
 from trainer.spec.row_optimizer import row_optimizer
-from trainer.spec.stored import read
+from trainer.spec.stored import read, with_former_defaults
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 PARENT = "parent"
 """Of a run's directory: views of stored checkpoints that it starts from."""
+SERVED = "served"
+"""Of a run's directory: views of stored checkpoints of the served version's run."""
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
@@ -54,21 +58,31 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
     """
     if run.init_checkpoint is None:
         return None
-    path = Path(run.init_checkpoint)
-    if "://" in run.init_checkpoint:
-        uri, _, prefix = run.init_checkpoint.rpartition("/")
-        path = run.directory / PARENT
-        show(Folders(open_storage(uri), prefix), path)
-    if (path / MANIFEST_FILE).exists():
-        checkpoint: Checkpoint | None = Checkpoint(path)
-    else:
-        checkpoint = latest_valid(path)
+    checkpoint = newest_at(run.init_checkpoint, run.directory / PARENT)
     if checkpoint is None:
         raise CheckpointError(
             f"init_from: {run.init_checkpoint} holds no valid checkpoint: name a job that has one, or leave init_from "
             "out"
         )
     return checkpoint
+
+
+def newest_at(place: str, view: Path) -> Checkpoint | None:
+    """Return the checkpoint at ``place``, or the newest valid one of a folder; None where there is none.
+
+    Args:
+        place: a checkpoint or a folder of them, here or in a run storage.
+        view: the folder that shows those of a run storage here.
+
+    Raises:
+        StorageError: the storage is away.
+    """
+    path = Path(place)
+    if "://" in place:
+        uri, _, prefix = place.rpartition("/")
+        path = view
+        show(Folders(open_storage(uri), prefix), path)
+    return Checkpoint(path) if (path / MANIFEST_FILE).exists() else latest_valid(path)
 
 
 def id_map_file(table: str) -> str:
@@ -207,12 +221,23 @@ def inherited_alpha(job: JobSpec, parent: TrainingRecord) -> float | None:
     """
     takes = KINDS[job.optimizer.kind].takes("alpha")
     same_steps = parent.alpha is not None and job.batch_size == parent.batch_size
-    return parent.alpha if takes and same_steps and job.optimizer.alpha in ("default", "auto", parent.alpha) else None
+    return parent.alpha if takes and same_steps and job.optimizer.alpha in ("default", parent.alpha) else None
 
 
 def trained_optimizer(record: TrainingRecord) -> RowOptimizer:
-    """Return the row optimizer that a checkpoint's rows were trained with."""
+    """Return the row optimizer that a checkpoint's rows were trained with.
+
+    Raises:
+        CheckpointError: this version does not have it any more.
+    """
     stored = dict(read(record.job, JobSpec, "optimizer"))
     # What alpha came to is the record's, whatever word the spec had for it.
     names = {Optimizer.old_names.get(name, name): value for name, value in stored.items() if name != "alpha"}
-    return row_optimizer(Optimizer.model_validate(names), record.alpha, record.epoch_steps)
+    try:
+        settings = Optimizer.model_validate(with_former_defaults({"optimizer": names})["optimizer"])
+    except ValidationError as error:
+        told = "; ".join(str(problem) for problem in problems_of(error.errors(include_url=False)))
+        raise CheckpointError(
+            f"optimizer: the parent's is not of this version: {told}; or leave init_from out"
+        ) from None
+    return row_optimizer(settings, record.alpha, record.epoch_steps)

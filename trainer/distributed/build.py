@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,7 +15,6 @@ from embeddings.tables.config import InitConfig, Pooling, TableConfig
 from embeddings.tables.element_types import DEFAULT_TYPE
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
-from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.vectors import Vector, given_columns
 from trainer.data.prepare.plan import NEGATIVE_SUFFIX
 from trainer.distributed.sharded_model import (
@@ -29,7 +26,6 @@ from trainer.distributed.sharded_model import (
     embedding_collection,
     shard_model,
 )
-from trainer.metrics.frequency import frequency_buckets
 from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.registry import MODELS
 from trainer.models.sse_labels import target_configs
@@ -144,17 +140,9 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
             init=InitConfig(init.kind, init.std),
             row_keys=data.row_keys(name) if init.kind == "hash" and name not in grows else None,
             grows=name in grows,
-            buckets=row_buckets(data, name) if job.optimizer.by_frequency else None,
         )
         for name, table in data.tables.items()
     ]
-
-
-def row_buckets(data: PreparedData, table: str) -> npt.NDArray[np.int8]:
-    """Return the frequency bucket of each row of a table, by the training split; 0 for padding and the unknown id."""
-    counts = np.array(data.row_counts(table))
-    counts[:NUM_SPECIAL_ROWS] = 0
-    return frequency_buckets(counts)
 
 
 def pooling_of(job: JobSpec, key: Key) -> Pooling:
@@ -207,7 +195,6 @@ def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
     """Return the alpha of adaptive regularization of a table's first training; None for optimizers without it."""
     if not KINDS[job.optimizer.kind].takes("alpha"):
         return None
-    assert job.optimizer.alpha != "auto"
     if job.optimizer.alpha == "default":
         return default_alpha(steps_per_epoch, job.optimizer.decay)
     return float(job.optimizer.alpha)

@@ -61,7 +61,7 @@ class InheritedCheckpoint(Checkpoint):
         self._names = {former: name for name, former in self.inheritance.features.items()}
         of_parent = dataset_of(parent) or dataset
         self._numbers = _numbers(job, dataset)
-        before = job.model_copy(update={"model": parse_model(read(record.job, JobSpec, "model"))})
+        before = job.model_copy(update={"model": parse_model(read(record.job, JobSpec, "model"), stored=True)})
         self._parent_model = _dense_model(before, of_parent)
         self._parent_numbers = _numbers(before, of_parent)
         # The vector of all numbers (dlrm, wukong) has a name that no feature has.

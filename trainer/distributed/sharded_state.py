@@ -191,7 +191,7 @@ class ShardedState:
             dense_optimizer: takes its state too; None: that is left out.
             verify: rank 0 has every byte checked first.
             parent_rows: for a warm start, by table the checkpoint's row that each row continues, int64 [num_rows],
-                ascending, -1 for rows that are new: those stay as they are. Without it the rows are the same.
+                -1 for rows that are new: those stay as they are. Without it the rows are the same.
 
         Raises:
             CheckpointError: on every rank if it is damaged or of other tables, another model or another row optimizer
@@ -226,17 +226,7 @@ class ShardedState:
     ) -> None:
         self._check_tables(checkpoint, parent_rows)
         for piece in self._sharded.local_pieces():
-            for rows in _chunks(piece.row_count):
-                if parent_rows is None:
-                    first, count, taken, into = piece.row_start + rows.start, rows.stop - rows.start, None, None
-                else:
-                    parents = parent_rows[piece.name][piece.row_start + rows.start : piece.row_start + rows.stop]
-                    into = torch.nonzero(parents >= 0).flatten()
-                    if not len(into):
-                        continue
-                    first = int(parents[into[0]])
-                    taken = parents[into] - first
-                    count = int(taken[-1]) + 1
+            for rows, first, count, taken, into in _read_spans(piece, parent_rows):
                 stored = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
                 _put(piece, rows, stored, taken, into)
         self._load_dense(checkpoint.read_dense(), dense_optimizer)
@@ -254,10 +244,11 @@ class ShardedState:
             raise CheckpointError(f"it holds tables {given}, the model has {local}")
         for name, parents in (parent_rows or {}).items():
             known, there = parents[parents >= 0], given.get(name, 0)
-            ascending = bool((known[1:] > known[:-1]).all()) and (not len(known) or int(known[-1]) < there)
-            if len(parents) != local[name] or not ascending:
+            known = known if bool((known[1:] > known[:-1]).all()) else known.sort().values
+            distinct = bool((known[1:] > known[:-1]).all()) and (not len(known) or int(known[-1]) < there)
+            if len(parents) != local[name] or not distinct:
                 raise CheckpointError(
-                    f"parent_rows of table '{name}' must have {local[name]} entries that ascend below {there}"
+                    f"parent_rows of table '{name}' must have {local[name]} distinct entries below {there}"
                 )
         settings = self._sharded.settings
         record = TablesRecord.of(checkpoint)
@@ -325,6 +316,26 @@ def _chunks(num_rows: int) -> Iterator[slice]:
 
 def _place_of(piece: LocalPiece) -> tuple[int, int, int, int]:
     return piece.row_start, piece.row_count, piece.column_start, piece.column_count
+
+
+def _read_spans(
+    piece: LocalPiece, parent_rows: Mapping[str, Tensor] | None
+) -> Iterator[tuple[slice, int, int, Tensor | None, Tensor | None]]:
+    """Yield (rows of the piece, first row of the checkpoint, number of rows, those taken, where they go)."""
+    if parent_rows is None:
+        for rows in _chunks(piece.row_count):
+            yield rows, piece.row_start + rows.start, rows.stop - rows.start, None, None
+        return
+    parents = parent_rows[piece.name][piece.row_start : piece.row_start + piece.row_count]
+    known = torch.nonzero(parents >= 0).flatten()
+    ascending = parents[known]
+    if bool((ascending[1:] < ascending[:-1]).any()):
+        known = known[torch.argsort(ascending)]
+    for chunk in _chunks(len(known)):
+        into = known[chunk]
+        first = int(parents[into[0]])
+        taken = parents[into] - first
+        yield slice(0, piece.row_count), first, int(taken[-1]) + 1, taken, into
 
 
 def _put(

@@ -77,7 +77,8 @@ class Exported(RowScorer):
                 "again"
             )
         self.manifest = manifest
-        job, dataset = parse_job(manifest["job"], str(folder)), parse_dataset(manifest["dataset"], str(folder))
+        job = parse_job(manifest["job"], str(folder), stored=True)
+        dataset = parse_dataset(manifest["dataset"], str(folder))
         if not manifest["onnx"]["written"]:
             raise SealError(
                 f"{folder} has no {ONNX_FILE} ({manifest['onnx']['reason']}): load dense.pt2 with torch.export.load"

@@ -98,7 +98,7 @@ class Predictor(RowScorer):
     notes: list[str]
 
     def __init__(self, run_dir: Path | str, checkpoint: str = LAST, *, k: int = NUM_ITEMS):
-        self.run = read_run(run_dir)
+        self.run = read_run(run_dir, stored=True)
         job, dataset = self.run.job, self.run.dataset
         self.keys = keys_of(dataset, job)
         read = self._open(checkpoint)
@@ -286,7 +286,7 @@ def run_of(run_dir: Path | str) -> Run:
     """
     if not (Path(run_dir) / RUN_FILE).is_file():
         raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])
-    return read_run(run_dir)
+    return read_run(run_dir, stored=True)
 
 
 def default_output(source: Source) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +14,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.select import newest_of
 from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import (
+    SERVED,
     id_map_files,
     inherited_alpha,
+    newest_at,
     parent_checkpoint,
     rows_of_parent,
 )
@@ -27,14 +32,16 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.one_pass.data import OnePassData
 from trainer.data.one_pass.following import FILES
 from trainer.data.prepare.stored import fetch_prepared
-from trainer.distributed.build import build
+from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.distributed.inherited import InheritedCheckpoint
-from trainer.launch.alpha_search import first_alpha
+from trainer.evaluation import model_comparison
+from trainer.evaluation.held_out_by_both import NotComparableError
 from trainer.launch.resume_check import check_same_dataset, check_same_job, identity_of
 from trainer.models import bpr
 from trainer.publishing import frozen_context
 from trainer.runs.directory import Run
+from trainer.runs.model_comparison import COMPARISON, in_words, read_comparison
 from trainer.spec import JobSpec
 from trainer.storage.base import StorageError
 from trainer.training.dense_parameters import dense_optimizer
@@ -104,6 +111,60 @@ class Attempt:
             trainer.progressive.load(self.start.own)
         return trainer
 
+    def compare(self, trainer: Trainer) -> None:
+        """Tell how the trained model does beside the served version's, once for a job with a gate. Collective.
+
+        The model is not the job's any more afterwards.
+        """
+        publish, version = self.job.publish, self.run.parent_version
+        if publish is None or publish.gate.mode == "off" or self._is_compared():
+            return
+        begun, skipped = time.monotonic(), ""
+        differences: tuple[ModelDifference, ...] = ()
+        try:
+            served = self._served()
+            differences = model_comparison.differences(
+                self.job, self.run.dataset, self.data, self.sharded, self.dynamic_rows, trainer.evaluator, served,
+                is_start=self.run.init_checkpoint == self.run.served_checkpoint,
+            )  # fmt: skip
+        except (NotComparableError, CheckpointError, StorageError) as error:
+            skipped = str(error)
+        except Exception as error:
+            # Training is done and saved: a retry would end here again.
+            traceback.print_exc()
+            skipped = f"{type(error).__name__}: {error}"
+        comparison = ModelComparison(version, differences, skipped)
+        seconds = round(time.monotonic() - begun, 3)
+        self.reporter.emit(COMPARISON, **comparison.as_json(), seconds=seconds)
+        self.reporter.emit("info", message=in_words(comparison))
+
+    def _is_compared(self) -> bool:
+        """Return whether an earlier attempt has told the comparison, as rank 0 sees it."""
+        told: list[Any] = [None]
+        if dist.get_rank() == 0:
+            told = [read_comparison(self.run.directory, self.run.parent_version) is not None]
+        dist.broadcast_object_list(told, 0)
+        return bool(told[0])
+
+    def _served(self) -> Checkpoint:
+        """Return the last checkpoint of the job of the version that was served when the job started.
+
+        Raises:
+            NotComparableError: there is none, or it is not what is served.
+        """
+        run = self.run
+        if run.job.publish is not None and run.job.publish.is_repeated:
+            raise NotComparableError("the job publishes while it trains")
+        if run.job.dataset.one_pass:
+            raise NotComparableError("the rows of a job of one pass are read once")
+        if run.parent_version is None:
+            raise NotComparableError("no version is served yet")
+        place = run.served_checkpoint
+        served = None if place is None else _agreed(run, lambda: newest_at(place, run.directory / SERVED))
+        if served is None:
+            raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
+        return served
+
     def should_stop(self) -> str | None:
         """Return the reason once this rank is to stop."""
         if self.saver is not None and self.saver.failed:
@@ -144,9 +205,7 @@ class Attempt:
             check_same_dataset(own, self.run.dataset)
             return TrainingRecord.of(own).alpha
         inherited = None if parent is None else inherited_alpha(self.job, TrainingRecord.of(parent))
-        if inherited is not None:
-            return inherited
-        return first_alpha(self.run, self.data, self.device, self.reporter.emit, self.should_stop)
+        return choose_alpha(self.job, self.data.steps_per_epoch) if inherited is None else inherited
 
     def _epoch_steps(self) -> int | None:
         """Return what ``decay: by_epoch`` takes for an epoch: that of the tables' first training; None for others."""

@@ -29,7 +29,6 @@ from trainer.runs.trackers.process import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
 from trainer.spec import Follow
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.storage.opening import open_storage
 
 if TYPE_CHECKING:
@@ -150,7 +149,6 @@ class _Attempt:
     tell: openlineage.Tell
     interruptible: bool
     publication: dict[str, Any] | None = None
-    training_seconds: float = 0.0
     """Of this attempt."""
     failure: str | None = None
 
@@ -223,11 +221,6 @@ class _Attempt:
         parent = parent_checkpoint(run)
         if parent is None and run.job.init_from is not None:
             self._info("init_from names no trained job yet: this one starts from initial values")
-        hard = hard_negatives_of(run.job)
-        if hard is not None:
-            from trainer.publishing.neighbors import version_of
-
-            version_of(run)  # refused before rows are read, not after
         base = InheritedData() if parent is None else inherited_data(run.job, run.dataset, parent, self._info)
         prepare(
             run.dataset, run.job, run.data, **base._asdict(),
@@ -242,10 +235,6 @@ class _Attempt:
             from trainer.publishing.anchor import write_targets
 
             self._info(write_targets(run, PreparedData.open(run.data), parent))
-        if hard is not None:
-            from trainer.publishing.neighbors import write_neighbors
-
-            self._info(write_neighbors(run, PreparedData.open(run.data), hard))
         put_prepared(run.folders(run.data), run.data)
         if self.hosts is not None:
             forget_parts(open_storage(self.hosts.storage))
@@ -266,13 +255,11 @@ class _Attempt:
         from trainer.publishing.repeated import publishing
 
         self.interruptible = False
-        started = time.monotonic()
         try:
             with publishing(self.run, self.events.write):
                 start_ranks(self.run)
         finally:
             self.interruptible = True
-            self.training_seconds = time.monotonic() - started
         self._check_cancel()
 
     def _publish(self) -> None:
@@ -286,38 +273,6 @@ class _Attempt:
         self.events.write("state", state="publishing")
         self.publication = publish(self.run)
         self.events.write("publication", **self.publication)
-        gate = self.run.job.publish.gate
-        is_first = self.publication["status"] == "published" and self.run.parent_version is None
-        if is_first and gate.calibrate == "auto" and gate.mode != "off":
-            self._calibrate(gate.calibrate_seconds)
-
-    def _calibrate(self, seconds: float) -> None:
-        """Set the gate's limits from halves of a first job's rows; what becomes of it does not change the job's end."""
-        from trainer.launch.halves import StoppedEarly, calibrate_by_halves, unsupported
-
-        problem = unsupported(self.run, self.training_seconds, seconds)
-        if problem is not None:
-            self._info(f"publish.gate.calibrate: {problem}: the limits stay; `evenkeel calibrate` sets them")
-            return
-        self._info("publish.gate.calibrate: training on halves of the rows")
-        started = time.monotonic()
-        try:
-            found = calibrate_by_halves(self.run, seconds)
-        except LeaseLostError:
-            raise
-        except Exception as error:
-            if not isinstance(error, StoppedEarly):
-                keep_traceback(self.run.directory, error, classify(error))
-            self._info(f"publish.gate.calibrate: {error}: the limits stay; `evenkeel calibrate` sets them")
-            return
-        if found is not None:
-            taken = round(time.monotonic() - started, 1)
-            told = ", ".join(f"{name} {limit:.4g}" for name, limit in found.limits.items()) or "the starting ones hold"
-            unstable = f"; beyond what is allowed: {', '.join(found.unstable)}" if found.unstable else ""
-            self._info(
-                f"publish.gate.calibrate: limits by halves of the rows, in {taken} s: {told}{unstable}",
-                limits=found.limits, unstable=found.unstable, seconds=taken,
-            )  # fmt: skip
 
     def _info(self, message: str, **figures: Any) -> None:
         print(message, flush=True)

@@ -19,7 +19,7 @@ import yaml
 
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
-from trainer.runs.parents import start_of
+from trainer.runs.parents import served_checkpoints, start_of
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
 from trainer.spec.problems import FieldProblem
 
@@ -91,16 +91,22 @@ def train(
     store_url = store or os.environ.get("EVENKEEL_STORE_URL") or str((home / "store").resolve())
     if (directory / RUN_FILE).exists():
         check_free(directory)  # before run.json says that the run is ours: one that is at it could not publish then
-        before = read_run(directory)
+        before = read_run(directory, stored=True)
+        job = _with_decay_of(before.job, job)
         run_id, attempt, parent_version = before.run_id, before.attempt + 1, before.parent_version
         init_checkpoint = init_checkpoint or before.init_checkpoint
         start_version = before.start_version
     elif job.publish is not None:
         parent_version = current_version(store_url, job.publish.collection)
     if job.init_from is not None and init_checkpoint is None:
-        checkpoints, start_version = start_of(job.init_from, store_url, home / "runs")
+        checkpoints, start_version = start_of(
+            job.init_from, None if job.publish is None else job.publish.collection, store_url, home / "runs"
+        )
         init_checkpoint = str(checkpoints)
         print(f"init_from: {init_checkpoint}", flush=True)
+    served = None
+    if job.publish is not None and parent_version is not None:
+        served = served_checkpoints(store_url, job.publish.collection, parent_version, home / "runs", init_checkpoint)
     write_run(
         directory,
         run_id=run_id,
@@ -111,6 +117,7 @@ def train(
         parent_version=parent_version,
         init_checkpoint=init_checkpoint,
         start_version=start_version,
+        served_checkpoint=served,
     )
     print(f"run directory: {directory}", flush=True)
     return execute(read_run(directory), start_ranks)
@@ -138,6 +145,8 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
         raise SpecError(str(path), [FieldProblem("", f"holds no {' and no '.join(missing)}: both are needed to train")])
     if changes:
         document: dict[str, Any] = job.model_dump(mode="json")
+        if "decay" not in job.optimizer.model_fields_set:
+            del document["optimizer"]["decay"]  # with what is changed it may come to another value
         for change in changes:
             apply_change(document, change)
         job = parse_job(document, f"{path} with --set")
@@ -177,6 +186,19 @@ def set_field(document: dict[str, Any], path: str, value: Any) -> None:
             raise ValueError(f"'{name}' is not a part with fields")
         target = child
     target[last] = value
+
+
+def _with_decay_of(before: JobSpec, job: JobSpec) -> JobSpec:
+    """Return the job with the ``optimizer.decay`` that its run began with, where it leaves it out.
+
+    An earlier version may have begun the run, with another default.
+    """
+    decay = before.optimizer.decay
+    if "decay" in job.optimizer.model_fields_set or before.optimizer.kind != job.optimizer.kind:
+        return job
+    if decay != job.optimizer.decay:
+        print(f"optimizer.decay: {decay}, with which the run began", flush=True)
+    return job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"decay": decay})})
 
 
 def _checkpoints(init: Path) -> Path:

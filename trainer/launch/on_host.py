@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Semaphore
 
 NICENESS_VARIABLE = "EVENKEEL_RANK_NICENESS"
-DEFAULT_NICENESS = 10
-"""Of ranks of a run of the service, which answers beside them."""
+DEFAULT_NICENESS = 0
+"""Niceness of a service's ranks: more starves them beside other programs (docs/reports/control_plane.md)."""
 KILLED_FIRST = "1000"
 """What the kernel's out-of-memory killer adds to a rank's points: before the service, or another's process."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -143,11 +143,12 @@ def _rank(
 
 
 def _give_way(niceness: int) -> None:
-    """Yield to other processes of this host: for the processor, and when memory runs out."""
-    os.nice(niceness)
-    with contextlib.suppress(OSError):
-        # Where the kernel shares processors out by session (sched_autogroup), niceness counts within the run's own.
-        Path("/proc/self/autogroup").write_text(str(min(niceness, 19)), "ascii")
+    """Yield to other processes of this host when memory runs out, and for the processor by ``niceness``."""
+    if niceness:
+        os.nice(niceness)
+        with contextlib.suppress(OSError):
+            # Where the kernel shares processors out by session (sched_autogroup), niceness counts within the run's own.
+            Path("/proc/self/autogroup").write_text(str(min(niceness, 19)), "ascii")
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, "ascii")
 

@@ -9,6 +9,7 @@ from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TrainingRecord
 from trainer.spec import DatasetSpec, JobSpec, Publish, SpecError, parse_dataset, parse_job
 from trainer.spec.base import May
+from trainer.spec.stored import with_former_defaults
 
 _FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
 _TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)
@@ -76,7 +77,7 @@ def _completed(identity: dict[str, Any], job: JobSpec) -> dict[str, Any]:
     of_publish = {name: part for name, part in identity.items() if name.startswith(_PUBLISH)}
     # Checkpoints hold the names of their version.
     names = {f"{_PUBLISH}{old}": f"{_PUBLISH}{new}" for old, new in Publish.old_names.items()}
-    document = {name: part for name, part in identity.items() if name not in of_publish}
+    document = with_former_defaults({name: part for name, part in identity.items() if name not in of_publish})
     try:
         completed = identity_of(parse_job(document | {name: getattr(job, name) for name in _FREE}))
     except SpecError:

@@ -46,9 +46,11 @@ def train_rank(directory: str, gpus: Sequence[str] = (), notice: Callable[[], st
     try:
         with _saver(run.job) as saver:
             with phase(reporter.emit, "build"):
-                trainer = Attempt(run, reporter, saver, use_device(run.job, gpus), notice).trainer()
+                attempt = Attempt(run, reporter, saver, use_device(run.job, gpus), notice)
+                trainer = attempt.trainer()
             with steady_memory():
                 trainer.train()
+            attempt.compare(trainer)
     except Cancelled as stop:
         # Where a rank had the notice, the driver does not know of it yet.
         if not run.cancel_file.exists():

@@ -178,6 +178,10 @@ class RankingModel(nn.Module):
         """
         raise NotImplementedError
 
+    def both_sides(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return :meth:`user_side` and :meth:`item_side` of a batch's rows, each [b, d]."""
+        return self.user_side(batch.features), self.item_side(batch.features)
+
     def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
         """Return what the evaluation of every batch needs, computed once before it; None for nothing. Collective.
 

@@ -15,7 +15,6 @@ from torch.nn.functional import normalize
 from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import philox4x32, table_key
-from trainer.data.batches.hard_negatives import expected_shares
 from trainer.data.columns.dynamic_ids import UNKNOWN_ROW
 from trainer.data.columns.hashing import unit_interval
 from trainer.models.base import Axes, ModelInputs, Position, RankingModel, columns_of, with_dense
@@ -73,13 +72,15 @@ class TwoTower(RankingModel):
         self.log_probabilities = torch.zeros(0, dtype=inputs.dtype)
 
     def begin(self, data: PreparedData) -> None:
-        """Compute log Q of each row of the item table, Q the expected share of training samples of that item.
+        """Compute log Q of each row of the item table, Q the share of training samples of that item.
 
-        Every example counts, whatever its label; hard negatives as often as they are expected.
+        Every example counts, whatever its label.
         """
         if self.loss_kind != "sampled_softmax":
             return
-        probabilities = expected_shares(data)
+        item = next(key for key in data.keys if key.name == "item")
+        counts = np.bincount(np.asarray(data.column("train", item)), minlength=data.tables[item.table].num_rows)
+        probabilities = counts / max(counts.sum(), 1)
         # A row without an example is in no batch.
         logs = np.log(probabilities, out=np.zeros(len(probabilities)), where=probabilities > 0)
         self.log_probabilities = torch.from_numpy(logs).to(self.log_probabilities.dtype)
@@ -113,6 +114,9 @@ class TwoTower(RankingModel):
             rows = torch.cat([output, *(blocks[name] for name in self.item_features)], dim=1)
             output = self.item_tower(with_dense(rows, numbers))
         return normalize(output, dim=1) if self.normalize else output
+
+    def both_sides(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.towers(batch.features, batch.dense if self.num_columns else None)
 
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         return self._user(self.embeddings(features).to_dict(), None)

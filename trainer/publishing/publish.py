@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import min_shared
 from embeddings.refresh.publish import publish_candidate
 from embeddings.store import Collection, Store, StoreError, StoreUnavailable, VersionReader, open_store
@@ -35,6 +36,7 @@ from trainer.distributed.published_ids import stored_counts
 from trainer.distributed.stored_model import stored_model
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
+from trainer.runs.model_comparison import read_comparison
 from trainer.runs.uplink import fence
 
 NORM_FLOOR = 1e-12
@@ -79,6 +81,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             "version will begin a new generation; with publish.align: false, of warm starts, it goes on",
             flush=True,
         )
+    comparison = None if spec.is_repeated else comparison_of(run)
     fence(run)
     publication = publish_candidate(
         store,
@@ -93,6 +96,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
         lineage=lineage_of(run),
         fence=lambda: fence(run),
         training_step=step,
+        models=comparison,
     )
     if publication.anchor_cosine is not None:
         print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
@@ -109,7 +113,13 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
         "held_since": publication.held_since,
         "max_held": publication.max_held,
         "released": publication.released,
+        **({} if comparison is None else {"comparison": comparison.as_json()}),
     }
+
+
+def comparison_of(run: Run) -> ModelComparison | None:
+    """Return how the run's model does beside the served version's, None where its ranks have told nothing."""
+    return read_comparison(run.directory, run.parent_version)
 
 
 def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:

@@ -1,7 +1,7 @@
 """``alpha``: how long an idle row should keep its norm, over data sets and batch sizes.
 
-This is what ``optimizer.alpha: default`` goes by (Li and Lyu, Adaptive Regularization, tune alpha on a grid for each
-data set).
+This is what ``optimizer.alpha: default`` goes by with ``decay: at_read`` (Li and Lyu, Adaptive Regularization, tune
+alpha on a grid for each data set).
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _optimizers(half_lives: Sequence[float], num_rows: int, batch_size: int) -> 
     """Return Adam and AdamAR with each half-life, by row."""
     plain = {"kind": "adam", "learning_rate": 0.001}
     return {NO_DECAY: plain} | {
-        _row(one): plain | {"kind": "adam_ar", "alpha": alpha_of(one, num_rows, batch_size)} for one in half_lives
+        _row(one): plain | {"kind": "adam_ar", "alpha": alpha_of(one, num_rows, batch_size), "decay": "at_read"}
+        for one in half_lives
     }
 
 

@@ -21,6 +21,7 @@ from embeddings.durable_files import write_file, write_json
 from trainer.runs.failures import LeaseLostError
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
+from trainer.spec.stored import to_run
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
 
@@ -76,6 +77,9 @@ class Run:
     init_checkpoint: str | None = None
     start_version: str | None = None
     """The held version whose run ``init_checkpoint`` is of; None where it is of none, or of one that was served."""
+
+    served_checkpoint: str | None = None
+    """Checkpoints of the run of ``parent_version``, like ``init_checkpoint``; None where they are not kept."""
 
     ray_address: str | None = None
     lease: dict[str, Any] | None = None
@@ -191,8 +195,12 @@ def revoke(directory: Path | str) -> None:
         (folder / LOCK_FILE).unlink()
 
 
-def read_run(directory: Path | str) -> Run:
+def read_run(directory: Path | str, *, stored: bool = False) -> Run:
     """Read ``run.json``.
+
+    Args:
+        directory: The run directory.
+        stored: The run was trained and is only read: settings that were removed are dropped, not refused.
 
     Raises:
         SpecError: naming the file and the field that is missing or wrong.
@@ -208,8 +216,9 @@ def read_run(directory: Path | str) -> Run:
     missing = [name for name in ("run_id", "job", "dataset", "store_url") if name not in document]
     if missing:
         raise SpecError(where, [FieldProblem(name, "is missing") for name in missing])
+    document["job"] = to_run(document["job"])
     dataset = parse_dataset(document["dataset"], where)
-    job = parse_job(document["job"], where)
+    job = parse_job(document["job"], where, stored=stored)
     try:
         job.against(dataset)
     except InvalidFieldsError as error:
@@ -227,6 +236,7 @@ def read_run(directory: Path | str) -> Run:
         parent_version=document.get("parent_version"),
         init_checkpoint=document.get("init_checkpoint"),
         start_version=document.get("start_version"),
+        served_checkpoint=document.get("served_checkpoint"),
         ray_address=document.get("ray_address"),
         lease=document.get("lease"),
         report=Report(**document["report"]) if document.get("report") else None,
@@ -262,6 +272,7 @@ def write_run(
     parent_version: str | None = None,
     init_checkpoint: str | None = None,
     start_version: str | None = None,
+    served_checkpoint: str | None = None,
     ray_address: str | None = None,
     lease: dict[str, Any] | None = None,
     report: Report | None = None,
@@ -283,6 +294,7 @@ def write_run(
             "parent_version": parent_version,
             "init_checkpoint": init_checkpoint,
             "start_version": start_version,
+            "served_checkpoint": served_checkpoint,
             "ray_address": ray_address,
             "lease": lease,
             "report": None if report is None else report._asdict(),

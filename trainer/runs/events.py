@@ -17,6 +17,8 @@ metric         epoch, split: train | validation | test, auc, logloss, ... (train
                frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
 history        metrics: of all epochs that an attempt goes on from, each as in its metric; one of them may not have
                been told, where the host that was to tell it is gone
+comparison     version (served when the job started), differences: [{metric, slice, rows, served, candidate, low, high,
+               popularity}], skipped (why there are none), seconds
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...], diagnosis,
                held_in_a_row, held_since, max_held, released (embeddings.refresh.publication.Publication); of a job that
                publishes several times also step, that of the version

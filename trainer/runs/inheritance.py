@@ -73,7 +73,7 @@ def inherit(
         InvalidFieldsError: naming each field that does not fit the parent, with the remedy.
     """
     parent_dataset = parent_dataset or dataset
-    parent_model = parse_model(read(parent_job, JobSpec, "model"))
+    parent_model = parse_model(read(parent_job, JobSpec, "model"), stored=True)
     raise_if_invalid(_model_problems(job.model, parent_model))
     matching = _Matching(job, dataset, parent_dataset)
     raise_if_invalid([*matching.problems(), *_label_problems(dataset, parent_dataset)])

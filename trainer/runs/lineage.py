@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
 from embeddings.refresh.windows import WINDOW
 from trainer.runs.directory import Run
 from trainer.runs.parents import check_parent
@@ -33,11 +34,12 @@ def lineage_of(run: Run) -> dict[str, Any]:
     """Return the lineage of an attempt whose data are prepared.
 
     The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
-    goes on from, trainer.data.prepare.drift), ``warnings`` (of joins and graphs that find few ids), ``spec_sha256``,
-    ``packages`` and their versions, ``git_commit`` of the code where it is a checkout, ``parent_version``,
-    ``warm_start`` (the checkpoints that it began from), ``inherited`` (in words, which features came, went or have
-    other names since), ``start_version`` (the held version that these are of) and ``window`` ({last, days} of the
-    job's, by which the gate tells a shorter one from lost rows); null where there is none.
+    goes on from, trainer.data.prepare.drift), ``warnings`` (of joins and graphs that find few ids), ``row_figures`` (of
+    the rows, trainer.data.prepare.row_figures), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
+    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from), ``inherited``
+    (in words, which features came, went or have other names since), ``start_version`` (the held version that these are
+    of) and ``window`` ({last, days} of the job's, by which the gate tells a shorter one from lost rows); null where
+    there is none.
     """
     from trainer.data.batches.prepared import PreparedData
 
@@ -46,6 +48,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
         "dataset_fingerprint": data.dataset_fingerprint,
         "drift": None if data.drift is None else [one for one in data.drift if one["moved"]],
         "warnings": data.warnings,
+        ROW_FIGURES: data.row_figures,
         "spec_sha256": spec_sha256(run.submitted),
         "packages": installed_packages(),
         "git_commit": git_commit(ROOT),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embeddings.refresh.held_versions import sound_version
+from embeddings.refresh.publication import TRAINING_STEP
 from embeddings.store import StoreError, StoreUnavailable, open_store
 from trainer.runs.directory import CHECKPOINTS, RUN_FILE
 from trainer.runs.inheritance import check_columns, inherit
@@ -23,11 +24,12 @@ class Start(NamedTuple):
     start_version: str | None = None
 
 
-def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
+def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: Path) -> Start:
     """Return what a run starts from.
 
     Args:
-        init_from: of the job.
+        init_from: start of the job.
+        published: collection that the job publishes to, None without one.
         store_url: the feature store that has the collection.
         runs: the folder of run directories.
 
@@ -41,7 +43,7 @@ def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
     collection = open_store(store_url).collection(init_from.collection)
     version = init_from.version or "current"
     try:
-        held = sound_version(collection) if init_from.held == "go_on" and collection.exists() else None
+        held = sound_version(collection) if init_from.goes_on(published) and collection.exists() else None
         manifest = held or collection.manifest(version)
     except StoreUnavailable:
         raise  # the version may well be there: to train from nothing is no remedy
@@ -51,6 +53,34 @@ def start_of(init_from: InitFrom, store_url: str, runs: Path) -> Start:
         ) from None
     named = f"version {manifest['version']} of '{collection.name}'"
     return Start(_checkpoints(str(manifest.get("job")), runs, named), None if held is None else str(held["version"]))
+
+
+def served_checkpoints(store_url: str, collection: str, version: str, runs: Path, start: str | None) -> str | None:
+    """Return the checkpoints of the run behind a version.
+
+    Args:
+        store_url: the feature store that has the collection.
+        collection: its name.
+        version: the version, of a run that has published once.
+        runs: the folder of run directories.
+        start: the checkpoints that the new run starts from, which may lie elsewhere; None: none.
+
+    Returns:
+        Their folder; None where they are not kept, or are newer than the version.
+    """
+    try:
+        manifest = open_store(store_url).collection(collection).manifest(version)
+    except StoreError:
+        return None
+    run_id = str(manifest.get("job"))
+    if manifest.get(TRAINING_STEP) is not None:
+        return None
+    if start is not None and _run_id(Path(start).parent) == run_id:
+        return start
+    try:
+        return str(_checkpoints(run_id, runs, ""))
+    except ValueError:
+        return None
 
 
 def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:

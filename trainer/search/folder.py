@@ -24,6 +24,7 @@ from trainer.search.spec import SearchSpec, metric_of, parse_search, with_values
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.evaluation import is_lower_better
 from trainer.spec.problems import FieldProblem, SpecError
+from trainer.spec.stored import to_run
 
 SEARCH_FILE, TRIAL_FILE, BEST_FILE = "search.json", "trial.json", "best.yaml"
 TRIALS, RAY, STORE = "trials", "ray", "store"
@@ -68,7 +69,9 @@ class SearchFolder:
         folder = cls(path.resolve(), search, job, dataset)
         file, document = folder.path / SEARCH_FILE, folder._document()
         if file.exists():
-            there = json.loads(file.read_text("utf-8"))
+            # Folders of versions whose default was at_read do not say it.
+            there = {"decay": "at_read", **json.loads(file.read_text("utf-8"))}
+            there["job"] = to_run(there.get("job"))
             changed = [name for name in document if there.get(name) != document[name]]
             if changed:
                 raise SpecError(
@@ -84,14 +87,15 @@ class SearchFolder:
     def open(cls, path: Path) -> SearchFolder:
         """Return the search that a folder holds."""
         document = json.loads((path / SEARCH_FILE).read_text("utf-8"))
-        parts = parse_search(document["search"]), parse_job(document["job"]), parse_dataset(document["dataset"])
-        return cls(path, *parts)
+        job = parse_job(to_run(document["job"]))
+        return cls(path, parse_search(document["search"]), job, parse_dataset(document["dataset"]))
 
     def _document(self) -> dict[str, Any]:
         return {
             "search": self.search.model_dump(mode="json", exclude_unset=True),
             "job": self.job.model_dump(mode="json", exclude_unset=True),
             "dataset": self.dataset.model_dump(mode="json", exclude_unset=True),
+            "decay": self.job.optimizer.decay,
         }
 
     def job_with(self, values: dict[str, Any]) -> JobSpec:

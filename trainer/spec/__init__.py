@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     )
     from trainer.spec.models.base import Init
     from trainer.spec.models.registry import Model
-    from trainer.spec.optimizer import DenseOptimizer, FrequencyRule, LearningRateSchedule, Optimizer
+    from trainer.spec.optimizer import DenseOptimizer, LearningRateSchedule, Optimizer
     from trainer.spec.problems import SpecError
-    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Promote, Publish, View
+    from trainer.spec.publish import Anchor, Expire, FrozenContext, Gate, MovingAverage, Publish, View
     from trainer.spec.reading import load_documents, parse_dataset, parse_job, problems_of
     from trainer.spec.regularizers import Regularizers
 
@@ -60,7 +60,6 @@ __all__ = [
     "Expire",
     "Feature",
     "Follow",
-    "FrequencyRule",
     "FrozenContext",
     "Gate",
     "Graph",
@@ -83,7 +82,6 @@ __all__ = [
     "Positive",
     "PreviousItems",
     "Probability",
-    "Promote",
     "Publish",
     "Regularizers",
     "Resources",
@@ -136,7 +134,7 @@ __getattr__ = lazy_exports(
         ],
         "trainer.spec.models.base": ["Init"],
         "trainer.spec.models.registry": ["Model"],
-        "trainer.spec.optimizer": ["DenseOptimizer", "FrequencyRule", "LearningRateSchedule", "Optimizer"],
+        "trainer.spec.optimizer": ["DenseOptimizer", "LearningRateSchedule", "Optimizer"],
         "trainer.spec.problems": ["SpecError"],
         "trainer.spec.publish": [
             "Anchor",
@@ -144,7 +142,6 @@ __getattr__ = lazy_exports(
             "FrozenContext",
             "Gate",
             "MovingAverage",
-            "Promote",
             "Publish",
             "View",
         ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
+
+from trainer.spec.problems import FieldProblem, raise_if_invalid
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 
@@ -26,15 +28,42 @@ class May(Enum):
     CHANGE_TRAINING = "training depends on it, though it is of something else"
 
 
+STORED = "stored"
+"""Validation context of specs that only describe finished training: removed settings are dropped, not refused."""
+
+
+class Removed(NamedTuple):
+    """A field that earlier versions had: why it went, what to do instead, and its old default, which says nothing."""
+
+    reason: str
+    remedy: str
+    default: Any = None
+
+
 class Spec(BaseModel):
     """Base of every part of a spec: immutable, and a misspelt field is an error.
 
     ``old_names``: the fields' names by older ones, which are still read, with a warning. A part that is written again
-    has the new names.
+    has the new names. ``removed``: fields that are refused by name for one release.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     old_names: ClassVar[dict[str, str]] = {}
+    removed: ClassVar[dict[str, Removed]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed(cls, document: Any, info: ValidationInfo) -> Any:
+        old = cls.removed.keys() & document.keys() if isinstance(document, dict) else set()
+        if not old:
+            return document
+        if not (info.context or {}).get(STORED):
+            raise_if_invalid(
+                FieldProblem(name, f"was removed: {cls.removed[name].reason}", cls.removed[name].remedy)
+                for name in sorted(old)
+                if document[name] != cls.removed[name].default
+            )
+        return {name: value for name, value in document.items() if name not in old}
 
     @model_validator(mode="before")
     @classmethod

@@ -71,7 +71,7 @@ CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.ch
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 WATCHED_METRICS = ("auc", "rmse", "logloss")
-"""The first of these that is measured is watched by early stopping and ``alpha: auto`` that name none."""
+"""The first of these that is measured is watched by early stopping that names none."""
 CALIBRATED_METRICS = ("logloss", "ece")
 """Measured of a job with ``output_calibration``, before it and after it (CALIBRATED)."""
 METRIC_PATTERN = (
@@ -172,7 +172,9 @@ class Evaluation(Spec):
     models AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``). ``training``: after
     each epoch the training rows are evaluated too, with the same metrics, under split ``train``, from which the
     generalization gap is computed. ``progressive_rows``: of a job of one pass; each batch is scored before it is
-    trained on, and the metrics are computed of every so many rows, under split ``progressive``.
+    trained on, and the metrics are computed of every so many rows, under split ``progressive``. ``slices``: columns by
+    whose values the served model and the job's are compared apart (trainer.evaluation.model_comparison): the most
+    frequent values of a feature of single ids, quarters of a numeric one.
     """
 
     split: Split = Split()
@@ -180,6 +182,7 @@ class Evaluation(Spec):
     intervals: Intervals | None = later(None)
     training: bool = later(False)
     progressive_rows: int | None = later(None, ge=100, le=10_000_000)
+    slices: Annotated[tuple[str, ...], Field(max_length=8)] = later(())
 
     @property
     def needs_users(self) -> bool:

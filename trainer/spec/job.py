@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from embeddings.dynamic.settings import MAX_ADMISSION_THRESHOLD, MAX_CAPACITY, IdMapSettings
+from embeddings.optim.registry import KINDS
 from embeddings.tables.element_types import DEFAULT_TYPE, JOB_ROW_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.base import May, Name, Probability, Spec, later
@@ -138,8 +139,8 @@ class InitFrom(Spec):
     loses its row; without it no id does.
 
     ``held``: where versions of the collection were held since the current one was published, ``go_on`` starts from the
-    newest of them whose vectors moved no further than one refresh may (docs/adr/0063), so that its rows are not lost;
-    ``skip`` starts from what is served.
+    newest of them whose run, rows and model were sound, so that its rows are not lost; ``skip`` starts from what is
+    served. Left out: ``go_on`` for a job that refreshes this very collection.
 
     Features go on by name. ``renamed``: the new names of the parent's features, by their old ones. ``added``: with
     ``zero`` the parent's predictions hold at step 0, also beside features that it did not read; with ``fresh`` weights
@@ -151,7 +152,7 @@ class InitFrom(Spec):
     collection: Name | None = None
     version: str | None = None
     job: str | None = None
-    held: Literal["skip", "go_on"] = later("skip")
+    held: Literal["skip", "go_on"] | None = later(None)
     retire_after_runs: int | None = Field(default=None, ge=1, le=1_000_000)
     renamed: dict[Name, Name] = later({})
     added: Literal["zero", "fresh"] = later("zero")
@@ -170,6 +171,12 @@ class InitFrom(Spec):
         if twice := sorted(set(self.dropped) & self.renamed.keys()):
             raise ValueError(f"'{twice[0]}' is both dropped and renamed: leave one out")
         return self
+
+    def goes_on(self, published: str | None) -> bool:
+        """Return True for a start from the newest sound held version; ``published``: the job's collection."""
+        if self.collection is None or self.version not in (None, "current"):
+            return False
+        return self.held == "go_on" or (self.held is None and self.collection == published)
 
 
 class Walk(Spec):
@@ -332,6 +339,18 @@ class JobSpec(Spec):
             if kinds.count(kind) > 1:
                 raise ValueError(f"{kind} is there {kinds.count(kind)} times: name each kind of tracker once")
         return tracking
+
+    @model_validator(mode="after")
+    def _resolve_decay(self) -> JobSpec:
+        if "decay" in self.optimizer.model_fields_set:
+            return self
+        has_epochs = not (self.dataset.one_pass or self.regularizers.meda)
+        by_epoch = has_epochs and KINDS[self.optimizer.kind].takes("decay")
+        optimizer = self.optimizer.model_copy()
+        # Not as a field that was set: with another kind, or in one pass, the same document comes to another value.
+        object.__setattr__(optimizer, "decay", "by_epoch" if by_epoch else "at_read")
+        object.__setattr__(self, "optimizer", optimizer)
+        return self
 
     @model_validator(mode="after")
     def _available(self) -> JobSpec:

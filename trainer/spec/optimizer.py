@@ -5,12 +5,13 @@ A part of trainer.spec.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from embeddings.optim.registry import KINDS
 from trainer.spec.base import Positive, Spec, later
+from trainer.spec.problems import FieldProblem, raise_if_invalid
 
 
 class LearningRateSchedule(Spec):
@@ -55,27 +56,10 @@ _SCHEDULES: dict[str, tuple[str | None, tuple[str, ...]]] = {
 """By kind of schedule, the field that it cannot do without, and those that it has."""
 
 
-NUM_BUCKETS = 5
-"""Frequency buckets of the rows that occur in training."""
-
 if TYPE_CHECKING:
     OptimizerKind = str
 else:
     OptimizerKind = Literal[tuple(KINDS)]
-
-
-class FrequencyRule(Spec):
-    """How the rows of some frequency buckets are trained otherwise: ``kind``, and the decay that it has.
-
-    ``buckets`` are those of the metric ``frequency_buckets``, by how often a row of the table occurs in the training
-    split: 1 (rare) to 5, 0 for rows that do not occur there. A row keeps the bucket with which it began. ``kind`` keeps
-    the state of the optimizer's; ``alpha`` left out is the optimizer's own.
-    """
-
-    buckets: tuple[Annotated[int, Field(ge=0, le=NUM_BUCKETS)], ...] = Field(min_length=1)
-    kind: OptimizerKind
-    alpha: Positive | None = None
-    weight_decay: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
 
 
 class Optimizer(Spec):
@@ -85,14 +69,17 @@ class Optimizer(Spec):
     adagradw, ``first_touch`` by both, ``beta1`` by the Adam family, ``moments`` and ``beta2`` by the Adam family and
     RMSprop (for which 0.99 is the default of ``beta2``, like torch's alpha). ``clip_norm`` bounds the norm of the
     step's gradient, taken over all tables and dense parameters on all ranks together; ``clip_row_norm`` bounds that of
-    each row. ``by_frequency``: otherwise for rows of these frequency buckets.
+    each row.
+
+    ``decay`` is of the kinds with _ar. Left out it is ``by_epoch``, but ``at_read`` where there is no second epoch for
+    it: with ``dataset.one_pass`` and with ``regularizers.meda``. A job holds the value that it came to.
     """
 
     kind: OptimizerKind = "adam_ar"
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
-    alpha: Literal["default", "auto"] | Positive = "default"
+    alpha: Literal["default"] | Positive = "default"
     moments: Literal["dense", "lazy"] = "dense"
-    decay: Literal["at_read", "at_update", "by_epoch"] = "at_read"
+    decay: Literal["at_read", "by_epoch"] = "by_epoch"
     first_touch: Literal["keep", "literal"] = "keep"
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
@@ -102,7 +89,17 @@ class Optimizer(Spec):
     schedule: LearningRateSchedule = LearningRateSchedule()
     clip_norm: Positive | None = None
     clip_row_norm: Positive | None = None
-    by_frequency: tuple[FrequencyRule, ...] = later(())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed_settings(cls, document: Any) -> Any:
+        if isinstance(document, dict):
+            raise_if_invalid(
+                FieldProblem(field, message, remedy)
+                for field, value, message, remedy in _REMOVED
+                if field in document and value in (None, document[field])
+            )
+        return document
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +107,19 @@ class Optimizer(Spec):
         named = document.get("kind") if isinstance(document, dict) else None
         kind = KINDS.get(named) if isinstance(named, str) else None
         return {"beta2": kind.default("beta2"), **document} if kind is not None and kind.takes("beta2") else document
+
+
+_REMOVED: tuple[tuple[str, str | None, str, str], ...] = (
+    (
+        "by_frequency",
+        None,
+        "it was removed: adam_ar on all rows is better",
+        "leave it out, and train anew",
+    ),
+    ("decay", "at_update", "at_update was removed: rows overfit with it", "use by_epoch or at_read, and train anew"),
+    ("alpha", "auto", "auto was removed: the default of by_epoch needs no search", "use default, or a number"),
+)
+"""Fields, or one value of them, that earlier versions had: (field, value or None for all, message, remedy)."""
 
 
 class DenseOptimizer(Spec):

@@ -5,12 +5,17 @@ A part of trainer.spec.
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from embeddings.rff.registry import FEATURE_MAPS
-from trainer.spec.base import May, Name, Positive, Spec, later
+from trainer.spec.base import May, Name, Positive, Removed, Spec, later
+
+_REMOVED_BUCKETS = re.compile(r"cosine_(mean|p5|low)\[\d+(-\d+|\+)\]")
+"""Metrics of items with so many rows, such as ``cosine_mean[10-99]``, which the gate does not measure."""
 
 
 class MovingAverage(Spec):
@@ -20,52 +25,34 @@ class MovingAverage(Spec):
     reset_below_cosine: float = Field(default=0.65, ge=-1.0, le=1.0)
 
 
-class Promote(Spec):
-    """Which held versions are published all the same, once ``max_held`` refreshes were held in a row.
-
-    ``only``: metrics of the gate about items and vectors, with a bucket (``cosine_mean[10-99]``) or without, which
-    means all of its buckets; what fails any other stays held. ``settled``: it must also pass every check against the
-    version that was held before it (docs/adr/0063).
-    """
-
-    only: tuple[str, ...] = Field(min_length=1)
-    settled: bool = True
-
-    @field_validator("only")
-    @classmethod
-    def _of_moving_data(cls, only: tuple[str, ...]) -> tuple[str, ...]:
-        # Here, as the gate brings numpy along, which nobody waits for who writes no rule.
-        from embeddings.refresh.gate_checks.registry import MOVING, limit_of, subject_of
-
-        for metric in only:
-            if limit_of(metric) is None:
-                raise ValueError(f"'{metric}' is no metric of the gate: name some of {', '.join(MOVING)}")
-            if subject_of(metric) == "run":
-                raise ValueError(
-                    f"'{metric}' fails where a run is at fault, and such a version is never published by a rule: "
-                    f"name some of {', '.join(MOVING)}"
-                )
-        return only
-
-
 class Gate(Spec):
-    """What the gate does with a version that fails, and where its limits come from.
+    """What the gate does with a version that fails, and limits of single metrics.
 
-    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``calibrate``: by ``auto`` the first
-    publication of a collection trains on each half of its rows in turn and takes the gate's limits from what differs
-    between them (trainer.launch.halves), where that takes at most ``calibrate_seconds``. ``limits``: of single metrics,
-    with a bucket or without, in the place of calibrated and starting ones; not of a first version. ``max_held``: so
-    many refreshes held in a row call somebody (a webhook, an alert); ``promote``: a rule that may then publish one.
+    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``limits``: limits by metric, which come
+    before what the collection's refreshes usually look like; not of a first version. ``max_held``: number of refreshes
+    held in a row after which somebody is called (a webhook, an alert). If nothing is wrong with these runs, their rows
+    and their models, ``when_stuck: new_generation`` then publishes the newest as the first version of a new anchor
+    generation; ``hold`` does not.
     """
+
+    removed: ClassVar[dict[str, Removed]] = dict.fromkeys(
+        ("calibrate", "calibrate_seconds"),
+        Removed(
+            "no job trains to set limits", "leave it out: limits come from the collection's own published refreshes"
+        ),
+    ) | {
+        "promote": Removed(
+            "no rule is needed to end a row of held refreshes",
+            "leave it out: publish.gate.when_stuck says what ends it",
+        )
+    }
 
     mode: Literal["enforce", "report", "off"] = "enforce"
-    calibrate: Literal["auto", "off"] = later("auto")
-    calibrate_seconds: float = later(600.0, gt=0, allow_inf_nan=False)
     limits: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = later({})
     max_held: int = later(3, ge=1, le=1000)
-    promote: Promote | None = later(None)
+    when_stuck: Literal["new_generation", "hold"] = later("new_generation")
 
-    @field_validator("mode", "calibrate", mode="before")
+    @field_validator("mode", mode="before")
     @classmethod
     def _as_text(cls, mode: object) -> object:
         # YAML reads an unquoted off as false.
@@ -75,27 +62,24 @@ class Gate(Spec):
     @classmethod
     def _of_metrics(cls, limits: dict[str, float]) -> dict[str, float]:
         if limits:
-            from embeddings.refresh.gate_checks.registry import LIMITS, groups_of, limit_of
+            from embeddings.refresh.gate_checks.base import base_of
+            from embeddings.refresh.gate_checks.registry import LIMITS, REMOVED, limit_of, takes_group
 
+            gone = [name for name in limits if base_of(name) in REMOVED or _REMOVED_BUCKETS.fullmatch(name)]
+            for metric in gone:
+                warnings.warn(
+                    f"the gate does not measure {metric}: its limit is passed over", FutureWarning, stacklevel=2
+                )
+            limits = {name: limit for name, limit in limits.items() if name not in gone}
             for metric in limits:
                 if limit_of(metric) is None:
                     raise ValueError(f"'{metric}' is no metric of the gate: name some of {', '.join(LIMITS)}")
-                base, bracket, group = metric.partition("[")
-                groups = groups_of(base)
-                if bracket and (not group.endswith("]") or (groups is not None and group[:-1] not in groups)):
-                    told = f"write {base}[{'], ['.join(groups)}]" if groups else f"write {base}"
-                    raise ValueError(f"'{metric}' is no metric of the gate: {told}")
+                base, bracket, _ = metric.partition("[")
+                if bracket and not (metric.endswith("]") and takes_group(base)):
+                    raise ValueError(f"'{metric}' is no metric of the gate: write {base}")
         if limits.get("finite", 1.0) != 1.0:
             raise ValueError("finite: rows that are not finite are never served: leave it out")
         return limits
-
-    @model_validator(mode="after")
-    def _enforced(self) -> Gate:
-        if self.promote is not None and self.mode != "enforce":
-            raise ValueError(
-                f"promote is of held versions, and mode {self.mode} holds none: use enforce, or leave it out"
-            )
-        return self
 
 
 if TYPE_CHECKING:
@@ -155,13 +139,15 @@ class Evidence(Spec):
     """What the number of an item's rows of training decides.
 
     ``min_count``: items of fewer rows, in this version or the one before, do not count in what the gate measures of the
-    shared items (0: all do). ``align_half_count``: a pair of the rotation weighs n / (n + that), n the fewer of its two
-    counts; null: all alike. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
+    shared items (0: all do). ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
     better are served as ``uncertain``.
     """
 
+    removed: ClassVar[dict[str, Removed]] = {
+        "align_half_count": Removed("it changed mean cosines by .01 at most", "leave it out"),
+    }
+
     min_count: int = Field(default=5, ge=0, le=1_000_000)
-    align_half_count: Positive | None = None
     mark_uncertain: bool = False
 
 

@@ -10,12 +10,13 @@ import yaml
 from pydantic import ValidationError
 
 from trainer.spec import yaml_documents
-from trainer.spec.base import Spec
+from trainer.spec.base import STORED, Spec
 from trainer.spec.dataset import DatasetSpec
 from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, RANKING_METRICS
 from trainer.spec.job import JobSpec
 from trainer.spec.models.registry import BROKEN_MODELS, MODELS
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError
+from trainer.spec.stored import with_former_defaults
 
 
 def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
@@ -27,21 +28,27 @@ def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, InvalidFieldsError):
             for problem in cause.problems:
-                where = [*map(str, item["loc"]), *([problem.field] if problem.field else [])]
+                where = [*_path_of(item), *([problem.field] if problem.field else [])]
                 yield problem._replace(field=".".join(where))
         else:
             yield _problem_of(item)
 
 
-def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
-    """Return what users are told of one error; in the path of a model pydantic names the kind, and users do not."""
-    where, message, remedy = [str(part) for part in error["loc"]], str(error["msg"]).removeprefix("Value error, "), ""
+def _path_of(error: Mapping[str, Any]) -> list[str]:
+    """Return the path of the field; in that of a model pydantic names the kind, and users do not."""
+    where = [str(part) for part in error["loc"]]
     for index, part in enumerate(where[:-1]):
         if part == "model" and where[index + 1] in MODELS:
             del where[index + 1]
             break
     if where[:1] == ["partition"]:
         del where[1:2]
+    return where
+
+
+def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
+    """Return what users are told of one error."""
+    where, message, remedy = _path_of(error), str(error["msg"]).removeprefix("Value error, "), ""
     if error["type"] == "extra_forbidden":
         message, remedy = "no such field", "check the spelling"
     elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:
@@ -80,12 +87,13 @@ def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
     return _parse(DatasetSpec, document, where)
 
 
-def parse_job(document: Any, where: str = "job") -> JobSpec:
+def parse_job(document: Any, where: str = "job", *, stored: bool = False) -> JobSpec:
     """Return the job that a mapping of its fields describes.
 
     Args:
         document: The fields, as a YAML file or the REST interface has them.
         where: What an error names as its place.
+        stored: Drop settings that were removed: for a job that was trained, whose spec is only read.
 
     Raises:
         SpecError: A field is unknown, missing, or outside its bounds.
@@ -101,7 +109,7 @@ def parse_job(document: Any, where: str = "job") -> JobSpec:
         ...
         trainer.spec.problems.SpecError: job: epochs: Input should be greater than or equal to 1
     """
-    return _parse(JobSpec, document, where)
+    return _parse(JobSpec, with_former_defaults(document) if stored else document, where, stored)
 
 
 def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None]:
@@ -145,8 +153,8 @@ def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
-def _parse(kind: type[SpecType], document: Any, where: str) -> SpecType:
+def _parse(kind: type[SpecType], document: Any, where: str, stored: bool = False) -> SpecType:
     try:
-        return kind.model_validate(document)
+        return kind.model_validate(document, context={STORED: stored})
     except ValidationError as error:
         raise SpecError(where, problems_of(error.errors(include_url=False))) from None

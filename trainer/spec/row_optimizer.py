@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from embeddings.optim.base import RowOptimizer
-from embeddings.optim.by_bucket import ByBucket
 from embeddings.optim.registry import KINDS
 from trainer.spec.lr_schedule import schedule_of
-from trainer.spec.optimizer import FrequencyRule, Optimizer
+from trainer.spec.optimizer import Optimizer
 
 
 def row_optimizer(spec: Optimizer, alpha: float | None, epoch_steps: int | None = None) -> RowOptimizer:
@@ -20,22 +19,7 @@ def row_optimizer(spec: Optimizer, alpha: float | None, epoch_steps: int | None 
     Raises:
         ValueError: a combination that has no meaning.
     """
-    first = _of_kind(spec, alpha, epoch_steps)
-    if not spec.by_frequency:
-        return first
-    others = (
-        (_of_kind(_with(spec, rule), rule.alpha or alpha, epoch_steps), rule.buckets) for rule in spec.by_frequency
-    )
-    return ByBucket.of(first, *others)
-
-
-def _of_kind(spec: Optimizer, alpha: float | None, epoch_steps: int | None) -> RowOptimizer:
     kind = KINDS[spec.kind]
     settings = spec.model_dump() | {"schedule": schedule_of(spec.schedule), "alpha": alpha}
     settings["epoch_steps"] = epoch_steps if spec.decay == "by_epoch" else None
     return kind.optimizer(**{name: value for name, value in settings.items() if kind.takes(name)})
-
-
-def _with(spec: Optimizer, rule: FrequencyRule) -> Optimizer:
-    """Return the settings of the rows of a rule."""
-    return spec.model_copy(update={"kind": rule.kind, "weight_decay": rule.weight_decay, "by_frequency": ()})

@@ -8,6 +8,28 @@ from typing import Any
 from trainer.spec.base import Spec
 from trainer.spec.job import DatasetRef, InitFrom, JobSpec, Resources
 from trainer.spec.optimizer import Optimizer
+from trainer.spec.publish import Gate
+
+
+def to_run(document: Any) -> Any:
+    """Drop the settings of a stored job that were removed and that no training depended on, so that it still runs."""
+    publish = document.get("publish") if isinstance(document, Mapping) else None
+    if not isinstance(publish, Mapping) or not isinstance(publish.get("gate"), Mapping):
+        return document
+    kept = {name: value for name, value in publish["gate"].items() if name not in Gate.removed}
+    others = {name: value for name, value in publish.items() if name != "gate"}
+    return {**document, "publish": {**others, "gate": kept} if kept else others}
+
+
+def with_former_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored job with ``optimizer`` as versions took it whose default of ``decay`` was ``at_read``.
+
+    ``alpha: auto``, which they had, becomes ``default``: the alpha that was found is in the checkpoint.
+    """
+    optimizer = {"decay": "at_read", **document.get("optimizer", {})}
+    if optimizer.get("alpha") == "auto":
+        optimizer["alpha"] = "default"
+    return {**document, "optimizer": optimizer}
 
 
 class StoredJob:

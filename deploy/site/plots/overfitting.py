@@ -42,17 +42,6 @@ def one_epoch(*tables: Table) -> Any:
     return figure
 
 
-def adamar(table: Table) -> Any:
-    figure, places = panels(3, 3.0)
-    for axes, model in zip(places, table.columns, strict=True):
-        lines = {
-            method: (colour, _listed(table, f"{method} / ours", model, f"{method} / sd of 3 seeds"))
-            for method, colour in (("Adam", RED), ("AdamAR", BLUE))
-        }
-        _of_epochs(axes, model, lines)
-    return figure
-
-
 def alpha(table: Table) -> Any:
     figure, (axes,) = panels(1, 2.9)
     lines = {

@@ -81,18 +81,6 @@ def several_labels(four: Table, eight: Table) -> Any:
     return figure
 
 
-def hard_negatives(table: Table) -> Any:
-    figure, (axes,) = panels(1, 3.2)
-    series: dict[str, tuple[str, list[Measured | None]]] = {
-        f"seed {seed}": (colour, [Measured(table.numbers(row, f"seed {seed}")[0]) for row in table.rows])
-        for seed, colour in ((0, BLUE), (1, SKY))
-    }
-    bars(axes, list(table.rows), series, form="{:.3f}")
-    axes.set(xlabel="recall@20, all items ranked")
-    axes.legend(loc="lower right")
-    return figure
-
-
 def kernel_error(table: Table) -> Any:
     figure, (axes,) = panels(1, 4.2)
     series: dict[str, tuple[str, list[Measured | None]]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.site.plots.charts import bars, dots, reference, tell_start
-from deploy.site.plots.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels
+from deploy.site.plots.charts import bars, reference
+from deploy.site.plots.figure import BLUE, GREY, RED, SKY, panels
 from deploy.site.plots.tables import Measured, Table
 
 SERVED = {"not aligned": RED, "aligned": SKY, "aligned, averaged": BLUE}
@@ -67,41 +67,4 @@ def news_days_consumer(table: Table) -> Any:
     bars(axes, list(names.values()), series, form="{:.2f}")
     axes.set(xlabel="accuracy of an item's topic, one of 12", xlim=(0, 1.05))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return figure
-
-
-def news_days_faults(table: Table) -> Any:
-    rows = [row for row in table.rows if table.cell(row, "middle")]
-    figure, (axes,) = panels(1, 4.2)
-    shades = {0: "#eda27a", 1: "#f2c78f", 2: "#f3e2a9", 3: "#9fc9e6"}
-    for place, row in enumerate(rows):
-        for number, size in enumerate(("small", "middle", "large")):
-            severity, held, of = table.numbers(row, size)[:3]
-            axes.barh([place], [0.96], 0.9, left=number + 0.02, color=shades[round(held)])
-            axes.annotate(
-                f"{severity:g}: held {held:g} of {of:g}", (number + 0.5, place), ha="center", va="center", fontsize=8.5
-            )
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlim=(0, 3), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_xticks([0.5, 1.5, 2.5], ["small", "middle", "large"])
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    for side in ("top", "bottom", "left"):
-        axes.spines[side].set_visible(False)
-    return figure
-
-
-def gate(table: Table) -> Any:
-    families = {"bpr": BLUE, "two_tower": ORANGE, "sasrec": GREEN, "item2vec": PINK}
-    figure, places = panels(4, 2.5, share_y=True)
-    metrics = {"cosine_mean": "below", "cosine_p5": "below", "knn_overlap": "below", "canary_churn[genre]": "above"}
-    for axes, (metric, side) in zip(places, metrics.items(), strict=True):
-        for row, (family, colour) in enumerate(families.items()):
-            mean, spread, limit = table.numbers(metric, family)
-            dots_of_row = [[Measured(mean, spread)] if place == row else [] for place in range(len(families))]
-            dots(axes, list(families), {family: (colour, "o", dots_of_row)})
-            axes.plot([limit], [row], "|", color=colour, markersize=18, markeredgewidth=2.2)
-        axes.set(title=f"{metric}\n(held {side} the bar)")
-        axes.margins(x=0.15)
-        tell_start(axes)
     return figure

@@ -68,11 +68,6 @@ PLOTS = {
             Source("one_epoch", "| ml1m, 800,103"),
         ),
     ),
-    "adamar": Plot(
-        "Test AUC by epoch of three models with Adam and with AdamAR",
-        overfitting.adamar,
-        (Source("adamar", "| method | | WDL", keys=2),),
-    ),
     "alpha": Plot(
         "AUC lost by one half-life for all cases, by half-life",
         overfitting.alpha,
@@ -126,16 +121,6 @@ PLOTS = {
         refreshes.news_days_consumer,
         (Source("news_days", "| topic, frozen on day 0"),),
     ),
-    "news_days_faults": Plot(
-        "How many of three logs held each fault, by its severity",
-        refreshes.news_days_faults,
-        (Source("news_days", "| fault | small: held"),),
-    ),
-    "gate": Plot(
-        "Null refreshes of four families, and the limits that they call for",
-        refreshes.gate,
-        (Source("gate", "| mean ± spread (limit)"),),
-    ),
     "sse": Plot(
         "Test RMSE of MF with and without SSE, here and as published",
         quality.sse,
@@ -160,11 +145,6 @@ PLOTS = {
         "Test AUC of two labels: one job each, and models of both",
         quality.several_labels,
         (Source("several_labels", "| 4 epochs"), Source("several_labels", "| 8 epochs")),
-    ),
-    "hard_negatives": Plot(
-        "recall@20 by the share of hard negatives",
-        quality.hard_negatives,
-        (Source("hard_negatives", "| ml1m, 1,500 users, 3 epochs"),),
     ),
     "lookups": Plot(
         "Time of lookups by that of FBGEMM's plain one, before and after C++",

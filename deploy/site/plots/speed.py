@@ -98,9 +98,7 @@ def preparation(table: Table) -> Any:
 def feature_store(table: Table) -> Any:
     rows = {
         "get 1000 random ids, embedded, p50 (on an EPYC, three runs)": "embedded",
-        "get 1000 random ids, Redis, rows=packed, p50 (on an EPYC, beside other work, two runs)": "Redis, packed rows",
-        "the same, rows=keys (three runs)": "Redis, a key for each row",
-        "the same, rows=keys, large pages": "Redis, the same, large pages",
+        "get 1000 random ids, Redis, p50 (on an EPYC, beside other work, two runs)": "Redis",
     }
     figure, (axes,) = panels(1, 2.3)
     series = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.vectors.item_vectors import Array, ItemVectors, chunks, shared_rows
 
 
@@ -19,18 +20,14 @@ class Sampling:
     Attributes:
         seed: of the samples.
         k: the number of neighbours of ``knn_overlap``.
-        sigma: of the kernel of ``kernel_rms``.
         num_queries: items whose neighbours are compared.
         num_corpus: the most items among which neighbours are sought.
-        num_pairs: random pairs of ``kernel_rms``.
     """
 
     seed: int = 0
     k: int = 10
-    sigma: float = 0.4
     num_queries: int = 500
     num_corpus: int = 50_000
-    num_pairs: int = 20_000
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Shorter:
 MIN_EVIDENT = 30
 """Where fewer shared items are evident than this, all shared items are measured: a few would say little."""
 MIN_ROWS = 2
-"""Of training in each version, from which on an item is judged by what so many rows let it do: one is chance."""
+"""Fewest training rows, in both versions, for an item's norm to be judged; a single row is noise."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class Comparison:
         anchor: the version that drift is counted from; None: there is none before the previous one.
         metrics_before: what was measured of the previous version when it was the candidate.
         shorter: how much shorter its window is than those before it.
+        row_figures: figures of the rows that it was trained on, by name (``gate_checks.row_figures``).
+        models: its model beside the served one; None: they were not compared.
 
     Raises:
         ValueError: vectors of different dims.
@@ -88,6 +87,8 @@ class Comparison:
     anchor: ItemVectors | None = None
     metrics_before: Mapping[str, float] = field(default_factory=dict)
     shorter: Shorter = Shorter()
+    row_figures: Mapping[str, float | None] = field(default_factory=dict)
+    models: ModelComparison | None = None
 
     def __post_init__(self) -> None:
         if self.previous is not None and self.previous.dim != self.candidate.dim:

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit
+from embeddings.refresh.gate_checks.base import GateCheck, Limit, Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.vectors.item_vectors import Array, chunks, unit_rows
 from embeddings.vectors.lazy_rows import Vectors
-
-LOWEST_SHARE = 0.75
-"""Of the starting limit: as far as a calibration may lower it (docs/adr/0023)."""
 
 
 def effective_rank(vectors: Vectors, rows: Array) -> float:
@@ -33,17 +30,11 @@ def effective_rank(vectors: Vectors, rows: Array) -> float:
 
 @dataclass(frozen=True)
 class RankLimit(Limit):
-    """max(4, d/4), or d/2 where d is below 8, whose vectors can hardly reach 4.
+    """max(4, d/4), or d/2 where d is below 8, whose vectors can hardly reach 4; a job's own limit replaces it."""
 
-    A limit of one's own raises that, or lowers it by a quarter at most.
-    """
-
-    def starting_for(self, name: str, dim: float) -> float | None:
+    def starting_for(self, metrics: Metrics) -> float | None:
+        dim = metrics.get("dim", float("nan"))
         return max(4.0, dim / 4) if dim >= 8 else dim / 2
-
-    def binding(self, name: str, dim: float, own: float | None) -> float | None:
-        least = self.starting_for(name, dim)
-        return least if own is None or least is None else max(LOWEST_SHARE * least, float(own))
 
 
 class EffectiveRank(GateCheck):
@@ -59,7 +50,6 @@ class EffectiveRank(GateCheck):
             None,
             "the vectors have collapsed onto few directions: train longer, or with an init and a loss that "
             "determine the geometry (bpr, two_tower)",
-            calibrated=Calibrated(0.8, 0.0, loosest=LOWEST_SHARE),
         ),
     )
 

@@ -3,46 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit, Metrics
+from embeddings.refresh.gate_checks.base import STANDARD_ERROR, GateCheck, Limit
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.refresh.kernel_alignment import diagnostics
 from embeddings.refresh.probe import Probe, predict
 from embeddings.vectors.item_vectors import find_rows, keys_of
-
-_STANDARD_ERRORS = 2.0
-"""A probe's figures are shares of its items: a margin is at least so many standard errors of such a share, or a task
-of 150 items would hold every refresh that flips one more of them than the nulls did."""
-
-
-@dataclass(frozen=True)
-class ProbeLimit(Limit):
-    """The limit of a share of a probe's items; the metric ``size`` says of how many."""
-
-    size: str = ""
-
-    def from_nulls(self, name: str, worst: float, nulls: Sequence[Metrics]) -> float:
-        # Nulls that go on learning make a probe better; a refresh that does not is no fault.
-        return super().from_nulls(name, max(worst, 0.0), nulls)
-
-    def margin(self, name: str, nulls: Sequence[Metrics]) -> float:
-        assert self.calibrated is not None
-        return max(self.calibrated.margin, _STANDARD_ERRORS * self._standard_error(name, nulls))
-
-    def _standard_error(self, name: str, nulls: Sequence[Metrics]) -> float:
-        """Return sqrt(p (1 - p) / n), 0 where nulls do not say how many items there are.
-
-        p is the worst churn of the nulls, which bounds how much a drop can be, and n the fewest items that it was a
-        share of.
-        """
-        probe = name[name.index("[") :]
-        fewest = min(metrics.get(self.size + probe, 0.0) for metrics in nulls)
-        churn = max(metrics.get("canary_churn" + probe, 0.0) for metrics in nulls)
-        return math.sqrt(churn * (1.0 - churn) / fewest) if fewest > 0 and 0.0 <= churn <= 1.0 else 0.0
 
 
 class FrozenProbes(GateCheck):
@@ -51,32 +19,25 @@ class FrozenProbes(GateCheck):
     ``accuracy`` is that on the items kept for judging, ``drop`` what it lost since the day the probe was registered;
     ``churn`` the share of predictions, over all its items, that differ from those on the previous version; ``judged``
     and ``items`` are how many items accuracy and churn are shares of. Churn is that of evident items;
-    ``churn_all`` that of all, without a limit. Without one, too: ``alignment``,
-    ``alignment_lift`` and ``nw_accuracy`` (embeddings.refresh.kernel_alignment). Items without evidence in the
-    candidate, and for churn in either, do not count; NaN where none is left.
-
-    Starting limits: two points under the accuracy of the first day, and one prediction in four.
+    ``churn_all`` that of all. Only ``drop`` holds; the others inform, ``alignment``, ``alignment_lift`` and
+    ``nw_accuracy`` (embeddings.refresh.kernel_alignment) too. Items without evidence in the candidate, and for churn in
+    either, do not count; NaN where none is left.
     """
 
     about = "vectors"
     limits = (
-        ProbeLimit(
+        Limit(
             "canary_drop",
-            None,
+            0.02,
             "a consumer that is frozen like yours gets worse: look at the other metrics and at the data",
             at_most=True,
-            starting_in_group=0.02,
-            calibrated=Calibrated(1.0, 0.02),
-            size="canary_judged",
+            spread=0.01,
         ),
-        ProbeLimit(
+        Limit(
             "canary_churn",
             None,
             "a consumer that is frozen like yours changes its mind too often: look at the other metrics",
             at_most=True,
-            starting_in_group=0.25,
-            calibrated=Calibrated(1.3, 0.01),
-            size="canary_items",
         ),
     )
 
@@ -86,6 +47,7 @@ class FrozenProbes(GateCheck):
         for name, probe in comparison.probes.items():
             figures = _figures(probe, comparison)
             metrics.update({f"canary_{figure}[{name}]": value for figure, value in figures.items()})
+            metrics[f"canary_drop{STANDARD_ERROR}[{name}]"] = _standard_error(figures["churn"], figures["judged"])
         return metrics
 
 
@@ -117,3 +79,8 @@ def _figures(probe: Probe, comparison: Comparison) -> dict[str, float]:
         "items": float(judged_for_churn.sum()),
         **diagnostics(np.nan_to_num(vectors), codes, held_out.astype(bool), len(probe["classes"])),
     }
+
+
+def _standard_error(churn: float, num_items: float) -> float:
+    """Return the standard error of a change of accuracy on so many items; churn bounds how many of them change."""
+    return math.sqrt(churn * (1.0 - churn) / num_items) if num_items > 0 and 0.0 <= churn <= 1.0 else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit
+from embeddings.refresh.gate_checks.base import GateCheck, Limit
 from embeddings.refresh.gate_checks.comparison import Comparison, share
 
 
@@ -19,7 +19,6 @@ class Rows(GateCheck):
             "coverage",
             0.95,
             "live items have no vector: check the training data and the evidence of the rows, then run again",
-            calibrated=Calibrated(1.0, 0.02),
         ),
     )
 

@@ -258,7 +258,7 @@ class Mirror(CollectionDirectory):
             if known is not None and known["sha256"] == sha256:
                 files[path] = known
             else:
-                name = self.remote.put(path, file, sha256, self._parent_object(path))
+                name = self.remote.put(path, file, sha256)
                 files[path] = {"sha256": sha256, "bytes": file.stat().st_size, "object": name}
         for path, entry in self._files.items():
             # Documents are all here: one that is not was removed. Data was perhaps never fetched.
@@ -296,13 +296,6 @@ class Mirror(CollectionDirectory):
         file = PurePosixPath(path)
         manifest = self.read_manifest(file.parent.name)
         return None if manifest is None else manifest.file(file.name)
-
-    def _parent_object(self, path: str) -> str | None:
-        file = PurePosixPath(path)
-        if not (_is_data(path) and is_items_file(file.name)):
-            return None
-        manifest = self.read_manifest(file.parent.name)
-        return None if manifest is None or manifest.parent is None else self._items_object(manifest.parent)
 
     def _items_object(self, version: str) -> str | None:
         manifest = self.read_manifest(version)

@@ -6,7 +6,7 @@
     PREFIXNAME:LOCK                         token of the one writer, with an end
     PREFIXNAME:objects                      set of objects
     PREFIXNAME:object:OBJECT                a document or file, in pieces
-    PREFIXNAME:rows.TOKEN:WHAT, PREFIX.TOKEN:ID     what is said of item rows, and each row (redis_rows.py)
+    PREFIXNAME:rows.TOKEN:WHAT              item rows (redis_packed.py, redis_rows.py)
 
 The index is replaced by a script that looks at the lock first, so a writer that lost it commits nothing. A server that
 was restarted while rows were loaded may have lost some of them: its run id is compared before the commit. See
@@ -30,7 +30,7 @@ from redis.retry import Retry
 from embeddings.store.backends.redis_packed import PackedReader, load_packed
 from embeddings.store.backends.redis_protocol import Client, ask
 from embeddings.store.backends.redis_reader import RedisReader
-from embeddings.store.backends.redis_rows import RowKeys, load_rows, remove_rows, rows_info
+from embeddings.store.backends.redis_rows import RowKeys, remove_rows, rows_info
 from embeddings.store.backends.remote import content_name
 from embeddings.store.backends.remote_store import RemoteStore
 from embeddings.store.files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
@@ -43,7 +43,6 @@ from embeddings.vectors.item_vectors import Array
 FOLLOW_SECONDS = 0.0
 GRACE_SECONDS = 600.0
 OPTIONS = ("prefix", "grace_seconds", "rows")
-LAYOUTS = ("keys", "packed")
 _PIECE_BYTES = 1 << 22
 _CONNECT_SECONDS = 3.0
 _SOCKET_SECONDS = 20.0
@@ -65,9 +64,8 @@ _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL
 def open_redis(text: str) -> RemoteStore:
     """Return the store at ``redis://HOST:PORT/DB``.
 
-    Options: ``prefix`` of all keys (``evenkeel:``), ``grace_seconds`` for which rows of a version outlive it (600),
-    ``rows`` in which versions are loaded: ``keys``, one for each item, or ``packed``, for readers that hold the ids
-    (redis_packed.py); and the options of every remote store.
+    Options: ``prefix`` of all keys (``evenkeel:``), ``grace_seconds`` for which rows of a version outlive it (600);
+    and the options of every remote store. ``rows=packed`` says what is so in any case.
 
     Raises:
         ValueError: an option that does not exist, or a value that cannot be.
@@ -86,16 +84,18 @@ def open_redis(text: str) -> RemoteStore:
     if not grace_seconds >= 0:
         raise ValueError(f"store url '{url.url}': grace_seconds is {url.options['grace_seconds']!r}, expected seconds")
 
-    layout = url.options.get("rows", "keys")
-    if layout not in LAYOUTS:
-        raise ValueError(f"store url '{url.url}': rows is {layout!r}, expected {' or '.join(LAYOUTS)}")
+    if url.options.get("rows", "packed") != "packed":
+        raise ValueError(
+            f"store url '{url.url}': rows={url.options['rows']} was removed: versions are loaded packed, and those "
+            "that have a key for each row are read as before: leave rows out"
+        )
 
     def names() -> list[str]:
         with reaching(url.url):
             return [name.decode() for name in client.smembers(f"{prefix}collections")]
 
     def collection(name: str) -> InRedis:
-        return InRedis(client, prefix, name, url, grace_seconds, layout)
+        return InRedis(client, prefix, name, url, grace_seconds)
 
     store = RemoteStore(url.url, url.cache, names, collection, url.follow_seconds)
     weakref.finalize(store, client.connection_pool.disconnect)
@@ -147,9 +147,7 @@ class InRedis:
 
     items_stay_there = True
 
-    def __init__(
-        self, client: Client, prefix: str, name: str, url: StoreUrl, grace_seconds: float, layout: str = "keys"
-    ):
+    def __init__(self, client: Client, prefix: str, name: str, url: StoreUrl, grace_seconds: float):
         self._client = client
         self._all_names = f"{prefix}collections"
         self._name = name
@@ -157,8 +155,6 @@ class InRedis:
         self._where = f"{url.url} ({self._base})"
         self._lease_seconds = url.lease_seconds
         self._grace_seconds = grace_seconds
-        self._layout = layout
-        self._prefix = prefix
         self._revision = f"{self._base}:revision".encode()
         # Packed once: it goes ahead of what is read.
         self._ask_revision = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(self._revision), self._revision)
@@ -194,16 +190,13 @@ class InRedis:
                 "unchanged; run again"
             )
 
-    def put(self, path: str, file: Path, sha256: str, parent: str | None) -> str:
+    def put(self, path: str, file: Path, sha256: str) -> str:
         with reaching(self._where):
             if is_items_file(PurePosixPath(path).name):
                 name = f"rows.{uuid.uuid4().hex[:12]}"
                 self._refuse_eviction()
                 self._client.sadd(f"{self._base}:objects", name)
-                if self._layout == "packed":
-                    load_packed(self._client, self._keys(name), file)
-                else:
-                    load_rows(self._client, self._keys(name), file, None if parent is None else self._keys(parent))
+                load_packed(self._client, self._keys(name), file)
                 return name
             name = content_name(path, sha256)
             key = f"{self._base}:object:{name}"
@@ -285,7 +278,7 @@ class InRedis:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _keys(self, name: str) -> RowKeys:
-        return RowKeys(f"{self._base}:{name}", self._prefix)
+        return RowKeys(f"{self._base}:{name}")
 
     def _reach(self) -> contextlib.AbstractContextManager[None]:
         return reaching(self._where)

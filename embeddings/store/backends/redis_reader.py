@@ -21,6 +21,7 @@ from embeddings.store.backends.redis_rows import (
     gone,
     no_columns,
 )
+from embeddings.store.files import UnknownVersion
 from embeddings.store.manifest import VersionManifest
 from embeddings.store.version import VersionReader, items_of, matrix_of
 from embeddings.vectors.half_precision import as_float32
@@ -55,11 +56,16 @@ class RedisReader(VersionReader):
     def lookup_given(self, ids: Any, key: bytes, value: bytes) -> tuple[Array, Array] | None:
         """Return :meth:`lookup` if Redis has ``value`` at ``key``, else None.
 
-        Both are asked in the same command.
+        Both are asked in the same command. Rows that went with a switch are no error.
         """
         try:
             return self._lookup(ids, Given(key, value))
         except Switched:
+            return None
+        except UnknownVersion:
+            with self._reach():
+                if self._rows.client.get(key) == value:
+                    raise
             return None
 
     def _lookup(self, ids: Any, given: Given | None) -> tuple[Array, Array]:

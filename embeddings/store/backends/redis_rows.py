@@ -1,17 +1,19 @@
-"""Item rows in Redis: how they are loaded, looked up, read whole, and left to go.
+"""Item rows in Redis: what every version has, and versions that earlier releases loaded with a key for each row.
 
     BASE            of a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
-    BASE:info       JSON: rows, dim, dtype, chunks, base (the rows this one rests on, or null), row_keys (what is before
-                    the ids in their keys), blocks (0; more where vectors lie as redis_packed.py has it)
+    BASE:info       JSON: rows, dim, dtype, chunks, and blocks, block_rows (redis_packed.py)
     BASE:chunk:K    everything of some thousand items but their vectors, as an Arrow stream, ids ascending
-    BASE:gone       ids that the base has and this version has not, as an Arrow stream
     BASE:alive      there from the end of the load until the rows may go
-    PREFIX.TOKEN:ID vector bytes, then one byte of status; ID in decimals, or the string id itself. Short, as there are
-                    as many of them as rows, and no name of a collection begins with a dot
 
-**Deltas.** A version may hold only the rows that differ from an earlier version's, its base, with a tombstone for each
-id that the base has and it has not. What is not in the delta is looked up in the base. A base rests on nothing itself,
-and stays as long as rows rest on it. Rows are compared byte by byte, never by hashes.
+Versions without blocks are read and removed, not written; their ``info`` has row_keys (what is before the ids in their
+keys) and base (the rows that these rest on, or null).
+
+    BASE:gone       ids that the base has and this version has not, as an Arrow stream
+    PREFIX.TOKEN:ID vector bytes, then one byte of status; ID in decimals, or the string id itself
+
+Such a version may hold only the rows that differ from its base, with a tombstone for each id that the base has and it
+has not. What it does not hold is looked up in the base, which rests on nothing itself, and stays as long as rows rest
+on it.
 
 **Never a mix.** Rows are written once. A lookup asks for ``alive`` in the same MGET as for the rows, and a command is
 atomic in Redis: either all that was loaded is there, or the reader is told that the version is gone. Whether there was
@@ -20,32 +22,26 @@ a switch can be asked in it too.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from embeddings.store.backends.redis_protocol import Client, Loader, ask, id_bytes, packed_mget
+from embeddings.store.backends.redis_protocol import Client
 from embeddings.store.files import UnknownVersion
-from embeddings.store.version import items_of, key_column, keys_of_column, matrix_of, read_arrow
-from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
+from embeddings.store.version import key_column, keys_of_column
+from embeddings.vectors.item_vectors import Array
 
 CHUNK_ROWS = 8192
 EXPIRED_ROWS = 256
 """Rows in one command: so many that the way there and back does not count, so few that others need not wait long."""
-SAMPLE_ROWS = 1000
-DELTA_AT_MOST = 0.3
-"""A version of which a larger share is new is loaded whole: lookups of deltas may need two round trips."""
 
 
 class RowKeys(NamedTuple):
     """Keys of the rows of one version."""
 
     base: str
-    prefix: str
 
     def info(self) -> str:
         return f"{self.base}:info"
@@ -62,79 +58,8 @@ class RowKeys(NamedTuple):
     def block(self, number: int) -> str:
         return f"{self.base}:block:{number}"
 
-    def row(self) -> bytes:
-        return f"{self.prefix}.{self.base.rpartition('.')[2]}:".encode()
-
     def sibling(self, name: str) -> RowKeys:
         return self._replace(base=f"{self.base.rpartition(':')[0]}:{name}")
-
-    @property
-    def name(self) -> str:
-        return self.base.rpartition(":")[2]
-
-
-# --- loading ---------------------------------------------------------------------------------------------------------
-
-
-def load_rows(client: Client, keys: RowKeys, file: Path, parent: RowKeys | None) -> None:
-    """Load the rows of ``items.arrow``, as a delta on ``parent``'s where few differ; raise the client's errors."""
-    batch = read_arrow(file)
-    items = items_of(batch)
-    vectors = matrix_of(batch.column("vector"))
-    base = None
-    # On rows that Redis lost nothing can rest.
-    with contextlib.suppress(UnknownVersion):
-        base = None if parent is None else _base_for(client, parent, items, vectors)
-    num_chunks = -(-len(items) // CHUNK_ROWS)
-    info = {
-        "rows": len(items), "dim": items.dim, "dtype": str(vectors.dtype), "chunks": num_chunks,
-        "base": None if base is None else base.name, "row_keys": keys.row().decode(), "blocks": 0,
-    }  # fmt: skip
-    client.set(keys.info(), json.dumps(info))
-    gone = np.empty(0, dtype=items.keys.dtype)
-    with Loader(client) as loader:
-        before = None if base is None else RowsReader(client, base)
-        for number in range(num_chunks):
-            part = slice(number * CHUNK_ROWS, min((number + 1) * CHUNK_ROWS, len(items)))
-            # Which ids are being written is there before they are, so that the rows of a dead writer can be removed.
-            loader.send_set(keys.chunk(number), columns_stream(batch.slice(part.start, part.stop - part.start)))
-            ids, values = items.keys[part], row_values(vectors[part], items.statuses[part])
-            if before is not None:
-                changed = (before.values(ids) != values).any(axis=1)
-                ids, values = ids[changed], values[changed]
-            loader.send_rows(keys.row(), ids, values)
-        if before is not None:
-            known = before.columns().keys
-            gone = known[~np.isin(known, items.keys)]
-            loader.send_set(keys.gone(), columns_stream(pa.record_batch({"key": key_column(gone)})))
-            loader.send_rows(keys.row(), gone, np.zeros((len(gone), 1), dtype=np.uint8))
-    client.set(keys.alive(), "1")
-
-
-def _base_for(client: Client, parent: RowKeys, items: ItemVectors, vectors: Array) -> RowKeys | None:
-    """Return the rows that a delta may rest on, None where the version is better loaded whole."""
-    info = rows_info(client, parent)
-    if info["blocks"] or not info["rows"] or not len(items):
-        return None
-    base = parent if info["base"] is None else parent.sibling(info["base"])
-    if (info["dim"], info["dtype"]) != (items.dim, str(vectors.dtype)) or not client.exists(base.alive()):
-        return None
-    reader = RowsReader(client, base)
-    rows = np.unique(np.linspace(0, len(items) - 1, SAMPLE_ROWS).astype(np.int64))
-    values = reader.values(items.keys[rows])
-    if (values != row_values(vectors[rows], items.statuses[rows])).any(axis=1).mean() > DELTA_AT_MOST:
-        return None
-    known = reader.columns().keys
-    if known.dtype.kind != items.keys.dtype.kind:
-        return None
-    num_gone = len(known) - len(shared_rows(known, items.keys)[0])
-    return base if num_gone <= DELTA_AT_MOST * len(items) else None
-
-
-def row_values(vectors: Array, statuses: Array) -> Array:
-    """Return the bytes that are stored, uint8 [n, bytes of a vector + 1]."""
-    raw = np.ascontiguousarray(vectors).view(np.uint8)
-    return np.concatenate([raw, statuses.reshape(-1, 1)], axis=1)
 
 
 _EXPIRE = "for i = 2, #ARGV do redis.call('PEXPIRE', KEYS[1] .. ARGV[i], ARGV[1]) end"
@@ -169,7 +94,7 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
         content = client.get(name)
         if content is None:
             continue
-        ids = [] if info["blocks"] else id_bytes(keys_of_column(_batch(content).column("key"))).tolist()
+        ids = [] if info["blocks"] else _id_bytes(keys_of_column(_batch(content).column("key")))
         for start in range(0, len(ids), EXPIRED_ROWS):
             part = ids[start : start + EXPIRED_ROWS]
             if milliseconds > 1:
@@ -263,7 +188,7 @@ class RowsReader:
         key, expected = given or (alive, None)
         for start in range(0, len(ids), CHUNK_ROWS) if len(ids) else (0,):
             part = ids[start : start + CHUNK_ROWS]
-            now, is_alive, *rows = ask(self.client, packed_mget((key, alive), self._row, part))
+            now, is_alive, *rows = self.client.mget([key, alive, *(self._row + one for one in _id_bytes(part))])
             if given is not None and now != expected:
                 raise Switched
             if is_alive is None:
@@ -298,6 +223,12 @@ def no_columns(id_type: str) -> Columns:
         "count": pa.array([], pa.int64()),
     }
     return Columns(keys, pa.record_batch(columns))
+
+
+def _id_bytes(keys: Array) -> list[bytes]:
+    """Return ids as they stand in Redis' keys."""
+    ids: list[bytes] = (keys.astype("S20") if keys.dtype.kind == "i" else keys).tolist()
+    return ids
 
 
 # --- Arrow -----------------------------------------------------------------------------------------------------------

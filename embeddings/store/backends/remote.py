@@ -34,11 +34,8 @@ class Remote(Protocol):
         """Replace the index in one step; raise StoreBusy if this writer does not hold the lock any more."""
         ...
 
-    def put(self, path: str, file: Path, sha256: str, parent: str | None) -> str:
-        """Put a file's content there, and return the object's name.
-
-        ``parent`` is the object of the same file in the version before this one.
-        """
+    def put(self, path: str, file: Path, sha256: str) -> str:
+        """Put a file's content there, and return the object's name."""
         ...
 
     def fetch(self, name: str, to: Path) -> None:

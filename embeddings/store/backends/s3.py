@@ -140,7 +140,7 @@ class Objects:
         with reaching(self._where):
             self._write(INDEX_FILE, index)
 
-    def put(self, path: str, file: Path, sha256: str, parent: str | None) -> str:
+    def put(self, path: str, file: Path, sha256: str) -> str:
         name = content_name(path, sha256)
         with reaching(self._where), open(file, "rb") as source:
             with self._connected().open_output_stream(f"{self._base}/{name}") as target:

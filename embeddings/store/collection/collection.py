@@ -440,7 +440,7 @@ class Collection:
     # --- settings --------------------------------------------------------------------------------------------------
 
     def settings(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return the collection's settings of one kind (``calibration``, ``canary``), by name."""
+        """Return the collection's settings of one kind (``canary``, say), by name."""
         return self._settings.read(kind)
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:

@@ -124,6 +124,7 @@ class CollectionDirectory:
 
     def save_state(self, version: str, document: dict[str, Any]) -> None:
         """Replace the document that :meth:`read_state` returns; under the writer lock."""
+        make_directory(self.states)  # a mirror has it only where there was a state to fetch
         replace_document(self.states / f"{version}.json", document)
 
     def is_expired(self, version: str) -> bool:

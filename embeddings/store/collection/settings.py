@@ -1,4 +1,4 @@
-"""Settings of a collection: small documents by kind and name, such as calibrations and probes."""
+"""Settings of a collection: small documents by kind and name, such as probes."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
 async def erase(request: Request, collection: str, body: Ids, principal: Writer) -> Erased:
     """Remove the rows of the ids from every kept version; they stay out until they are readmitted.
 
-    They are removed from scratch collections of `evenkeel calibrate` too, which the answer does not count.
+    They are removed from scratch collections of earlier versions too, which the answer does not count.
     """
 
     def remove() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Routes of a collection's gate: its canaries, and its calibration by null refreshes."""
+"""Routes of a collection's gate: its canaries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from embeddings.refresh import calibration, probe
+from embeddings.refresh import probe
 from embeddings.store import NAME_PATTERN
 from service.api.routes.collections import existing
 from service.core import errors, json_schema, thread_pools
@@ -34,51 +34,6 @@ class CanaryRequest(BaseModel):
     uri: str | None = None
     seed: int = 0
     copy_from: Name | None = None
-
-
-class CalibrationRequest(BaseModel):
-    """The null refreshes to calibrate with, and limits to set by hand.
-
-    ``versions`` belong to the scratch collection ``nulls``; each is a null refresh that is compared with the one before
-    it. ``limits`` by metric replace the measured ones.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    nulls: Name
-    versions: list[str] = Field(min_length=1, max_length=100)
-    limits: dict[str, float] = {}
-
-
-@router.get("/calibration", dependencies=[read_features], responses=errors.responses(404))
-async def get_calibrations(request: Request, collection: str) -> dict[str, Any]:
-    """Return limits and null measurements by model family; empty before the first calibration."""
-    return await in_store(lambda: {"items": _settings(request, collection, calibration.SETTINGS)})
-
-
-@router.post("/calibration", dependencies=[write_features], responses=errors.responses(404, 507))
-async def calibrate(request: Request, collection: str, body: CalibrationRequest) -> dict[str, Any]:
-    """Calibrate the gate with null refreshes that were published to a scratch collection.
-
-    The older versions of the scratch collection are deleted afterwards.
-    """
-
-    if body.nulls == collection:
-        # Its versions would be given up: what it could be rolled back to.
-        raise errors.invalid(
-            FieldProblem("nulls", f"'{collection}' is no scratch collection: publish the nulls to another one")
-        )
-
-    def measured() -> dict[str, Any]:
-        nulls = existing(request, body.nulls)
-        # Of what is served elsewhere the versions that it could be rolled back to would be given up.
-        result = calibration.calibrate(
-            existing(request, collection), nulls, body.versions, overrides=body.limits, only_nulls=True
-        )
-        nulls.retain(1)
-        return result.as_document()
-
-    return await in_store(measured)
 
 
 @router.get("/canaries", dependencies=[read_features], responses=errors.responses(404))

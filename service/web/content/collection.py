@@ -46,6 +46,7 @@ def _version(manifest: dict[str, Any], current: str | None) -> dict[str, Any]:
     return {
         **manifest,
         "why": why_held(manifest) if manifest["state"] == "held" else None,
+        "comparison": manifest.get("comparison"),
         "is_current": version == current,
         "can_promote": version != current
         and manifest["state"] not in ("expired", "candidate")

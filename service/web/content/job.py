@@ -43,6 +43,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
         "finding": document["finding"] if job["metrics"] else None,
         "drift": document["drift"],
         "warnings": document["warnings"],
+        "comparison": (document["publication"] or {}).get("comparison"),
         "loss": loss_chart(job),
         "charts": charts_of(document),
         "speed": await asyncio.to_thread(progress_charts, run_dir, job["attempt"]),

@@ -14,6 +14,7 @@ from service.core.errors import not_found
 from service.jobs import job_records
 from service.web.visit import Visit
 from trainer.spec import JobSpec
+from trainer.spec.stored import to_run
 
 NUM_DATASETS = 200
 
@@ -33,7 +34,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
             row = await job_records.get(connection, source)
             if visit.principal.sees not in (None, row["tenant"]):
                 raise not_found("job", source)
-            spec = without_defaults(row["spec"])
+            spec = without_defaults(to_run(row["spec"]))
     return {"spec": spec, "copied": source, "datasets": datasets, "schema": schema()}
 
 
@@ -53,7 +54,10 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
     try:
         spec = JobSpec.model_validate(document)
         short = spec.model_dump(mode="json", exclude_defaults=True)
-        return short if JobSpec.model_validate(short) == spec else document
+        # A default that depends on other fields.
+        optimizer = {name: value for name, value in short.get("optimizer", {}).items() if name != "decay"}
+        shorter = short | ({"optimizer": optimizer} if optimizer else {})
+        return next((one for one in (shorter, short) if JobSpec.model_validate(one) == spec), document)
     except ValidationError:
         return document
 

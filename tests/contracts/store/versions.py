@@ -194,16 +194,16 @@ class Versions(Base):
 
     def test_settings_are_kept_and_replaced(self, collection: Collection, again: Reopen) -> None:
         publish(collection, items([1], 1))
-        assert collection.settings("calibration") == {}
-        collection.save_settings("calibration", "bpr", {"limits": {"cosine_mean": 0.9}})
-        collection.save_settings("calibration", "two_tower", {"limits": {}})
+        assert collection.settings("limits") == {}
+        collection.save_settings("limits", "bpr", {"limits": {"cosine_mean": 0.9}})
+        collection.save_settings("limits", "two_tower", {"limits": {}})
         collection.save_settings("canary", "bpr", {"other": 1})
-        collection.save_settings("calibration", "bpr", {"limits": {"cosine_mean": 0.95}})
+        collection.save_settings("limits", "bpr", {"limits": {"cosine_mean": 0.95}})
         found = again().collection("items")
         kept = {"bpr": {"limits": {"cosine_mean": 0.95}}, "two_tower": {"limits": {}}}
-        assert found.settings("calibration") == kept
-        found.save_settings("calibration", "two_tower", None)
-        assert set(collection.settings("calibration")) == {"bpr"}
+        assert found.settings("limits") == kept
+        found.save_settings("limits", "two_tower", None)
+        assert set(collection.settings("limits")) == {"bpr"}
         assert collection.settings("canary") == {"bpr": {"other": 1}}
         with pytest.raises(ValueError, match=r"canary name '\.\./x'"):
             collection.save_settings("canary", "../x", {})

@@ -140,8 +140,6 @@ OPTIMIZERS = {
     "adam-lazy": Adam(0.1, moments="lazy"),
     "adam_w": AdamW(0.1, weight_decay=0.1, first_touch="literal", eps_inside_root=True),
     "adam_ar": AdamAR(0.1, alpha=0.02, schedule=LinearWarmup(warmup_steps=3)),
-    # A decay that waits for the update, with nothing to correct at a read.
-    "adagrad_ar-at-update": AdagradAR(0.1, alpha=0.1, decay="at_update"),
     "rowwise_adagrad": RowwiseAdagrad(0.1),
     "rmsprop": RMSprop(0.1, clip_row_norm=1.0),
     "rmsprop_ar": RMSpropAR(0.1, alpha=0.1, eps_inside_root=True),

@@ -254,7 +254,7 @@ def test_lazy_moments_are_not_dense_adam():
         (lambda: AdamW(first_touch="never"), "keep or literal"),
         (lambda: AdamAR(first_touch="never"), "keep or literal"),
         (lambda: AdamAR(decay="by_epoch"), "needs the number of steps"),
-        (lambda: AdamAR(epoch_steps=9), "the others have none"),
+        (lambda: AdamAR(epoch_steps=9), "at_read has none"),
         (lambda: AdamAR(decay="by_epoch", epoch_steps=0), "at least 1, not 0"),
         (lambda: AdagradAR(first_touch="never"), "keep or literal"),
         (lambda: AdagradAR(alpha=0.0), "use Adagrad"),

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embeddings.refresh.gate import decide
+from embeddings.refresh.gate import Limits, decide
 from embeddings.refresh.gate_checks.comparison import MIN_EVIDENT, Comparison
 from embeddings.refresh.gate_metrics import measure
-from embeddings.refresh.procrustes import procrustes, rotate
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Settings, publish_candidate
 from embeddings.refresh.settings import Evidence, Gate
@@ -52,18 +51,15 @@ def test_what_is_measured_of_evident_items_against_plain_figures() -> None:
     assert measured["cosine_low"] == (cosines[TAIL:] < 0.65).mean()
     assert measured["cosine_mean_all"] == pytest.approx(cosines.mean())
     assert measured["cosine_low_all"] == pytest.approx((cosines < 0.65).mean())
-    assert "cosine_mean[0-9]" not in measured
-    # The neighbours and the kernel of the evident ones alone are as if there were no others.
+    # The neighbours of the evident ones alone are as if there were no others.
     alone = np.arange(TAIL, N)
     of_these = [ItemVectors(alone, items.vectors[TAIL:], counts=COUNTS[TAIL:]) for items in (old, new)]
     expected = measure(Comparison(*of_these, np.ones(len(alone), dtype=bool), min_count=5))
-    for name in ("knn_overlap", "kernel_rms"):
-        assert measured[name] == expected[name]
-        assert f"{name}_all" not in expected
+    assert measured["knn_overlap"] == expected["knn_overlap"]
+    assert "knn_overlap_all" not in expected
     assert measured["knn_overlap_all"] < 0.5 < measured["knn_overlap"]
-    assert measured["kernel_rms_all"] > 2 * measured["kernel_rms"]
     assert decide(measured).passed
-    assert {"cosine_mean", "cosine_p5", "cosine_low"} <= set(decide(metrics(old, new, min_count=0)).failed)
+    assert {"cosine_mean", "cosine_low"} <= set(decide(metrics(old, new, min_count=0)).failed)
 
 
 def test_either_version_may_be_the_one_that_knows_little() -> None:
@@ -106,18 +102,21 @@ def test_items_that_others_have_replaced_are_no_loss_and_those_that_nobody_has_a
     churn = lost(range(1000), range(750, 1750))
     assert churn["newly_carried"] == churn["newly_carried_traffic"] == 0.75
     assert (churn["unreplaced"], churn["unreplaced_traffic"]) == (0.0, 0.0)
-    assert not {"newly_carried", "unreplaced", "unreplaced_traffic"} & set(decide(churn).failed)
+    assert "unreplaced" not in decide(churn).failed
     truncated = lost(range(1000), range(750, 1000))
     assert truncated["unreplaced"] == truncated["unreplaced_traffic"] == 0.75
-    assert {"unreplaced", "unreplaced_traffic"} <= set(decide(truncated).failed)
+    assert "unreplaced" in decide(truncated).failed
     half_replaced = lost(range(1000), range(750, 1250))
     assert half_replaced["unreplaced"] == pytest.approx(0.5)
     # Ids that have changed are replaced, too: more than were ever before are gone.
     usual = lost(range(1000), range(750, 1750), metrics_before={"newly_carried": 0.7})
     assert usual["newly_carried_rise"] == pytest.approx(0.05)
     sudden = lost(range(1000), range(750, 1750), metrics_before={"newly_carried": 0.1})
-    assert "newly_carried_rise" in decide(sudden).failed
-    assert "newly_carried" in decide(lost(range(1000), range(960, 1960))).failed
+    own = Limits(own={"newly_carried_rise": 0.5, "newly_carried": 0.95})
+    assert not {*own.own} & {*decide(usual, own).failed}
+    assert {*own.own} & {*decide(sudden, own).failed} == {"newly_carried_rise"}
+    replaced = lost(range(1000), range(960, 1960))
+    assert {*own.own} & {*decide(replaced, own).failed} == {"newly_carried"}
 
 
 def test_items_that_nobody_has_found_for_a_week_do_not_make_a_version_old() -> None:
@@ -192,32 +191,6 @@ def test_drift_is_held_until_somebody_promotes_it_and_is_counted_from_there(stor
     # Retention leaves it, as it leaves the first of the generation.
     assert collection.manifest(end.version)["state"] == "superseded"
     assert following.metrics["anchor_cosine"] > 0.9
-
-
-# --- the rotation -----------------------------------------------------------------------------------------------------
-
-
-def test_a_weighted_rotation_is_that_of_pairs_taken_so_often() -> None:
-    source, target = geometry(0, 300), geometry(1, 300)
-    times = np.random.default_rng(0).integers(1, 5, 300)
-    expected = procrustes(np.repeat(source, times, axis=0), np.repeat(target, times, axis=0))
-    np.testing.assert_allclose(procrustes(source, target, weights=times, chunk_rows=64), expected, atol=1e-5)
-    # Rows too long for float32 squares take the other way.
-    wide = source.astype(np.float64) * 1e200
-    np.testing.assert_allclose(procrustes(wide, target, weights=times), expected, atol=1e-5)
-    alike = procrustes(source, target, weights=np.full(300, 2.0))
-    np.testing.assert_allclose(alike, procrustes(source, target), atol=1e-6)
-
-
-def test_pairs_of_few_rows_weigh_little_where_that_is_asked_for(store: Store) -> None:
-    publish(store, day(0))
-    settings = Settings(evidence=Evidence(align_half_count=10.0), ema=None, gate=Gate("off"))
-    candidate = day(1)
-    written = publish(store, candidate, settings).version
-    served = store.collection("items").open("v000001")
-    weights = COUNTS / (COUNTS + 10.0)
-    expected = rotate(candidate.vectors, procrustes(candidate.vectors, served.vectors, weights=weights))
-    np.testing.assert_allclose(store.collection("items").open(written).vectors, expected, atol=1e-5)
 
 
 # --- what is served ---------------------------------------------------------------------------------------------------

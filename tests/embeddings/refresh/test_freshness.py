@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from embeddings.refresh import probe
-from embeddings.refresh.calibration import calibrate
 from embeddings.refresh.procrustes import procrustes, rotate
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Gate, MovingAverage, Settings, publish_candidate
@@ -123,23 +121,17 @@ def test_a_consumer_of_published_vectors_is_as_good_as_one_of_raw_ones(store: St
     assert accuracy(store.collection("items").open().vectors) >= 0.98 * on_raw
 
 
-def test_honest_refreshes_are_published_by_a_calibrated_gate(store: Store) -> None:
-    """Nine days that go on drifting one way, so that the average lags behind; the nulls drift as well."""
+def test_honest_refreshes_are_published(store: Store) -> None:
+    """Nine days that go on drifting one way, so that the average lags behind, read by a canary."""
     direction = np.random.default_rng(8).standard_normal((N, D))
 
-    def refresh(name: str, day: int, seed: int, mode: Any) -> Publication:
-        places = truth() + 0.04 * day * direction
-        return publish(store, trained(seed, places), Settings(gate=Gate(mode)), name)
+    def refresh(day: int) -> Publication:
+        return publish(store, trained(40 + day, truth() + 0.04 * day * direction))
 
-    for name in ("items", "scratch"):
-        refresh(name, 0, 0, "report")
-    probe.register(store.collection("scratch"), "cluster", np.arange(N), cluster_of(np.arange(N)).tolist())
-    probe.copy_to(store.collection("scratch"), store.collection("items"))
-    nulls = [str(refresh("scratch", day, 20 + day, "report").version) for day in range(1, 6)]
-    found = calibrate(store.collection("items"), store.collection("scratch"), nulls)
-    assert found.limits["cosine_mean"] > 0.9
-    ends = [refresh("items", day, 40 + day, "enforce") for day in range(1, 10)]
-    assert sum(end.status == "published" for end in ends) >= 8
+    refresh(0)
+    probe.register(store.collection("items"), "cluster", np.arange(N), cluster_of(np.arange(N)).tolist())
+    ends = [refresh(day) for day in range(1, 10)]
+    assert [end.status for end in ends] == ["published"] * 9
     # And it holds a table whose rows are somebody else's.
     broken = trained(60, truth() + 0.4 * direction)
     broken[:80] = broken[np.random.default_rng(0).permutation(80)]

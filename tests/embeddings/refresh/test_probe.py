@@ -90,7 +90,6 @@ def test_an_honest_refresh_passes_and_its_figures_are_in_the_manifest(store: Sto
     assert limits["canary_drop[cluster]"] == 0.02
     drop = document["accuracy"] - end.metrics["canary_accuracy[cluster]"]  # type: ignore[operator]
     assert end.metrics["canary_drop[cluster]"] == pytest.approx(drop)
-    assert limits["canary_churn[cluster]"] == 0.25
 
 
 def test_metrics_against_plain_ones(store: Store, collection: Collection) -> None:
@@ -104,7 +103,9 @@ def test_metrics_against_plain_ones(store: Store, collection: Collection) -> Non
     after = probe.predict(document, candidate.vectors)
     judged = evidence & np.array(document["held_out"], dtype=bool)
     assert metrics["canary_accuracy[cluster]"] == pytest.approx((after == labels())[judged].mean())
-    assert metrics["canary_churn[cluster]"] == pytest.approx((after != before)[evidence].mean())
+    churn = (after != before)[evidence].mean()
+    assert metrics["canary_churn[cluster]"] == pytest.approx(churn)
+    assert metrics["canary_drop_se[cluster]"] == pytest.approx(np.sqrt(churn * (1 - churn) / judged.sum()))
 
 
 def test_a_canary_sees_what_the_cosines_do_not(store: Store, collection: Collection) -> None:
@@ -121,7 +122,7 @@ def test_a_canary_sees_what_the_cosines_do_not(store: Store, collection: Collect
     end = publish(store, (rows + np.where(near[:, None], push, 0)).astype(np.float32))
     assert end.status == "held"
     failed = {check["metric"] for check in end.gate if check["verdict"] == "fail"}
-    assert failed == {"canary_drop[cluster]", "canary_churn[cluster]"}
+    assert failed == {"canary_drop[cluster]"}
     assert "frozen like yours" in " ".join(end.reasons)
 
 
@@ -167,13 +168,13 @@ def test_what_cannot_be_registered(store: Store, collection: Collection) -> None
     assert probe.summary(collection.settings("canary")["some"])["num_items"] == N // 2
 
 
-def test_a_copy_for_the_nulls_of_a_calibration(store: Store, collection: Collection) -> None:
+def test_a_copy_reads_another_collection(store: Store, collection: Collection) -> None:
     registered(collection)
     rows = ItemVectors(np.arange(N), vectors(9))
-    publish_candidate(store, "scratch", rows, Settings())
-    assert probe.copy_to(collection, store.collection("scratch")) == ["cluster"]
+    publish_candidate(store, "others", rows, Settings())
+    assert probe.copy_to(collection, store.collection("others")) == ["cluster"]
     end = publish_candidate(
-        store, "scratch", ItemVectors(np.arange(N), vectors(10)), Settings(), parent_version="v000001"
+        store, "others", ItemVectors(np.arange(N), vectors(10)), Settings(), parent_version="v000001"
     )
     assert end.metrics["canary_accuracy[cluster]"] > 0.8
 

@@ -25,7 +25,7 @@ def test_the_first_version_needs_no_parent(store: Store, collection: Collection)
     raw = retrained(0)
     end = publish(store, raw, counts=np.arange(N), job_id="job-1", model="bpr")
     assert (end.status, end.version, end.reasons, end.anchor_generation) == ("published", "v000001", [], 1)
-    assert {check["metric"] for check in end.gate} == {"finite", "coverage", "missing", "effective_rank"}
+    assert {check["metric"] for check in end.gate} == {"finite", "coverage", "effective_rank"}
     reader = collection.open()
     # float32 of unit vectors computed in float64.
     np.testing.assert_allclose(reader.vectors, unit_rows(raw)[0], atol=1e-7)

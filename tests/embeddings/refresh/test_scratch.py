@@ -1,4 +1,5 @@
-"""Scratch collections: their names, and what is erased from the collection that they are of."""
+"""What calibrations of earlier versions left in a store: limits, which are not read, and scratch collections, from
+which ids are erased too and to which nothing is published."""
 
 from __future__ import annotations
 
@@ -10,20 +11,36 @@ import pytest
 
 from embeddings.refresh import scratch
 from embeddings.refresh.publish import Gate, Settings, publish_candidate
-from embeddings.store import NAME_PATTERN, Store, open_store
-from embeddings.store.collection import erasure, writer
+from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import FOUND, MISSING, ItemVectors
 
 N, ID = 300, 17
 
 
-def publish(store: Store, name: str, seed: int, ids: Any = None) -> str:
+SETTINGS = Settings(gate=Gate("off"), ema=None)
+
+
+def scratch_name(collection: str) -> str:
+    """A name as earlier versions gave it, which fits the limit of names."""
+    return f"{collection[:48]}-nulls-0123abcd"
+
+
+def candidate(seed: int, ids: Any = None) -> ItemVectors:
     vectors = np.random.default_rng(seed).standard_normal((N, 8)).astype(np.float32)
-    candidate = ItemVectors(np.arange(N) if ids is None else ids, vectors)
-    settings = Settings(gate=Gate("off"), ema=None)
-    end = publish_candidate(store, name, candidate, settings, parent_version=store.collection(name).current())
-    assert end.version is not None
-    return end.version
+    return ItemVectors(np.arange(N) if ids is None else ids, vectors)
+
+
+def publish(store: Store, name: str, seed: int) -> None:
+    parent = store.collection(name).current()
+    assert publish_candidate(store, name, candidate(seed), SETTINGS, parent_version=parent).version is not None
+
+
+def leave_scratch(store: Store, name: str, *seeds: int, ids: Any = None) -> None:
+    """Publish as earlier versions did."""
+    collection = store.collection(name)
+    for seed in seeds:
+        parent = collection.current()
+        collection.publish(collection.write(candidate(seed, ids), parent=parent), parent)
 
 
 def statuses(store: Store, name: str) -> list[int]:
@@ -32,22 +49,14 @@ def statuses(store: Store, name: str) -> list[int]:
     return [int(collection.lookup([ID], one["version"])[1][0]) for one in collection.versions()]
 
 
-@pytest.mark.parametrize("length", [1, 48, 49, 63])
-def test_names_fit(length: int) -> None:
-    collection = "x" * length
-    name = scratch.scratch_name(collection)
-    assert NAME_PATTERN.fullmatch(name)
-    assert scratch.is_scratch(name)
-    assert not scratch.is_scratch(collection)
-
-
 @pytest.mark.parametrize("name", ["items", "i" * 63])
 def test_an_erasure_reaches_the_scratch_collections(tmp_path: Path, name: str) -> None:
     store = open_store(tmp_path)
-    nulls, others = scratch.scratch_name(name), scratch.scratch_name("films")
-    for collection in (name, nulls, others):
-        publish(store, collection, 1)
-        publish(store, collection, 2)
+    nulls, others = scratch_name(name), scratch_name("films")
+    publish(store, name, 1)
+    publish(store, name, 2)
+    for collection in (nulls, others):
+        leave_scratch(store, collection, 1, 2)
     canary = {"ids": [ID, 18], "codes": [0, 1], "held_out": [0, 1]}
     store.collection(nulls).save_settings("canary", "genre", canary)
     assert scratch.scratch_names(store, name) == [nulls]
@@ -60,58 +69,29 @@ def test_an_erasure_reaches_the_scratch_collections(tmp_path: Path, name: str) -
     assert (note["reason"], note["key"]) == ("they asked", "key_1")
 
 
-def test_nulls_leave_out_what_was_erased(tmp_path: Path) -> None:
+def test_nothing_is_published_to_one(tmp_path: Path) -> None:
+    """A job of an earlier version that waited in a queue may have rows of ids that were erased since."""
     store = open_store(tmp_path)
-    publish(store, "items", 1)
-    store.collection("items").erase([ID], "they asked")
-    nulls = scratch.scratch_name("items")
-    for seed in (2, 3):
-        publish(store, nulls, seed)
-    assert statuses(store, nulls) == [MISSING] * 2
-    store.collection("items").readmit([ID], "they came back")
-    later = scratch.scratch_name("items")
-    publish(store, later, 4)
-    assert statuses(store, later) == [FOUND]
-
-
-def test_an_erasure_while_the_first_null_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sees the scratch collection yet, and its version is made of rows that have the id."""
-    store = open_store(tmp_path)
-    publish(store, "items", 1)
-    write_items = writer.write_items
-
-    def erase_first(*arguments: Any) -> Any:
-        monkeypatch.setattr(writer, "write_items", write_items)
-        scratch.erase(open_store(tmp_path), "items", [ID], "just now")
-        return write_items(*arguments)
-
-    monkeypatch.setattr(writer, "write_items", erase_first)
-    nulls = scratch.scratch_name("items")
-    publish(store, nulls, 2)
-    assert statuses(store, nulls) == [MISSING]
-
-
-def test_a_first_null_that_is_published_while_ids_are_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was ready before the erasure was recorded, and the eraser had looked for scratch collections before."""
-    store = open_store(tmp_path)
-    publish(store, "items", 1)
-    nulls = scratch.scratch_name("items")
-    keys_of = erasure.keys_of
-
-    def publish_first(ids: Any) -> Any:
-        monkeypatch.setattr(erasure, "keys_of", keys_of)
-        publish(open_store(tmp_path), nulls, 2)
-        return keys_of(ids)
-
-    monkeypatch.setattr(erasure, "keys_of", publish_first)
-    scratch.erase(store, "items", [ID], "just now")
-    assert statuses(store, nulls) == [MISSING]
+    end = publish_candidate(store, scratch_name("items"), candidate(2), SETTINGS, parent_version=None)
+    assert (end.status, end.version) == ("held", None)
+    assert "publish to a collection of another name" in end.reasons[0]
+    assert store.collections() == []
 
 
 def test_a_scratch_collection_of_other_ids_is_left_alone(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     publish(store, "items", 1)
-    nulls = scratch.scratch_name("items")
-    publish(store, nulls, 2, ids=[f"item {number}" for number in range(N)])
+    nulls = scratch_name("items")
+    leave_scratch(store, nulls, 2, ids=[f"item {number}" for number in range(N)])
     assert scratch.erase(store, "items", [ID], "they asked")["rows"] == 1
     assert store.collection(nulls).erasures() == []
+
+
+def test_limits_that_an_earlier_version_kept_are_not_read(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    publish(store, "items", 1)
+    kept = {"model": "", "dim": 8, "num_nulls": 3, "limits": {"cosine_mean": 2.0}, "nulls": {}, "kind": "halves"}
+    store.collection("items").save_settings("calibration", "default", kept)
+    end = publish_candidate(store, "items", candidate(1), Settings(ema=None), parent_version="v000001")
+    assert end.status == "published", end.reasons
+    assert {check["metric"]: check["threshold"] for check in end.gate}["cosine_mean"] == 0.75

@@ -68,13 +68,13 @@ def test_days_that_a_window_does_not_have_are_no_loss_and_half_of_its_items_are(
         # The last days of it are missing: nothing new came.
         assert "unreplaced" in failed(measured(old, days(first + 1 - daily, first - daily // 2, seed=1), shorter))
     others = replace(new, ids=new.keys + 1_000_000)
-    assert "newly_carried" in failed(measured(old, others, shorter))
+    assert "cosine_mean" in decide(measured(old, others, shorter)).failed
 
 
 def test_a_window_without_a_day_of_its_own_is_asked_for_its_share_of_the_items() -> None:
     old, shorter = days(0, 7), Shorter((0.25,), None)
     assert failed(measured(old, days(6, 7, seed=1), shorter)) == set()
-    assert failed(measured(old, days(6, 7, seed=1, keep=0.2), shorter)) == {"unreplaced", "unreplaced_traffic"}
+    assert failed(measured(old, days(6, 7, seed=1, keep=0.2), shorter)) == {"unreplaced"}
 
 
 def test_where_items_stay_a_shorter_window_lacks_few_and_what_is_lost_shows() -> None:
@@ -89,7 +89,7 @@ def test_where_items_stay_a_shorter_window_lacks_few_and_what_is_lost_shows() ->
     for rows_each in (20, 50):
         lost = measured(trained(80, 1), trained(rows_each, 2, keep=400), shorter)
         assert lost["newly_carried"] == pytest.approx(0.6, abs=0.01)
-        assert failed(lost) == {"unreplaced", "unreplaced_traffic"}
+        assert failed(lost) == {"unreplaced"}
     # A quiet day of all the items is none.
     assert failed(measured(trained(80, 1), trained(6, 2), shorter)) == set()
 
@@ -163,7 +163,7 @@ def test_refreshes_on_two_days_of_a_version_on_eight_are_published(tmp_path: Pat
 def test_a_shorter_window_that_no_job_has_told_is_held_and_what_to_do_is_said(tmp_path: Path) -> None:
     refreshed(tmp_path, days(0, 7), 7, None)
     end = refreshed(tmp_path, days(7, 8, seed=1), 8, 2)
-    assert (end.status, failed(end.metrics)) == ("held", {"unreplaced", "unreplaced_traffic"})
+    assert (end.status, failed(end.metrics)) == ("held", {"unreplaced"})
     assert end.diagnosis is not None
     assert end.diagnosis["cause"] == "items"
     assert "dataset.window" in end.diagnosis["advice"]

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 BY_MEANING = {
     "cursor",  # it is of another list
     "url", "uri", "cron", "timezone", "expires_at",
-    "nulls", "versions", "vector", "dim", "sigma", "epsilon", "collection", "state", "ids", "id", "limits", "seed",
+    "vector", "dim", "sigma", "epsilon", "collection", "state", "ids", "id", "seed",
 }  # fmt: skip
 """Fields whose value can be refused although its form is right."""
 UNSTORABLE = "holds a character that cannot be stored"

@@ -77,21 +77,20 @@ def documented(app: FastAPI) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def seed(settings: Settings, tenant: str = "default") -> None:
-    """Collections ``items`` (two versions) and ``nulls`` (four), files for a dataset and a canary."""
+    """A collection ``items`` of two versions, files for a dataset and a canary."""
     settings = settings.for_tenant(tenant)
     root = settings.data_roots[0]
     root.mkdir(exist_ok=True)
     store = open_store(settings.store_url)
     base = np.repeat(2 * np.eye(3, DIM), NUM_ITEMS // 3, axis=0)
     base = base + np.random.default_rng(0).standard_normal((NUM_ITEMS, DIM))
-    for collection, seeds in (("items", (1, 2)), ("nulls", (3, 4, 5, 6))):
-        for number in seeds:
-            noise = 0.05 * np.random.default_rng(number).standard_normal((NUM_ITEMS, DIM))
-            items = ItemVectors(np.arange(NUM_ITEMS), (base + noise).astype(np.float32))
-            publish_candidate(
-                store, collection, items, Stage(ema=None, gate=Gate("report")),
-                parent_version=store.collection(collection).current(), model="bpr",
-            )  # fmt: skip
+    for number in (1, 2):
+        noise = 0.05 * np.random.default_rng(number).standard_normal((NUM_ITEMS, DIM))
+        items = ItemVectors(np.arange(NUM_ITEMS), (base + noise).astype(np.float32))
+        publish_candidate(
+            store, "items", items, Stage(ema=None, gate=Gate("report")),
+            parent_version=store.collection("items").current(), model="bpr",
+        )  # fmt: skip
     labels = {"id": np.arange(NUM_ITEMS), "label": np.repeat(["a", "b", "c"], NUM_ITEMS // 3)}
     pq.write_table(pa.table(labels), root / "labels.parquet")
     ratings = {
@@ -260,9 +259,6 @@ class Tour:
         labels = str(self._settings.data_roots[0] / "labels.parquet")
         await self.visit(f"POST {one}/canaries", "items", body={"name": "genre", "uri": labels})
         await self.visit(f"GET {one}/canaries", "items")
-        nulls = {"nulls": "nulls", "versions": ["v000002", "v000003", "v000004"], "limits": {"newly_carried": 0.4}}
-        await self.visit(f"POST {one}/calibration", "items", body=nulls)
-        await self.visit(f"GET {one}/calibration", "items")
         await self.visit(f"DELETE {one}/canaries/{{name}}", "items", "genre")
         ids = {"ids": [5], "reason": "the seller has asked for it"}
         await self.visit(f"POST {one}/erase", "items", body=ids)

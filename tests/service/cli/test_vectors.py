@@ -46,6 +46,19 @@ def test_versions_fetch_and_promote(run: Run, served: Served, tmp_path: Path):
     assert run("fetch", "films", "10", "-o", str(tmp_path / "vectors.csv")).code == 2
 
 
+def test_versions_and_promote_say_how_the_model_does(run: Run, served: Served):
+    first, _ = published.publish(served.settings, "books", seed=1)
+    held = published.hold(served.settings, "books", extra={"comparison": published.COMPARISON})
+    lines = run("versions", "books").lines
+    column = lines[0].index("MODEL (SERVED)")
+    assert {line[1]: line[column] for line in lines[1:]} == {held: "auc 0.7517 (0.7877)", first: ""}
+    done = run("promote", "books", held, "--reason", "all the same", "--override-gate")
+    assert "beside the model of v000001" in done.out
+    (row,) = (line for line in done.lines if line[0] == "country=de")
+    assert row == ["country=de", "auc", "0.6517", "0.7877", "-0.0411", "-0.0309", "", "5000"]
+    assert "beside" not in run("promote", "books", first, "--reason", "back").out
+
+
 def test_fetch_of_what_is_not_there(run: Run, served: Served):
     published.publish(served.settings, "songs")
     done = run("fetch", "nothing", "1")

@@ -19,12 +19,17 @@ JOB = {
     "name": "daily",
     "dataset": {"name": "clicks"},
     "model": {"kind": "two_tower", "embedding_dim": 8},
-    "optimizer": {"kind": "adam_ar"},
-    "publish": {"collection": "items", "feature": "item", "compass": {"items": "warm"}},
+    "optimizer": {"kind": "adam_ar", "alpha": "auto"},
+    "publish": {
+        "collection": "items",
+        "feature": "item",
+        "compass": {"items": "warm"},
+        "gate": {"calibrate": "off", "calibrate_seconds": 60.0},
+    },
     "init_from": {"job": "job_1"},
     "labels": {"team": "ads"},
 }
-"""With a field by its name of then."""
+"""With a field by its name of then, two fields and a value that were removed, and a decay that was left out."""
 
 
 def first(postgres: bool) -> list[str]:

@@ -68,9 +68,12 @@ async def test_all_that_is_in_an_older_database_is_read_through_the_api(
         assert job["state"] == "succeeded"
         assert job["created_at"] == "2026-11-20T03:00:00Z"
         assert job["metrics"][0]["auc"] == 0.75
-        assert job["spec"] == older_rows.JOB
+        # Left out then, for its default; of another default now, it must stand there.
+        optimizer = {"kind": "adam_ar", "alpha": "default", "decay": "at_read"}
+        assert job["spec"] == older_rows.JOB | {"optimizer": optimizer}
         schedule = await get("/v1/schedules/nightly")
         assert schedule["paused"]
+        assert schedule["job"]["optimizer"] == optimizer
         assert [firing["job_id"] for firing in (await get("/v1/schedules/nightly/firings"))["items"]] == ["job_1"]
         if revision == "0004":
             assert [entry["action"] for entry in (await get("/v1/audit"))["items"]][-1] == "job.create"
@@ -81,6 +84,8 @@ async def test_all_that_is_in_an_older_database_is_read_through_the_api(
         assert fired.status_code == 202, fired.text
         made = await get(f"/v1/jobs/{fired.json()['job_id']}")
         assert made["spec"]["publish"]["frozen_context"] == {"items": "warm"}
+        assert "calibrate" not in made["spec"]["publish"]["gate"]
+        assert made["spec"]["optimizer"]["decay"] == "at_read"
 
 
 async def test_the_service_does_not_start_on_a_newer_database(settings: Settings) -> None:

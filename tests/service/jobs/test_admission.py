@@ -281,6 +281,7 @@ async def test_a_spec_that_is_not_read_any_more_ends_its_job_and_not_the_queue(
             await wait_for(client, after, "succeeded")
             done = await wait_for(client, old, "failed")
             assert done["error"]["code"] == "spec-unreadable"
+            assert done["error"]["message"] == "a_field_of_the_past: no such field: check the spelling"
             assert done["error"]["remedy"]
 
 

@@ -1,9 +1,8 @@
-"""Real training jobs of a real service: a calibration from its command to the gate that it sets, and jobs whose
-store is in Redis or in object storage."""
+"""Real training jobs of a real service: what its gate publishes and holds, and jobs whose store is in Redis or in
+object storage."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -109,38 +108,20 @@ def command(served: Served, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_calibrate_trains_nulls_and_its_limits_judge_the_next_refresh(served: Served, tmp_path: Path) -> None:
-    spec = tmp_path / "refresh.yaml"
-    spec.write_text(json.dumps(refresh(1)))
+def test_an_honest_refresh_is_published_and_a_broken_one_held(served: Served) -> None:
     with Client(served.url, served.key) as client:
         finished(client, job("first", 0))
         said = command(served, "canaries", "add", "things", "kind", str(served.data / "kinds.parquet"))
         assert said.returncode == 0, said.stderr
-        before = client.version("things")["version"]
-        done = command(served, "calibrate", "things", "--spec", str(spec), "--runs", "3", "--json")
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert (found["model"], found["num_nulls"], found["unstable"]) == ("bpr", 3, [])
-        assert client.calibration("things") == [found]
-        assert client.version("things")["version"] == before, "what is served did not change"
-        nulls = [one for one in client.jobs() if "null" in one["name"]]
-        assert {one["state"] for one in nulls} == {"succeeded"}
-        assert len({one["spec"]["seed"] for one in nulls}) == 4
-        worst = found["nulls"]["cosine_mean"]["worst"]
-        assert 0.85 < worst < 1, "nulls differ, and only by chance"
-
         honest = finished(client, refresh(7))["publication"]
         assert honest["status"] == "published", honest["reasons"]
         manifest = client.version("things")
-        assert manifest["version"] == honest["version"]
-        assert manifest["calibration"]["limits"] == found["limits"]
-        assert manifest["canaries"] == ["kind"]
+        assert (manifest["version"], manifest["canaries"]) == (honest["version"], ["kind"])
 
         # Of another start, hardly trained: a refresh that consumers would notice.
         broken = finished(client, job("broken", 8, epochs=1))["publication"]
         assert broken["status"] == "held"
-        failed = {check["metric"]: check for check in broken["gate"] if check["verdict"] == "fail"}
-        assert failed["cosine_mean"]["threshold"] == found["limits"]["cosine_mean"]
+        assert "cosine_mean" in {check["metric"] for check in broken["gate"] if check["verdict"] == "fail"}
         assert client.version("things")["version"] == honest["version"]
 
 

@@ -43,7 +43,6 @@ class Service:
     def __init__(self, home: Path, data: Path):
         self.home = home
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
-        kept["EVENKEEL_RANK_NICENESS"] = "0"
         self._environment = {**kept, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data)}
         self._environment["EVENKEEL_RETRY_BACKOFF_SECONDS"] = "1"
         self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -113,7 +112,7 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
         "epochs": epochs,
         "batch_size": 128,
         "checkpoint": {"every_steps": 100},
-        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}},
+        "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}},
     }
     job = service.client.post("/v1/jobs", json=body).raise_for_status().json()
     directory = service.home / "runs" / job["id"]

@@ -51,36 +51,46 @@ def start(settings: Settings, job: JobSpec) -> Lineage:
     return lineage(settings, published.store_at(settings), job)
 
 
-def test_only_sound_rows_are_gone_on_from_and_only_by_those_who_ask(settings: Settings, collection: Collection) -> None:
+def test_only_sound_rows_are_gone_on_from_unless_a_job_skips_them(settings: Settings, collection: Collection) -> None:
     served, _ = published.publish(settings, job="job-1")
-    at_first = Lineage(served, ran(settings, "job-1"), None)
+    first = ran(settings, "job-1")
+    at_first = Lineage(served, first, None, first)
     assert start(settings, refresh()) == at_first
     version = hold(collection, "job-2", sound=True)
-    after = Lineage(served, ran(settings, "job-2"), version)
+    # What it is compared with is what is served, whatever it goes on from.
+    after = Lineage(served, ran(settings, "job-2"), version, first)
     assert start(settings, refresh()) == after
     # A fault does not hand itself on, and does not hide what was sound before it.
     hold(collection, "job-3", sound=False)
     ran(settings, "job-3")
     assert start(settings, refresh()) == after
-    assert start(settings, refresh("skip")) == start(settings, refresh(None)) == at_first
+    assert start(settings, refresh(None)) == after
+    assert start(settings, refresh("skip")) == at_first
+    # A job that publishes elsewhere, or nothing, starts from what is served.
+    reads = parse_job(job_body(init_from={"collection": "items"}))
+    elsewhere = parse_job(job_body(init_from={"collection": "items"}, publish={**PUBLISH, "collection": "films"}))
+    for job in (reads, elsewhere):
+        found = start(settings, job)
+        assert (found.init_checkpoint, found.start_version) == (at_first.init_checkpoint, None)
     # Something new is served: what was held under the old one is of the past.
     newest, _ = published.publish(settings, job="job-4", seed=4)
     last = ran(settings, "job-4")
-    assert start(settings, refresh()) == Lineage(newest, last, None)
+    assert start(settings, refresh()) == Lineage(newest, last, None, last)
 
 
 def test_what_rests_on_another_version_or_has_no_checkpoints_is_not_gone_on_from(
     settings: Settings, collection: Collection
 ) -> None:
     served, _ = published.publish(settings, job="job-1")
-    at_first = Lineage(served, ran(settings, "job-1"), None)
+    first = ran(settings, "job-1")
+    at_first = Lineage(served, first, None, first)
     hold(collection, "job-2", sound=True)  # its run directory is gone
     assert start(settings, refresh()) == at_first
     newest, _ = published.publish(settings, job="job-3", seed=3)
     hold(collection, "job-2", sound=True, parent=served)
     ran(settings, "job-2")
     last = ran(settings, "job-3")
-    assert start(settings, refresh()) == Lineage(newest, last, None)
+    assert start(settings, refresh()) == Lineage(newest, last, None, last)
 
 
 def test_a_store_that_is_away_is_told_from_a_version_that_is_not_there(
@@ -121,6 +131,16 @@ async def test_an_attempt_that_is_repeated_starts_where_the_first_did(
     again = json.loads(run.read_text())
     assert (again["attempt"], again["start_version"]) == (2, first)
     assert again["init_checkpoint"] == str(settings.run_dir("job-2") / "checkpoints")
+
+
+def test_what_a_job_without_a_start_is_compared_with(settings: Settings, collection: Collection) -> None:
+    served, _ = published.publish(settings, job="job-1")
+    anew = parse_job(job_body(publish=PUBLISH))
+    assert start(settings, anew) == Lineage(served, None)  # its run directory is gone
+    assert start(settings, anew.model_copy(update={"publish": None})) == Lineage(None, None)
+    first = ran(settings, "job-1")
+    assert start(settings, anew) == Lineage(served, None, None, first)
+    assert start(settings, parse_job(job_body(publish=PUBLISH | {"gate": {"mode": "off"}}))) == Lineage(served, None)
 
 
 @pytest.mark.anyio

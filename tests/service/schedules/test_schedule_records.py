@@ -232,6 +232,17 @@ async def test_a_change_that_leaves_the_times_leaves_what_is_due(
     assert await scheduler.fire_due(app.state.database, START + datetime.timedelta(minutes=2)) == 1
 
 
+async def test_a_changed_job_is_stored_whole(client: httpx.AsyncClient, dataset: str) -> None:
+    """So that what it leaves out stays as it is in a version with another default."""
+    await create(client)
+    job = job_body(optimizer={"kind": "adam_ar"})
+    changed = (await client.patch("/v1/schedules/daily", json={"job": job})).json()
+    read = (await client.get("/v1/schedules/daily")).json()
+    assert changed["job"]["optimizer"] == read["job"]["optimizer"]
+    assert read["job"]["optimizer"]["decay"] == "by_epoch"
+    assert read["job"]["epochs"] == job.get("epochs", 1)
+
+
 @pytest.mark.parametrize("change", [{"cron": "0 4 * * *"}, {"paused": True}])
 async def test_what_is_due_when_the_times_change_is_missed(
     app: FastAPI, client: httpx.AsyncClient, dataset: str, change: dict[str, Any]

@@ -179,6 +179,39 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
         assert "<script>" not in page.text
 
 
+async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, admin_key: str, settings: Settings):
+    ids = await fill(app, client, settings)
+    published.hold(settings, seed=98, extra={"comparison": published.COMPARISON})
+    published.publish(settings, seed=97, extra={"comparison": published.COMPARISON})
+    first = {"version": None, "differences": [], "skipped": "no version is served yet"}
+    async with app.state.database.write() as connection:
+        for name, comparison in (("adam", published.COMPARISON), ("adam-ar", first)):
+            publication = {
+                "status": "none",
+                "collection": None,
+                "version": None,
+                "reasons": [],
+                "comparison": comparison,
+            }
+            mine = tables.job.c.id == ids[name]
+            await connection.execute(tables.job.update().where(mine).values(publication=publication))
+    await signed_in(stranger, admin_key)
+    row = "country=de auc 0.6517 0.7877 -0.0411 to -0.0309 5,000"
+    pages = {
+        f"/dashboard/jobs/{ids['adam']}": row,
+        f"/v1/jobs/{ids['adam']}/report": row,
+        f"/dashboard/jobs/{ids['adam-ar']}": "Not compared with the served model: no version is served yet.",
+        "/dashboard/collections/items": row,
+    }
+    for address, text in pages.items():
+        page = await stranger.get(address, headers={"accept": "text/html"})
+        assert page.status_code == 200, (address, page.text)
+        said = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.text))
+        assert text in said, (address, said[said.find("Beside the served") :][:600])
+    job = (await client.get(f"/v1/jobs/{ids['adam']}")).json()
+    assert job["publication"]["comparison"] == published.COMPARISON
+
+
 async def test_many_reasons_are_folded_and_whole(app, client, stranger, admin_key: str, settings: Settings):
     ids = await fill(app, client, settings)
     reasons = [f"check {number} is 0.1, below 0.85: <the vectors> moved" for number in range(12)]
@@ -216,6 +249,16 @@ async def test_content_is_304_until_something_changes(app, client, stranger, adm
     changed = await stranger.get("/dashboard/content", headers=etag)
     assert changed.status_code == 200
     assert "mean_cosine" in changed.text
+
+
+async def test_a_held_version_says_why_it_opens_no_new_generation(
+    app, client, stranger, admin_key: str, settings: Settings
+):
+    published.publish(settings)
+    await signed_in(stranger, admin_key)
+    published.hold(settings, extra={"not_released": "1 of 3 honest refreshes in a row"})
+    page = str(Text((await stranger.get("/dashboard/collections/items")).text))
+    assert "It opens no new generation: 1 of 3 honest refreshes in a row." in page
 
 
 @pytest.mark.slow

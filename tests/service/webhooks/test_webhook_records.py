@@ -419,7 +419,7 @@ async def test_a_held_version_and_a_missed_firing_are_told_of(
         ({"status": "published", "released": {"in_a_row": 3}}, ["publication.published", "publication.released"]),
     ],
 )
-async def test_what_is_held_too_often_or_let_through_by_a_rule_is_told_of_by_itself(
+async def test_what_is_held_too_often_or_ends_a_row_of_held_ones_is_told_of_by_itself(
     app: FastAPI, client: httpx.AsyncClient, dataset: str, receiver: Receiver, publication: Any, events: list[str]
 ) -> None:
     from service.jobs import job_records

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from embeddings.optim import AdamAR
+from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.record import Position, TrainingRecord
 from trainer.checkpoint.warm_start import inherited_alpha, trained_optimizer
 from trainer.spec import JobSpec
@@ -50,8 +51,24 @@ def test_alpha_goes_on_where_steps_and_job_leave_it(asked: dict, batch_size: int
 
 def test_settings_of_older_names_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Optimizer, "old_names", {"momentum": "beta1"})
-    record = record_of(job(WITH_ALPHA | {"beta1": 0.7}), 1e-3)
+    record = record_of(job(WITH_ALPHA | {"beta1": 0.7, "decay": "at_read"}), 1e-3)
     optimizer = dict(record.job["optimizer"])
     optimizer |= {"momentum": optimizer.pop("beta1"), "alpha": "a word of another version"}
     found = trained_optimizer(replace(record, job=record.job | {"optimizer": optimizer}))
     assert found == AdamAR(learning_rate=0.001, alpha=1e-3, beta1=0.7)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, "auto"])
+def test_rows_of_an_earlier_version_that_leaves_the_decay_out_decay_at_read(alpha: float | str) -> None:
+    record = record_of(job(WITH_ALPHA), 1e-3)
+    optimizer = {name: value for name, value in record.job["optimizer"].items() if name != "decay"} | {"alpha": alpha}
+    found = trained_optimizer(replace(record, job=record.job | {"optimizer": optimizer}))
+    assert found == AdamAR(learning_rate=0.001, alpha=1e-3)
+
+
+@pytest.mark.parametrize("removed", [{"decay": "at_update"}, {"by_frequency": [{"buckets": [1], "kind": "adam"}]}])
+def test_rows_of_removed_settings_are_not_gone_on_with(removed: dict) -> None:
+    record = record_of(job(WITH_ALPHA), 1e-3)
+    of_before = replace(record, job=record.job | {"optimizer": record.job["optimizer"] | removed})
+    with pytest.raises(CheckpointError, match=rf"{next(iter(removed))}: .*removed.*leave init_from out$"):
+        trained_optimizer(of_before)

@@ -214,7 +214,7 @@ def test_a_renamed_feature_and_dropped_ones_go_on_as_they_were(runs):
     assert torch.equal(dropped.read_dense()["model/tower.0.weight"], first[:, left])
 
 
-MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05}
+MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05, "decay": "at_read"}
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,8 @@ MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05}
         ({"kind": "adagrad", "learning_rate": 0.05}, {"kind": "rowwise_adam", "learning_rate": 0.01}),
         ({"kind": "adam", "learning_rate": 0.05}, {"kind": "sgd"}),
         (MOVING | {"decay": "by_epoch"}, {"learning_rate": 0.01}),
+        (MOVING, {"decay": "by_epoch"}),
+        (MOVING | {"decay": "by_epoch"}, {"decay": "at_read"}),
     ],
 )
 def test_rows_read_the_same_under_another_row_optimizer(runs, trained, changes):

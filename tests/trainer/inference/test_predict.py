@@ -139,6 +139,15 @@ def logits_of_run(run, split: str) -> np.ndarray:
         return torch.cat([sharded.module.evaluate(batch)[0] for batch in data.eval_batches(split)]).numpy()
 
 
+def test_a_run_that_had_a_setting_which_was_removed_is_read(run, tmp_path):
+    shutil.copytree(run.directory, tmp_path / "run")
+    document = json.loads((run.directory / "run.json").read_text("utf-8"))
+    document["job"]["model"]["hard_negatives"] = {"share": 0.5}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(document), "utf-8")
+    rows = validation_of(run)
+    assert Predictor(tmp_path / "run").predict(rows) == Predictor(run.directory).predict(rows)
+
+
 def last_metric(run, small, split: str) -> dict:
     return small.metrics(run.directory, split)[-1]
 

@@ -114,7 +114,7 @@ def test_default_alpha_is_told_and_kept(make_run, small):
     run = make_run(epochs=1, optimizer={"kind": "adam_ar", "alpha": "default", "learning_rate": 0.1})
     execute(run, start_ranks)
     opening = next(event for event in small.events(run.directory, "info") if "alpha" in event)
-    assert opening["alpha"] == pytest.approx(1.4 / (0.3 * opening["steps_per_epoch"]) ** 2)
+    assert opening["alpha"] == pytest.approx(1.4 / (0.5 * opening["steps_per_epoch"]) ** 2)
     assert latest_valid(run.checkpoints).extra["alpha"] == opening["alpha"]
 
 

@@ -54,6 +54,20 @@ def test_a_field_that_came_later_has_its_default():
         check_same_job(older, job(micro_batches=2))
 
 
+ADAM_AR = {"optimizer": {"kind": "adam_ar", "learning_rate": 0.1}}
+
+
+@pytest.mark.parametrize("alpha", ["default", "auto"])
+def test_a_checkpoint_of_before_decays_at_read(alpha):
+    """Versions whose default it was could leave it out, and look for alpha; what they found is in the checkpoint."""
+    older = checkpoint(**ADAM_AR)
+    del older.extra["job"]["optimizer"]["decay"]
+    older.extra["job"]["optimizer"]["alpha"] = alpha
+    check_same_job(older, job(optimizer=ADAM_AR["optimizer"] | {"decay": "at_read"}))
+    with pytest.raises(ValueError, match="of a job with another optimizer"):
+        check_same_job(older, job(**ADAM_AR))
+
+
 DATASET = {
     "name": "clicks", "uri": "clicks.parquet", "features": {"user": {"type": "id"}, "item": {"type": "id"}},
     "label": {"column": "click"},

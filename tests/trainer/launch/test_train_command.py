@@ -72,6 +72,34 @@ def test_the_train_command_finds_the_run_behind_what_is_served(tmp_path, rows, m
     assert open_store(tmp_path / "home" / "store").collection("items").current() == "v000002"
 
 
+def test_a_run_that_an_earlier_version_began_goes_on_with_its_decay(tmp_path, rows, monkeypatch, capsys):
+    """The spec leaves the decay out, whose default was at_read: the run ends with the bits that it would have had."""
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows).split("publish:")[0])
+
+    def train(name, epochs, *changes):
+        changes = [part for change in (f"epochs={epochs}", *changes) for part in ("--set", change)]
+        assert train_command([str(spec), "--run-dir", str(tmp_path / name), *changes]) == 0
+        return read_run(tmp_path / name), latest_valid(tmp_path / name / "checkpoints")
+
+    at_read = "optimizer.decay=at_read"
+    _, whole = train("whole", 2, at_read)
+    train("begun", 1, at_read)
+    capsys.readouterr()
+    run, resumed = train("begun", 2)
+    assert "optimizer.decay: at_read, with which the run began" in capsys.readouterr().out
+    assert run.job.optimizer.decay == "at_read"
+    assert resumed.step == whole.step
+    rows, state = resumed.read_rows("item")
+    expected, expected_state = whole.read_rows("item")
+    assert torch.equal(rows, expected)
+    assert all(torch.equal(state[name], expected_state[name]) for name in expected_state)
+    _, default = train("default", 2)
+    assert not torch.equal(default.read_rows("item")[0], expected)
+
+
 def test_rows_that_are_refused_are_told_in_one_line(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
     rows, spec = tmp_path / "rows.csv", tmp_path / "spec.yaml"
@@ -166,6 +194,16 @@ def test_a_change_that_is_wrong_is_named(tmp_path, rows, changes, message):
     spec.write_text(SPEC.format(uri=rows))
     with pytest.raises(ValueError, match=message):
         read_spec(spec, changes)
+
+
+def test_a_change_of_the_kind_changes_the_default_of_its_decay(tmp_path, rows):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(uri=rows))
+    decays = [
+        read_spec(spec, changes)[1].optimizer.decay
+        for changes in ([], ["epochs=2"], ["optimizer.kind=adam"], ["regularizers.meda=true"])
+    ]
+    assert decays == ["by_epoch", "by_epoch", "at_read", "at_read"]
 
 
 def test_the_train_command_needs_both_documents(tmp_path, rows, capsys):

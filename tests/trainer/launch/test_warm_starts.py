@@ -80,6 +80,22 @@ def test_a_warm_start_decays_by_the_epochs_of_the_tables_first_training(make_run
     assert child.extra["epoch_steps"] == parent.step != child.step - parent.step
 
 
+def test_a_refresh_of_what_decays_at_read_decays_by_the_epochs_of_its_own(make_run, small, tmp_path):
+    """A collection of before by_epoch was the default, and a job that leaves the decay out."""
+    first = make_run("first", epochs=1, optimizer={**ADAM_AR, "decay": "at_read"})
+    assert execute(first, start_ranks) == 0
+    parent = latest_valid(first.checkpoints)
+    assert "epoch_steps" not in parent.extra
+    uri = small.write_rows(tmp_path / "next.parquet", seed=9, num_rows=300)
+    second = make_run("second", uri=uri, epochs=1, init_checkpoint=str(first.checkpoints), optimizer=ADAM_AR)
+    assert execute(second, start_ranks) == 0
+    child = latest_valid(second.checkpoints)
+    assert child.extra["job"]["optimizer"]["decay"] == "by_epoch"
+    assert child.extra["epoch_steps"] == child.step - parent.step
+    told = [event["message"] for event in small.events(second.directory, "info")]
+    assert any("the row optimizer has other settings (decay, epoch_steps): rows are brought to" in one for one in told)
+
+
 def unit(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(rows.double(), dim=1)
 

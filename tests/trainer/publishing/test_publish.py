@@ -40,7 +40,9 @@ def gathered(run, decay: bool):
 def test_vectors_are_rows_without_decay_and_norms_are_with_it(make_run, small, tmp_path, kind):
     uri = small.write_rows(tmp_path / "rare.parquet", num_items=1500)
     model = {"kind": kind, "embedding_dim": 4}
-    run = make_run(uri=uri, model=model, publish=PUBLISH, epochs=1, sse={})
+    # Which decays in a single epoch.
+    optimizer = {"kind": "adam_ar", "learning_rate": 0.1, "alpha": 0.003, "decay": "at_read"}
+    run = make_run(uri=uri, model=model, publish=PUBLISH, epochs=1, sse={}, optimizer=optimizer)
     assert execute(run, start_ranks) == 0
     data = PreparedData.open(run.data)
     found = item_vectors(run, latest_valid(run.checkpoints))

@@ -18,7 +18,7 @@ DATASET = {
 JOB = {
     "name": "news", "model": {"kind": "bpr", "embedding_dim": 4, "init": {"kind": "hash", "std": 0.1}},
     "optimizer": {"kind": "adam", "learning_rate": 0.005}, "epochs": 1, "batch_size": 512,
-    "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}},
+    "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}},
 }  # fmt: skip
 OF_ITEMS = ("carried", "newly_carried", "unreplaced", "unreplaced_traffic")
 

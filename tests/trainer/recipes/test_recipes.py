@@ -11,6 +11,8 @@ from trainer.recipes.trials.trial import Recipe
 from trainer.spec import load_documents
 
 DATA = Path("nowhere")
+ALPHAS = ("0.001", "0.0032", "0.01")
+"""Those of the slides' size alone."""
 
 
 @pytest.fixture(scope="module", params=[(name, quick) for name in RECIPES for quick in (False, True)], ids=str)
@@ -64,13 +66,23 @@ def test_trials_are_written_as_specs_that_say_the_same(tmp_path: Path, capsys: p
 
 
 def test_a_list_names_trials_and_what_they_decide(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["adamar", "--list", "--part", "amazon_sports_adam/dnn/Adam,amazon_sports_adam/dnn/AdamAR/seed-1"]) == 0
+    assert (
+        main(
+            [
+                "adamar",
+                "--list",
+                "--part",
+                "amazon_sports_adam/dnn/Adam,amazon_sports_adam/dnn/AdamAR/alpha 0.0001/seed-1",
+            ]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     trials = [line for line in lines if not line.startswith("claim ")]
     assert trials == [
         "amazon_sports_adam/dnn/Adam/seed-0  (claim 1)",
         "amazon_sports_adam/dnn/Adam/seed-1  (claim 1)",
-        "amazon_sports_adam/dnn/AdamAR/seed-1  (claim 1, 2)",
+        "amazon_sports_adam/dnn/AdamAR/alpha 0.0001/seed-1  (claim 1, 2)",
         "amazon_sports_adam/dnn/Adam/seed-2  (claim 1)",
     ]
     assert "claim 1: DNN: AdamAR's epoch 4 is above Adam's best epoch by 0.012" in lines
@@ -82,9 +94,13 @@ def test_the_slides_size_differs_in_dimension_and_batch_alone() -> None:
     more_decay = {
         f"amazon_sports_d32_{cell}/seed-0"
         for model in ("dnn", "wide_deep", "xdeepfm", "wukong")
-        for cell in (f"adam/{model}/AdamW/decay 10", f"adagrad/{model}/AdagradW/decay 1")
+        for cell in (
+            f"adam/{model}/AdamW/decay 10",
+            f"adagrad/{model}/AdagradW/decay 1",
+            *(f"{one}/{model}/{one.capitalize()}AR/alpha {alpha}" for one in ("adam", "adagrad") for alpha in ALPHAS),
+        )
     }
-    assert len(large) == 64  # both families
+    assert len(large) == 88  # both families
     assert more_decay < set(large)
     for name in set(large) - more_decay:
         other = trials[name.replace("_d32", "")]

@@ -25,6 +25,8 @@ def test_event_and_manifest_tell_the_same(make_run, small, tmp_path):
     assert told["spec_sha256"] == spec_sha256(run.job)
     assert told["packages"]["torch"] == version("torch")
     assert (told["parent_version"], told["warm_start"]) == (None, None)
+    assert told["row_figures"] == PreparedData.open(run.data).row_figures
+    assert told["row_figures"]["rows"] == 300
     manifest = open_store(run.store_url).collection("items").manifest()
     assert manifest["lineage"] == {name: told[name] for name in manifest["lineage"]}
     assert set(manifest["lineage"]) == set(told) - {"type", "time", "attempt"}

@@ -45,30 +45,34 @@ def test_the_run_of_what_is_served_is_found_by_its_id(store: str, runs: Path, fo
     ran(runs / "daily-2", "daily-2-ffffffff")
     (runs / "torn").mkdir()
     (runs / "torn" / "run.json").write_text("{")
-    checkpoints = ran(runs / folder, RUN_ID)
-    assert start_of(InitFrom(collection="items"), store, runs) == Start(checkpoints.resolve())
-    assert start_of(InitFrom(collection="items", version="v000001"), store, runs) == Start(checkpoints.resolve())
-    assert start_of(InitFrom(job=RUN_ID), store, runs) == Start(checkpoints.resolve())
+    start = Start(ran(runs / folder, RUN_ID).resolve())
+    assert start_of(InitFrom(collection="items"), None, store, runs) == start
+    assert start_of(InitFrom(collection="items", version="v000001"), "items", store, runs) == start
+    assert start_of(InitFrom(job=RUN_ID), "items", store, runs) == start
 
 
 def test_a_folder_of_its_name_that_is_another_run_is_passed_over(store: str, runs: Path) -> None:
     open_store(store).collection("items").publish(version(store, RUN_ID), None)
     ran(runs / "daily-3", "daily-3-ffffffff")
     with pytest.raises(ValueError, match=rf"version v000001 of 'items' is of run {RUN_ID}.*give --init RUN_DIR"):
-        start_of(InitFrom(collection="items"), store, runs)
+        start_of(InitFrom(collection="items"), None, store, runs)
     with pytest.raises(ValueError, match=r"init_from.job 'other' is of run other"):
-        start_of(InitFrom(job="other"), store, runs)
+        start_of(InitFrom(job="other"), None, store, runs)
 
 
-def test_sound_held_rows_are_gone_on_from_where_that_is_asked_for(store: str, runs: Path) -> None:
+def test_sound_held_rows_are_gone_on_from_by_a_job_of_that_collection(store: str, runs: Path) -> None:
     collection = open_store(store).collection("items")
     collection.publish(version(store, "first-1-00000000"), None)
     held = version(store, "second-1-00000000", "v000001", sound=True)
     collection.hold(held, ["it moved"])
     first, second = (ran(runs / f"{name}-1", f"{name}-1-00000000") for name in ("first", "second"))
-    assert start_of(InitFrom(collection="items"), store, runs) == Start(first.resolve())
-    going_on = InitFrom(collection="items", held="go_on")
-    assert start_of(going_on, store, runs) == Start(second.resolve(), held)
+    assert start_of(InitFrom(collection="items"), None, store, runs) == Start(first.resolve())
+    for settings, published in (({}, "items"), ({"held": "go_on"}, None), ({"version": "current"}, "items")):
+        going_on = InitFrom(collection="items", **settings)
+        assert start_of(going_on, published, store, runs) == Start(second.resolve(), held)
+    for settings, published in (({}, "films"), ({"held": "skip"}, "items"), ({"version": "v000001"}, "items")):
+        from_served = InitFrom(collection="items", **settings)
+        assert start_of(from_served, published, store, runs) == Start(first.resolve())
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -77,10 +81,10 @@ def test_without_a_publication_the_remedies_are_named(store: str, runs: Path, th
         version(store, RUN_ID)  # a candidate
     for held in ("skip", "go_on"):
         with pytest.raises(ValueError, match="leave init_from out for the first training, or give --init"):
-            start_of(InitFrom(collection="items", held=held), store, runs)
+            start_of(InitFrom(collection="items", held=held), "items", store, runs)
 
 
 def test_of_a_store_that_is_away_training_from_nothing_is_no_remedy(runs: Path) -> None:
     with pytest.raises(StoreUnavailable) as caught:
-        start_of(InitFrom(collection="items"), "redis://127.0.0.1:1/0", runs)
+        start_of(InitFrom(collection="items"), "items", "redis://127.0.0.1:1/0", runs)
     assert "leave init_from out" not in str(caught.value)

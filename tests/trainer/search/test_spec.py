@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from trainer.search.folder import SearchFolder, TrialResult
+from trainer.search.folder import SEARCH_FILE, SearchFolder, TrialResult
 from trainer.search.spec import check_search, load_search, parse_search
 from trainer.spec import SpecError, load_documents, parse_dataset, parse_job
 from trainer.spec.problems import InvalidFieldsError
@@ -17,6 +19,28 @@ DATASET = parse_dataset(
 
 def job_of(**changes):
     return parse_job({"name": "job", "dataset": {"name": "rows"}, "model": {"kind": "dnn"}, "epochs": 3} | changes)
+
+
+def test_kinds_with_and_without_a_decay_are_searched_together():
+    """What a job leaves out is of its kind."""
+    search = parse_search({"space": {"optimizer.kind": {"choice": ["adam", "adam_ar"]}}})
+    for kind in ("adam", "adam_ar"):
+        check_search(search, job_of(optimizer={"kind": kind}), DATASET)
+
+
+def test_a_folder_of_a_version_with_another_default_is_not_gone_on_with(tmp_path):
+    search = parse_search({"space": RATE})
+    for kind in ("adam", "adam_ar"):
+        job = job_of(optimizer={"kind": kind})
+        SearchFolder.begin(tmp_path / kind, search, job, DATASET)
+        SearchFolder.begin(tmp_path / kind, search, job, DATASET)
+        file = tmp_path / kind / SEARCH_FILE
+        document = json.loads(file.read_text())
+        del document["decay"]
+        file.write_text(json.dumps(document))
+    SearchFolder.begin(tmp_path / "adam", search, job_of(optimizer={"kind": "adam"}), DATASET)
+    with pytest.raises(SpecError, match="holds a search with another decay: name another folder"):
+        SearchFolder.begin(tmp_path / "adam_ar", search, job, DATASET)
 
 
 @pytest.mark.parametrize(

@@ -277,8 +277,8 @@ WARM = {"kind": "cosine", "warmup_steps": 10, "decay_steps": 30}
 @pytest.mark.parametrize(
     "optimizer",
     [
-        {"kind": "adam_ar"},
-        {"kind": "adam_ar", "decay": "by_epoch", "alpha": 0.001},
+        {"kind": "adam_ar", "decay": "at_read"},
+        {"kind": "adam_ar", "alpha": 0.001},
         {"kind": "adam", "schedule": {"kind": "step", "every_steps": 9, "gamma": 0.7}},
         {"kind": "adamw", "weight_decay": 0.05, "schedule": WARM, "clip_norm": 0.2},
         {"kind": "adagrad"},
@@ -310,7 +310,9 @@ def test_stopping_and_resuming_changes_no_bit(data, small, tmp_path, optimizer):
 def test_a_row_that_idles_across_the_cut_decays_as_if_there_were_none(make_run, small, tmp_path):
     run = make_run(uri=small.write_rows(tmp_path / "rare.parquet", num_items=3000))
     data = prepare(run.dataset, run.job, run.data)
-    job = small.job(optimizer={"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.001}, sse={}, epochs=1)
+    job = small.job(
+        optimizer={"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.001, "decay": "at_read"}, sse={}, epochs=1
+    )
     whole, _ = train_in_parts(job, data, tmp_path / "whole", [])
     parts, _ = train_in_parts(job, data, tmp_path / "parts", [15])
     last = next(shard for shard in parts.sharded.state_for_checkpoint()[0] if shard.name == "item").state[
@@ -345,12 +347,11 @@ def test_default_alpha_halves_an_idle_row_in_three_tenths_of_an_epoch(small):
     assert alpha == 1.4 / 300**2
     kept = np.prod(1 - np.minimum(1, alpha * np.arange(300)))
     assert kept == pytest.approx(0.5, abs=0.01)
-    job = small.job(optimizer={"kind": "adam_ar", "alpha": "default"})
+    job = small.job(optimizer={"kind": "adam_ar", "alpha": "default", "decay": "at_read"})
     assert choose_alpha(job, 1000) == alpha
     assert choose_alpha(small.job(), 1000) == 0.003
     assert choose_alpha(small.job(optimizer={"kind": "adam"}), 1000) is None
-    by_epoch = small.job(optimizer={"kind": "adam_ar", "alpha": "default", "decay": "by_epoch"})
-    assert choose_alpha(by_epoch, 1000) == 1.4 / 500**2
+    assert choose_alpha(small.job(optimizer={}), 1000) == 1.4 / 500**2
 
 
 def test_decay_by_epoch_is_adam_in_the_first_epoch_and_not_after_it(data, small):

@@ -66,7 +66,7 @@ def job_of(one_pass=True, **changes):
     document = {
         "name": "one-pass", "dataset": {"name": "log", "one_pass": one_pass},
         "model": {"kind": "dnn", "embedding_dim": 4, "hidden": [8]},
-        "optimizer": {"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.001},
+        "optimizer": {"kind": "adam_ar", "learning_rate": 0.05, "alpha": 0.001, "decay": "at_read"},
         "dense_optimizer": {"learning_rate": 0.02}, "batch_size": 32,
         "tables": {"item": {"capacity": 40, "admission_threshold": 2, "ttl_steps": 9}, "user": {"capacity": 50}},
     }  # fmt: skip

@@ -226,7 +226,7 @@ def test_every_optimizer_trains_a_job_that_is_published(make_run, small, optimiz
         optimizer={"clip_norm": 5.0, **optimizer},
         dense_optimizer={"kind": "adam", "learning_rate": 0.02, "schedule": {"kind": "step", "every_steps": 30}},
         micro_batches=2,
-        publish={"collection": "items", "feature": "item", "gate": {"mode": "report", "calibrate": "off"}},
+        publish={"collection": "items", "feature": "item", "gate": {"mode": "report"}},
     )
     assert execute(run, start_ranks) == 0
     assert small.metrics(run.directory, "test")[-1]["auc"] > 0.7

@@ -13,7 +13,6 @@ from torchrec import KeyedJaggedTensor
 
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import FreshNegatives
-from trainer.data.batches.hard_negatives import HardItems, OtherItems
 from trainer.data.batches.loss_shares import LossShares
 from trainer.data.batches.number_columns import NumberColumns, number_columns
 from trainer.data.batches.order import rank_slice
@@ -70,8 +69,7 @@ def _training_reader(data: PreparedColumns, epoch: int) -> Callable[[Int64s, int
     if data.sequence is not None:
         return SequenceReader(data, epoch).batch
     negatives = FreshNegatives(data, epoch) if data.is_bpr else None
-    hard_items = HardItems(data, epoch) if data.hard_negatives is not None and not data.is_bpr else None
-    return BatchReader(data, SplitColumns.of(data, "train"), negatives, hard_items).batch
+    return BatchReader(data, SplitColumns.of(data, "train"), negatives).batch
 
 
 class RowColumns(Protocol):
@@ -113,14 +111,8 @@ class SplitColumns(NamedTuple):
 class BatchReader:
     """Reader that gathers rows into tensors."""
 
-    def __init__(
-        self,
-        data: PreparedColumns,
-        rows: RowColumns,
-        negatives: FreshNegatives | None = None,
-        hard_items: HardItems | None = None,
-    ):
-        self._negatives, self._hard_items = negatives, hard_items
+    def __init__(self, data: PreparedColumns, rows: RowColumns, negatives: FreshNegatives | None = None):
+        self._negatives = negatives
         self._names = [key.name for key in data.keys]
         self._columns, self._weights = rows.columns, rows.weights
         self._labels, self._numbers = rows.labels, rows.numbers
@@ -139,27 +131,12 @@ class BatchReader:
         step: int,
         first_sample: int,
     ) -> Batch:
-        others = None
-        if self._hard_items is not None:
-            others = self._hard_items.of(rows, sample_offset, global_size, first_sample)
-        if self._single:
-            features = self._singles(rows, others)
-        else:
-            features = self._bags(rows, first_sample, others)
+        features = self._singles(rows) if self._single else self._bags(rows, first_sample)
         labels = torch.from_numpy(self._labels[rows].astype(np.float32))
-        dense = None if self._numbers is None else torch.from_numpy(self._numbers_of(rows, others))
+        dense = None if self._numbers is None else torch.from_numpy(np.asarray(self._numbers[rows]))
         return Batch(features, labels, sample_offset, global_size, step, dense=dense)
 
-    def _numbers_of(self, rows: Int64s, others: OtherItems | None) -> npt.NDArray[np.float32]:
-        assert self._numbers is not None
-        numbers = np.asarray(self._numbers[rows])
-        if others is not None and others.numbers is not None:
-            assert self._hard_items is not None
-            of_items = self._hard_items.number_mask
-            numbers[np.ix_(others.samples, of_items)] = others.numbers[:, of_items]
-        return numbers
-
-    def _singles(self, rows: Int64s, others: OtherItems | None) -> KeyedJaggedTensor:
+    def _singles(self, rows: Int64s) -> KeyedJaggedTensor:
         """Return features with one id per feature and row, as most click logs have.
 
         Lengths and offsets are shared with the last batch, and nobody writes to them.
@@ -171,20 +148,13 @@ class BatchReader:
         for index, column in enumerate(self._columns):
             # Rows lie inside every column (checked_column); to clip is to need no copy of the output.
             np.take(column, rows, out=codes[index], mode="clip")
-        for name, part in {} if others is None else others.features.items():
-            assert others is not None
-            codes[self._names.index(name), others.samples] = part
         lengths, offsets = self._ones
         values = torch.from_numpy(codes.reshape(-1).astype(np.int64, copy=False))
         return KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, offsets=offsets, stride=count)
 
-    def _bags(self, rows: Int64s, first_sample: int, others: OtherItems | None) -> KeyedJaggedTensor:
+    def _bags(self, rows: Int64s, first_sample: int) -> KeyedJaggedTensor:
         count = len(rows)
         parts = [column.take(rows) if isinstance(column, Jagged) else column[rows] for column in self._columns]
-        for name, part in {} if others is None else others.features.items():
-            assert others is not None
-            place = self._names.index(name)
-            parts[place] = _with_others(parts[place], others.samples, part)
         lengths = np.ones((len(self._names), count), dtype=np.int64)
         flat: list[npt.NDArray[np.integer]] = []
         for number, part in enumerate(parts):
@@ -222,19 +192,3 @@ class BatchReader:
             if weights is not None and isinstance(column, Jagged):
                 parts[number] = Jagged(weights, column.offsets).take(rows).values
         return np.concatenate(parts)
-
-
-def _with_others(
-    own: npt.NDArray[np.integer] | Jagged, samples: Int64s, others: npt.NDArray[np.integer] | Jagged
-) -> npt.NDArray[np.integer] | Jagged:
-    """Return what samples have, ``others`` at ``samples`` in the place of their own."""
-    if not isinstance(own, Jagged):
-        own[samples] = others
-        return own
-    assert isinstance(others, Jagged)
-    both = Jagged(
-        np.concatenate([own.values, others.values]), np.append(own.offsets, len(own.values) + others.offsets[1:])
-    )
-    order = np.arange(len(own.lengths))
-    order[samples] = len(order) + np.arange(len(samples))
-    return both.take(order)

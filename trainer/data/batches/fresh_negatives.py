@@ -4,8 +4,7 @@ Any number of ranks, and a run after a resume, draw the same ones.
 
 ``uniform``: over the items of training; ``popularity``: by how many training examples each has, to a power; both leave
 out what the user had in training. ``in_batch``: the item of another example of the global batch; IN_BATCH_DRAWS are
-drawn, and the first that the user never had counts; where there is none, a uniform item is taken. ``recent``: items of
-the rows just before the example's time (trainer.data.batches.recent_negatives).
+drawn, and the first that the user never had counts; where there is none, a uniform item is taken.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.batches.hard_negatives import HardNegatives
 from trainer.data.batches.prepared_columns import PreparedColumns
-from trainer.data.batches.recent_negatives import RecentNegatives
 from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
 from trainer.data.prepare.negatives import KnownPairs, PopularUnseen, SeenItems, popularity_weights
 
@@ -33,20 +30,15 @@ class FreshNegatives:
             weights = popularity_weights(data.example_counts("item")[self._items], data.sampling_power)
             self._unseen = PopularUnseen(self._seen, weights)
         self._key = derive_key(data.seed, epoch, _NEGATIVES)
-        self._others: _InBatch | RecentNegatives | None = None
+        self._in_batch = None
         if data.sampling == "in_batch":
-            self._others = _InBatch(data, epoch, self._seen, self._items)
-        elif data.sampling == "recent":
-            self._others = RecentNegatives(data, epoch)
-        self._hard = None if data.hard_negatives is None else _HardPartners(data, epoch)
+            self._in_batch = _InBatch(data, epoch, self._seen, self._items)
 
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
         """Return item rows for consecutive examples of the epoch's global order, the first being ``first_sample``."""
         samples = np.arange(first_sample, first_sample + len(users))
         negatives = self._items[self._unseen.draw(users, random_words(self._key, samples))]
-        if self._others is not None:
-            negatives = self._others.instead_of(negatives, users, samples)
-        return negatives if self._hard is None else self._hard.instead_of(negatives, users, samples)
+        return negatives if self._in_batch is None else self._in_batch.instead_of(negatives, users, samples)
 
 
 class _InBatch:
@@ -79,20 +71,3 @@ class _InBatch:
             negatives[chosen] = other[chosen]
             missing &= ~chosen
         return negatives
-
-
-class _HardPartners:
-    """Neighbours of each example's own item (trainer.data.batches.hard_negatives)."""
-
-    def __init__(self, data: PreparedColumns, epoch: int):
-        item = next(key for key in data.keys if key.name == "item")
-        column = data.column("train", item)
-        assert isinstance(column, np.ndarray)
-        self._column, self._order, self._epoch = column, data.order(), epoch
-        self._hard = HardNegatives(data, epoch)
-
-    def instead_of(self, drawn: Int64s, users: npt.NDArray[np.int32], samples: Int64s) -> Int64s:
-        if not len(samples):
-            return drawn
-        rows = self._order.rows(self._epoch, int(samples[0]), int(samples[-1]) + 1)
-        return self._hard.instead_of(drawn, users, self._column[rows].astype(np.int64), samples)

@@ -79,10 +79,6 @@ class PreparedColumns:
     sampling: str
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
-    sampling_window: int | None
-    """Of recent negatives, how many rows before an example's they come from."""
-    hard_negatives: dict[str, Any] | None
-    """What a job says of hard negatives (trainer.spec.models.hard_negatives); None where it has none."""
     unread: list[str]
     """Features of the dataset that a sequence model has no use for."""
     draws_negatives: bool
@@ -107,6 +103,8 @@ class PreparedColumns:
     one."""
     warnings: list[str]
     """What the owner of the rows should know: joins and graphs that find few of their ids."""
+    row_figures: dict[str, float | None]
+    """Figures of all rows (trainer.data.prepare.row_figures); empty where an earlier version prepared them."""
     dataset_fingerprint: str
     seed: int
     batch_size: int
@@ -133,8 +131,6 @@ class PreparedColumns:
         papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
         sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
         self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
-        self.sampling_window = sampling.get("window")
-        self.hard_negatives = manifest.get("hard_negatives")
         self.draws_negatives = bool(manifest.get("draws_negatives"))
         self.num_rows_read = int(manifest["num_rows_read"])
         self.num_examples = manifest["num_examples"]
@@ -147,6 +143,7 @@ class PreparedColumns:
         self.num_item_numbers = 0 if self._items is None else self._items["num_numbers"]
         self.drift = manifest.get("drift")
         self.warnings = manifest.get("warnings", [])
+        self.row_figures = manifest.get("row_figures", {})
         self.bad_rows = manifest.get("bad_rows")
         self.fingerprint = manifest["fingerprint"]
         self.dataset_fingerprint = manifest["dataset_fingerprint"]

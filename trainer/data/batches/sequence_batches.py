@@ -173,18 +173,29 @@ class RankingReader:
         self._unseen = Unseen(data)
 
     def batch(self, first: int, last: int, sample_offset: int, global_size: int, step: int) -> Batch:
-        places = np.asarray(self._places[first:last])
-        before, everything = self._sequences.history(self._split, places)
-        lengths = np.minimum(before.lengths, self._length)
-        random = words(self._key, 0, np.arange(first, last), NUM_EVALUATION_NEGATIVES).reshape(-1)
-        owners = np.repeat(np.arange(len(places)), NUM_EVALUATION_NEGATIVES)
-        negatives = self._unseen.draw(everything, owners, random)
+        examples = np.arange(first, last)
+        before, everything = self._histories(examples)
+        random = words(self._key, 0, examples, NUM_EVALUATION_NEGATIVES).reshape(-1)
+        owners = np.repeat(np.arange(len(examples)), NUM_EVALUATION_NEGATIVES)
+        negatives = self._unseen.draw(everything, owners, random).reshape(-1, NUM_EVALUATION_NEGATIVES)
+        return self._against(examples, before, negatives, sample_offset, global_size, step)
+
+    def against(self, examples: Int64s, negatives: Int64s, sample_offset: int, global_size: int, step: int) -> Batch:
+        """Return some examples [b] with negatives of the caller's, item rows [b, k]."""
+        return self._against(examples, self._histories(examples)[0], negatives, sample_offset, global_size, step)
+
+    def _histories(self, examples: Int64s) -> tuple[Jagged, Jagged]:
+        return self._sequences.history(self._split, np.asarray(self._places[examples]))
+
+    def _against(
+        self, examples: Int64s, before: Jagged, negatives: Int64s, sample_offset: int, global_size: int, step: int
+    ) -> Batch:
         lists = {
-            ITEM: gather_spans(before.values, before.offsets[1:] - lengths, lengths),
-            TARGET: _singles(self._sequences.items[places]),
-            NEGATIVE: _lists(negatives, np.full(len(places), NUM_EVALUATION_NEGATIVES)),
+            ITEM: before.last(self._length),
+            TARGET: _singles(self._sequences.items[self._places[examples]]),
+            NEGATIVE: _lists(negatives.reshape(-1), np.full(len(examples), negatives.shape[1])),
         }
-        samples = np.repeat(np.arange(len(places)), before.lengths)
+        samples = np.repeat(np.arange(len(examples)), before.lengths)
         seen = torch.from_numpy(np.stack([samples, before.values.astype(np.int64)], axis=1))
         return _batch(lists, sample_offset, global_size, step, seen)
 

@@ -73,6 +73,16 @@ class Numeric:
             return np.interp(values, self.quantiles, self.shares)
         return values
 
+    def original(self, values: Float64s) -> Float64s:
+        """Return the numbers that :meth:`apply` made ``values`` [n] of; ends of the range for quantiles beyond."""
+        if self.transform == "log1p":
+            return np.sign(values) * np.expm1(np.abs(values))
+        if self.transform == "standardize":
+            return values * self.std + self.mean
+        if self.transform == "quantile":
+            return np.interp(values, self.shares, self.quantiles)
+        return values
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -24,6 +24,8 @@ from trainer.data.prepare.workers import Workers
 
 PROFILE_FILE = "profile.json"
 """Beside prepared data, and under this name in a run's checkpoints."""
+HELD_OUT_FROM = "held_out_from"
+"""Key of a profile: the time from which on a split by time holds rows out, in the numbers of its column."""
 NEW_IDS = 0.2
 """A larger share of examples of ids that the parent did not have has moved."""
 MISSING = 0.05

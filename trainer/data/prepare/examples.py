@@ -296,8 +296,6 @@ class ExampleRows:
             if self._shares_validation:
                 by_hash = splits.random_split(split.model_copy(update={"test": 0.0}), self._pairs(features, rows))
                 sides[(sides == splits.TRAIN) & (by_hash == splits.VALIDATION)] = splits.VALIDATION
-        if self._plan.half is not None:
-            splits.leave_half_out(sides, self._pairs(features, rows), self._plan.half)
         return sides
 
     def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:

@@ -22,7 +22,6 @@ from trainer.data.sources.locations import read_edges
 from trainer.data.sources.source import Source
 from trainer.spec import JobSpec
 from trainer.spec.models.base import DrawingSpec
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.spec.models.sequences import SequenceSpec
 
 Files = list[list[list[object]]]
@@ -45,8 +44,7 @@ def sampling_of(job: JobSpec) -> dict[str, Any]:
     model = job.model
     if not isinstance(model, DrawingSpec):
         return {"distribution": "uniform", "power": 0.75}
-    window = {"window": model.negative_window} if model.sampling == "recent" else {}
-    return {"distribution": model.sampling, "power": model.negative_power, **window}
+    return {"distribution": model.sampling, "power": model.negative_power}
 
 
 def sequence_settings(job: JobSpec) -> dict[str, Any]:
@@ -114,14 +112,9 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
     model = job.model
     if isinstance(model, DrawingSpec) and (model.negative_distribution is not None or model.negative_power != 0.75):
         relevant.append(sampling_of(job))
-    hard = hard_negatives_of(job)
-    if hard is not None:
-        relevant.append(["hard negatives", hard.model_dump(mode="json")])
     relevant.append(job.init_from.retire_after_runs if job.init_from is not None else None)
     if plan.least_labels:
         relevant.append(plan.least_labels)
-    if plan.half is not None:
-        relevant.append(["half", plan.half])
     if plan.dataset.negatives is not None:
         relevant.append("negatives of what trains")
     if plan.keeps_users:

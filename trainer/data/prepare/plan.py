@@ -27,8 +27,6 @@ from trainer.data.sources.topics.topic_source import TopicSource
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.label_tasks import LabelTask, label_tasks, least_labels, needs_users
-from trainer.spec.models.base import DrawingSpec
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.spec.ngrams import NGrams
 
 NEGATIVE_SUFFIX = "__negative"
@@ -79,7 +77,6 @@ class DataPlan:
     item_numeric: tuple[Numeric, ...] = ()  # those of the item table
     items: ItemFile | None = None
     vectors: tuple[Vector, ...] = ()  # of the rows, then of the item table
-    half: int | None = None  # of the (user, item) pairs, the ones whose rows train; None: all
     text_tables: tuple[str, ...] = ()  # of text, though their own column has integers
     notes: tuple[str, ...] = ()  # what the user should know of how ids are read
 
@@ -120,11 +117,6 @@ class DataPlan:
         return self.job.model.draws_partner
 
     @property
-    def draws_recent(self) -> bool:
-        """Whether negatives are items of the rows just before an example's time."""
-        return isinstance(self.job.model, DrawingSpec) and self.job.model.sampling == "recent"
-
-    @property
     def is_sequence(self) -> bool:
         """Whether the model is trained on each user's items in order, and reads nothing else."""
         return self.job.model.reads_sequences
@@ -142,7 +134,7 @@ class DataPlan:
     @property
     def keeps_seen(self) -> bool:
         """Whether what each user had in training is kept: negatives are drawn beside it, and rankings leave it out."""
-        return self.is_bpr or ranks_catalogue(self.job) or hard_negatives_of(self.job) is not None
+        return self.is_bpr or ranks_catalogue(self.job)
 
     @property
     def trained(self) -> tuple[FeaturePlan, ...]:
@@ -357,8 +349,6 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         dataset, job, source, tuple(features), {}, {}, tuple(dict.fromkeys(uses)), tuple(dict.fromkeys(orders)), {},
         {}, numeric, item_numeric, vectors=vectors,
     )  # fmt: skip
-    if plan.draws_recent and dataset.timestamp is not None:
-        plan = replace(plan, order_columns=tuple(dict.fromkeys([*orders, dataset.timestamp])))
     _check_roles(plan)
     source.require(plan.columns())
     for vector in plan.row_vectors:

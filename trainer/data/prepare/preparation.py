@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks.assembly import Assembly, assembled
 from trainer.data.prepare.by_tasks.tasks import Hosts
 from trainer.data.prepare.catalogue import Catalogue, catalogue_of, write_catalogue
-from trainer.data.prepare.drift import PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
+from trainer.data.prepare.drift import HELD_OUT_FROM, PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import Encoded, encode
 from trainer.data.prepare.fingerprint import (
     WarmStart,
@@ -49,16 +49,16 @@ from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
 from trainer.data.prepare.parent_ids import check_parent_ids
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
+from trainer.data.prepare.row_figures import row_figures
 from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows, Sequences
 from trainer.data.prepare.shared import SharedPreparedData
-from trainer.data.prepare.split import SPLIT_NAMES
+from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits, time_limits
 from trainer.data.prepare.table_rows import codes_to_rows, finish_tables, ids_before
 from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import FinishedSplits, write_splits
 from trainer.data.sources.followed_folder import COLUMNS_FILE, write_columns
 from trainer.spec import DatasetSpec, JobSpec
-from trainer.spec.models.hard_negatives import hard_negatives_of
 from trainer.spec.models.sequences import PieceSpec
 
 _REPLACED = ".replaced"
@@ -74,7 +74,6 @@ def prepare(
     base_vocabulary: Mapping[str, IdMap] | None = None,
     base_numeric: Sequence[Numeric] | None = None,
     base_profile: Mapping[str, Any] | None = None,
-    half: int | None = None,
     text_tables: Collection[str] = (),
     threads: int | None = None,
     hosts: Hosts | None = None,
@@ -100,8 +99,6 @@ def prepare(
         base_numeric: the warm start's statistics of numeric features, which stay; those of others are of this run.
         base_profile: what the warm start's rows were like; this run's are compared with it
             (:mod:`trainer.data.prepare.drift`).
-        half: 0 or 1: of the rows that train, those of this half of the (user, item) pairs alone; None: all. Not for
-            models of sequences, nor for a job of one pass.
         text_tables: tables whose ids are text, also where the rows have integers: what is served has text.
         threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
         hosts: other hosts that may read and write parts of the rows, of which no byte depends either
@@ -118,11 +115,10 @@ def prepare(
         DataError: naming file, column, row and the remedy.
     """
     directory, began_ns = Path(directory), time.time_ns()
-    plan = replace(make_plan(dataset, job), half=half)
+    plan = make_plan(dataset, job)
     plan = plan.with_text([*text_tables, *(name for name, ids in (base_vocabulary or {}).items() if ids.is_text)])
     for note in [*plan.notes, *_converted(plan, base_vocabulary or {})]:
         log(note)
-    assert half is None or not (plan.is_sequence or job.dataset.one_pass), "halves are of examples that are prepared"
     base = WarmStart(dict(base_vocabulary or {}), base_numeric, base_profile)
     files = files_of(plan)
     fingerprint = fingerprint_of(plan, base, files)
@@ -260,8 +256,15 @@ def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits,
         {name: writer.num_examples for name, writer in writers.items()},
         {name: writer.num_positives for name, writer in writers.items()},
         unknown_share,
+        _time_limits(plan, encoded),
     )
     return splits, seen, sequences
+
+
+def _time_limits(plan: DataPlan, encoded: Encoded) -> TimeLimits | None:
+    if plan.job.evaluation.split.kind != "time" or plan.dataset.ordering is None:
+        return None
+    return time_limits(plan.job.evaluation.split, encoded.orders[plan.dataset.ordering])
 
 
 def _finish(
@@ -287,6 +290,9 @@ def _finish(
     if seen is not None:
         seen.write(work, rows_of, {table: one.num_rows for table, one in grown.items()}, catalogue)
     profile = profile_of(plan, encoded, row_counts, splits.labels, task.workers)
+    held_out_from = [np.asarray(one).item() for one in splits.time_limits or () if one is not None]
+    if held_out_from:
+        profile[HELD_OUT_FROM] = min(held_out_from)
     write_profile(profile, work / PROFILE_FILE)
     moved = None
     if base.profile is not None:
@@ -312,6 +318,7 @@ def _finish(
         "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
         "drift": None if moved is None else as_json(moved),
         "warnings": warnings,
+        "row_figures": row_figures(plan, encoded, _of_users(plan, row_counts)),
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
         "num_positives": num_positives,
@@ -321,6 +328,11 @@ def _finish(
     }
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
+
+
+def _of_users(plan: DataPlan, row_counts: Mapping[str, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64] | None:
+    user = plan.feature("user")
+    return None if user is None else row_counts.get(user.table)
 
 
 def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
@@ -374,7 +386,6 @@ def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_fi
 
 def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
     """Return the part of the manifest that follows from the specs and the files, whatever the rows are."""
-    hard = hard_negatives_of(plan.job)
     return {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint,
@@ -388,7 +399,6 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         **({"max_unmatched": plan.dataset.max_unmatched} if plan.joins or plan.graphs else {}),
         "draws_negatives": plan.dataset.negatives is not None,
         "sampling": sampling_of(plan.job),
-        "hard_negatives": None if hard is None else hard.model_dump(mode="json"),
         "sequence": sequence_settings(plan.job) if plan.is_sequence else None,
         "unread": sorted(f.name for f in plan.features if f not in plan.trained and f.name != "user"),
     }

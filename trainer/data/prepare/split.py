@@ -15,7 +15,6 @@ SPLIT_NAMES = ("train", "validation", "test")
 # One seed for all jobs: a pair that one job tests on is in no other job's training split, so that a warm start and a
 # comparison of seeds do not leak.
 SPLIT_SEED = 0x5EED
-HALF_SEED = 0x4A1F
 
 
 def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
@@ -26,13 +25,6 @@ def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> np
     sides[uniform < split.test + split.validation] = VALIDATION
     sides[uniform < split.test] = TEST
     return sides
-
-
-def leave_half_out(sides: npt.NDArray[np.uint8], pair_keys: UInt64s, half: int) -> None:
-    """Drop, in place, the training rows of the other half of the pairs; the halves 0 and 1 share no pair."""
-    with np.errstate(over="ignore"):
-        in_second = unit_interval(mix(pair_keys + np.uint64(derive_key(HALF_SEED)))) >= 0.5
-    sides[(sides == TRAIN) & (in_second != bool(half))] = DROPPED
 
 
 def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

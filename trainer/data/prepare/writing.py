@@ -34,10 +34,9 @@ from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.numbers import raw_file
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.progress import Progress
-from trainer.data.prepare.recent_rows import RecentRows
 from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows
-from trainer.data.prepare.split import SPLIT_NAMES, TRAIN
+from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, TimeLimits
 from trainer.data.prepare.workers import Workers
 from trainer.data.sources.item_table import ITEM_TABLE
 
@@ -144,7 +143,7 @@ def write_splits(
     plan: DataPlan, encoded: Encoded, directory: Path, workers: Workers, progress: Progress
 ) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
     """Write all examples, still as codes; where a model trains on positives the training split keeps them only."""
-    seen, sequences, recent = SeenPairs(plan, encoded), SequenceRows(plan, encoded), RecentRows(plan, encoded)
+    seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
     progress.start_writing(encoded.num_rows)
     try:
@@ -155,7 +154,6 @@ def write_splits(
         for examples in rows.chunks():
             seen.add(examples)
             sequences.add(examples)
-            recent.add(examples)
             append_examples(plan, writers, examples, encoded, workers, rows.item_features.names)
             progress.add(int(examples.rows[-1] - examples.rows[0]) + 1)
     finally:
@@ -163,7 +161,6 @@ def write_splits(
             writer.close()
     train = writers["train"]
     check_training_split(plan, train.num_examples, train.weight, train.label_figures)
-    recent.write(directory)
     return writers, seen, sequences
 
 
@@ -252,6 +249,7 @@ class FinishedSplits:
         num_examples: by split.
         num_positives: by split.
         unknown_share: of ids, per feature and split.
+        time_limits: of a split by time.
     """
 
     encoded: Encoded
@@ -262,3 +260,4 @@ class FinishedSplits:
     num_examples: dict[str, int]
     num_positives: dict[str, int]
     unknown_share: dict[str, dict[str, float]]
+    time_limits: TimeLimits | None = None

@@ -85,7 +85,7 @@ def _own(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec], list
         size = {"dim": 16, "hidden": [128, 64], "batch_size": 1024, "alpha": 3e-5}
     optimizers: dict[str, dict[str, Any]] = {
         "Adam": {"kind": "adam", "learning_rate": 0.001},
-        "AdamAR": {"kind": "adam_ar", "learning_rate": 0.001, "alpha": size["alpha"]},
+        "AdamAR": {"kind": "adam_ar", "learning_rate": 0.001, "alpha": size["alpha"], "decay": "at_read"},
     }
     jobs = {
         row: documents.job(

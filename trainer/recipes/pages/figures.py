@@ -50,8 +50,6 @@ class Figures:
 
     def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
         self.recipe = recipe
-        self.searched = {trial.key for trial in recipe.jobs if trial.job.optimizer.alpha == "auto"}
-        """Keys of the trials whose alpha the validation split takes."""
         self._runs: dict[tuple[str, str, str], dict[str, Runs]] = {}
         self._rows: dict[str, list[str]] = {}
         for trial in recipe.trials:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainer.recipes.pages.figures import Cell, Figures, Record
 from trainer.recipes.pages.section import Curve, Findings, Panel, Section, Verdict, verdict
@@ -57,7 +56,7 @@ def section_of(table: Table, figures: Figures) -> Section | None:
         if any(of_row):
             lines += _lines(table, row, columns, of_row)
             behind += [record for cell in of_row if cell is not None for record in cell.records]
-            notes += _choices(row, columns, of_row, figures.searched)
+            notes += _choices(row, columns, of_row)
     notes += _fewer_seeds(cells)
     missing = [row for row in rows if not any(cells[row, column] for column in columns)]
     missing += [column.label for column in table.columns if column not in columns]
@@ -146,17 +145,14 @@ def _difference(cell: Cell | None, published: Sequence[float] | None, digits: in
     return "/".join(f"{measured - stated:+.{digits}f}" for measured, stated in pairs)
 
 
-def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None], searched: Collection[str]) -> list[str]:
-    """Return what the validation split took: alpha of each seed, or a candidate."""
+def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) -> list[str]:
+    """Return the candidate that the validation split took, by column."""
     said = []
     seen: set[str] = set()
     for column, cell in zip(columns, cells, strict=True):
         if cell is None or column.column in seen:
             continue
         seen.add(column.column)
-        alphas: list[Any] = [record["alpha"] for record in cell.records if record["key"] in searched]
-        if alphas:
-            said.append(f"{row}, {column.column}: alpha " + ", ".join(f"{alpha:.1e}" for alpha in alphas) + ".")
         if cell.tried:
             said.append(f"{row}, {column.column}: {cell.tried}, by the validation split.")
     return said

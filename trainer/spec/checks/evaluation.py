@@ -113,6 +113,23 @@ def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fiel
         yield from _needs_ids("evaluation", "users", "user", dataset)
     for name in metrics_of_items(metrics):
         yield from _needs_ids("evaluation.metrics", name, "item", dataset)
+    yield from _slice_problems(job, dataset)
+
+
+def _slice_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield slices that are no columns by which the served model and the job's can be compared."""
+    slices = job.evaluation.slices
+    if slices and (job.publish is None or job.publish.gate.mode == "off"):
+        why = "slices are of the comparison with the served version, and the job has no gate"
+        yield FieldProblem("evaluation.slices", why, "set publish, or leave it out")
+    ids = [name for name in job.model.looked_up(dataset) if name in dataset.features]
+    numbers = [name for name, one in dataset.features.items() if one.type == "dense" and job.model.reads_numbers]
+    single = [name for name in ids if not dataset.features[name].is_list]
+    for name in slices:
+        if name not in single and name not in numbers:
+            remedy = f"name some of {', '.join([*single, *numbers])}"
+            why = f"'{name}' is no feature of single ids or numbers that {job.model.kind} reads"
+            yield FieldProblem("evaluation.slices", why, remedy)
 
 
 def _value_problems(job: JobSpec, column: str) -> Iterator[FieldProblem]:

@@ -95,17 +95,14 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
 
 
 def _stopping_problems(job: JobSpec, dataset: DatasetSpec, labels: list[str]) -> Iterator[FieldProblem]:
-    """Yield why early stopping cannot watch the figure that it names, which an epoch would else have to end to tell.
-
-    ``alpha: auto`` watches the same figure.
-    """
+    """Yield why early stopping cannot watch the figure that it names, which an epoch would else have to end to tell."""
     stopping, field = job.regularizers.early_stopping, "regularizers.early_stopping.metric"
     numbers, of_rankings = measured_numbers(job, dataset), dataset.has_positives_alone and not job.model.reads_sequences
     named = "one of rankings, such as recall_20_full," if of_rankings else "one"
     use = f"use one of {', '.join(numbers)}" if numbers else f"name {named} in evaluation.metrics"
     if stopping is None or stopping.metric is None:
         watched = [of_label(name, labels[0] if labels else "") for name in WATCHED_METRICS]
-        if (stopping is not None or job.optimizer.alpha == "auto") and not set(watched) & set(numbers):
+        if stopping is not None and not set(watched) & set(numbers):
             what = "says anything where every row is a positive" if of_rankings else "is measured"
             yield FieldProblem(field, f"it is left out, and none of {', '.join(watched)} {what}", use)
         return

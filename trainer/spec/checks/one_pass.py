@@ -49,14 +49,14 @@ def one_pass_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if KINDS[spec.optimizer.kind].takes("alpha") and not isinstance(spec.optimizer.alpha, float):
         yield FieldProblem(
             "optimizer.alpha",
-            f"{spec.optimizer.alpha} comes from the number of training rows, which dataset.one_pass does not know",
+            "default comes from the number of training rows, which dataset.one_pass does not know",
             f"give a number, such as that of an earlier run's log, or another optimizer.kind, {_LEAVE_OUT}",
         )
     if spec.optimizer.decay == "by_epoch":
         yield FieldProblem(
             "optimizer.decay",
             "by_epoch begins with the second epoch, and dataset.one_pass has one",
-            f"use at_read, {_LEAVE_OUT}",
+            f"use at_read, which is its default, {_LEAVE_OUT}",
         )
 
 

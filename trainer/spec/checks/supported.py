@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from embeddings.optim.registry import KINDS, kinds_that_take
 from embeddings.tables.element_types import DEFAULT_TYPE, ELEMENT_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
-from trainer.spec.checks.by_frequency import by_frequency_problems
 from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
 from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
 from trainer.spec.checks.feature_names import name_fit_problems
@@ -19,7 +18,7 @@ from trainer.spec.checks.models import model_problems
 from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problems
 from trainer.spec.checks.output_calibration import output_calibration_fit_problems, output_calibration_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
-from trainer.spec.checks.regularizers import has_validation, regularizer_fit_problems, regularizer_problems
+from trainer.spec.checks.regularizers import regularizer_fit_problems, regularizer_problems
 from trainer.spec.problems import FieldProblem
 from trainer.spec.row_optimizer import row_optimizer
 
@@ -32,12 +31,7 @@ if TYPE_CHECKING:
 def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from model_problems(spec)
     optimizer = spec.optimizer
-    if optimizer.alpha == "auto" and not has_validation(spec):
-        yield FieldProblem(
-            "optimizer.alpha", "auto looks at a validation split", "set evaluation.split.validation, or use default"
-        )
-    of_fields = [*optimizer_problems(optimizer), *by_frequency_problems(spec)]
-    yield from of_fields or _together_problems(optimizer)
+    yield from [*optimizer_problems(optimizer)] or _together_problems(optimizer)
     if spec.micro_batches > spec.batch_size:
         yield FieldProblem(
             "micro_batches", f"a batch of {spec.batch_size} has no {spec.micro_batches} parts", "use fewer"
@@ -66,7 +60,7 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
     """Yield the settings of the row optimizer that its kind has no use for, and the required ones that are missing."""
     name, kind = optimizer.kind, KINDS[optimizer.kind]
     decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
-    answered = ("kind", "clip_norm", "weight_decay", "first_touch", "eps_inside_root", "by_frequency")
+    answered = ("kind", "clip_norm", "weight_decay", "first_touch", "eps_inside_root", "decay")
     if optimizer.weight_decay and not kind.takes("weight_decay"):
         yield FieldProblem("optimizer.weight_decay", f"{name} has none", f"use one of {decaying}, or leave it 0")
     if not optimizer.weight_decay and kind.takes("weight_decay"):
@@ -78,6 +72,9 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
     if optimizer.eps_inside_root and not kind.takes("eps_inside_root"):
         why = f"{name} adds eps to it" if kind.takes("eps") else f"{name} has no root"
         yield FieldProblem("optimizer.eps_inside_root", why, "leave it out")
+    if optimizer.decay == "by_epoch" and not kind.takes("decay"):
+        kinds = ", ".join(kinds_that_take("decay"))
+        yield FieldProblem("optimizer.decay", f"{name} has none", f"use one of {kinds}, or leave it out")
     for setting, field in type(optimizer).model_fields.items():
         if setting not in answered and not kind.takes(setting) and getattr(optimizer, setting) != field.default:
             kinds = ", ".join(kinds_that_take(setting))

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, ValidatorFunctionWrapHandler, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
-from trainer.spec.base import May, Spec, later
+from trainer.spec.base import STORED, May, Removed, Spec, later
 from trainer.spec.losses import LOSSES, LossSettings
 from trainer.spec.models.size import ModelSize, tower_size
-from trainer.spec.problems import FieldProblem
+from trainer.spec.problems import FieldProblem, InvalidFieldsError
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -44,6 +51,11 @@ class ModelSpec(Spec):
     A kind is a subclass, registered in trainer.spec.models.registry; its torch module is registered in
     trainer.models.registry. A field of another kind is refused by its name.
     """
+
+    removed: ClassVar[dict[str, Removed]] = {
+        "hard_negatives": Removed("no share of hard negatives improved recall", "leave it out"),
+        "negative_window": Removed("it was of negative_distribution: recent", "leave it out", 10_000),
+    }
 
     kind: str
     embedding_dim: int = Field(default=16, ge=1, le=4096)
@@ -319,16 +331,14 @@ class DrawingSpec(ModelSpec):
     """A model that draws new negatives in each epoch.
 
     ``negative_distribution``: all items of training alike (``uniform``), by their number of examples to the
-    ``negative_power`` (``popularity``), the items of other examples of the global batch (``in_batch``), or those of the
-    ``negative_window`` training rows that are the last ones before the example's own time (``recent``, of bpr). All
-    kinds but item2vec draw none that the user had in training.
+    ``negative_power`` (``popularity``), or the items of other examples of the global batch (``in_batch``). All kinds
+    but item2vec draw none that the user had in training.
     """
 
-    negative_distribution: Annotated[
-        Literal["uniform", "popularity", "in_batch", "recent"] | None, May.DIFFER_ON_WARM_START
-    ] = later(None)
+    negative_distribution: Annotated[Literal["uniform", "popularity", "in_batch"] | None, May.DIFFER_ON_WARM_START] = (
+        later(None)
+    )
     negative_power: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.75, ge=0.0, le=4.0, allow_inf_nan=False)
-    negative_window: Annotated[int, May.DIFFER_ON_WARM_START] = later(10_000, ge=1, lt=2**31)
 
     default_sampling: ClassVar[str] = "uniform"
 
@@ -339,22 +349,19 @@ class DrawingSpec(ModelSpec):
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
-        for field, distribution in (("negative_power", "popularity"), ("negative_window", "recent")):
-            if getattr(self, field) != type(self).model_fields[field].default and self.sampling != distribution:
-                remedy = f"set negative_distribution: {distribution}, or leave it out"
-                yield FieldProblem(f"model.{field}", f"{self.sampling} has none", remedy)
-        if self.sampling == "recent" and not self.draws_partner:
-            why = f"{self.kind} cuts its examples from users' items in order, which have no time of their own"
-            yield FieldProblem("model.negative_distribution", why, "use uniform, popularity or in_batch")
+        if self.sampling != "popularity" and self.negative_power != type(self).model_fields["negative_power"].default:
+            remedy = "set negative_distribution: popularity, or leave it out"
+            yield FieldProblem("model.negative_power", f"{self.sampling} has none", remedy)
 
-    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-        yield from super().fit_problems(job, dataset)
-        if self.sampling == "recent" and dataset.timestamp is None:
-            yield FieldProblem(
-                "model.negative_distribution",
-                f"recent is of rows with a time, and dataset '{dataset.name}' has no timestamp",
-                "name the column of times in timestamp of the dataset, or use popularity",
-            )
+    @field_validator("negative_distribution", mode="before")
+    @classmethod
+    def _not_recent(cls, distribution: object, info: ValidationInfo) -> object:
+        if distribution != "recent":
+            return distribution
+        if (info.context or {}).get(STORED):
+            return "popularity"
+        why = "recent was removed: it found no more than popularity did"
+        raise InvalidFieldsError([FieldProblem("", why, "use popularity with negative_power: 1")])
 
 
 def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.base import later
 from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, ModelSpec, pair_fit_problems
-from trainer.spec.models.hard_negatives import HardNegativesSpec
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class PairSpec(ModelSpec):
         yield from super().fit_problems(job, dataset)
 
 
-class BPRSpec(HardNegativesSpec, PairSpec, DrawingSpec):
+class BPRSpec(PairSpec, DrawingSpec):
     """Trained on pairs of an item that a user had and one that is drawn (Rendle et al., UAI 2009)."""
 
     kind: Literal["bpr"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Field, TypeAdapter
 
 from embeddings.outside_packages import load_all
+from trainer.spec.base import STORED
 from trainer.spec.models.autoint import AutoIntSpec
 from trainer.spec.models.base import ModelSpec
 from trainer.spec.models.dcnv2 import DCNv2Spec
@@ -82,13 +83,15 @@ def default_of(field: str) -> Any:
     return MODELS[kinds_with(field)[0]].model_fields[field].default
 
 
-def parse_model(document: Any) -> ModelSpec:
+def parse_model(document: Any, *, stored: bool = False) -> ModelSpec:
     """Return the model that a document names by its ``kind``.
+
+    ``stored``: it is of a trained job and only read: settings that were removed are dropped, not refused.
 
     Raises:
         pydantic.ValidationError: The document is not a valid model.
     """
-    spec: ModelSpec = _ADAPTER.validate_python(document)
+    spec: ModelSpec = _ADAPTER.validate_python(document, context={STORED: stored})
     return spec
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from trainer.spec.base import May, Positive, later
 from trainer.spec.evaluation import ranking_parts
 from trainer.spec.models.base import OF_PRODUCTS, Init, TowerSpec, pair_fit_problems
-from trainer.spec.models.hard_negatives import WHERE, HardNegativesSpec
 from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
 
 
-class TwoTowerSpec(HardNegativesSpec, TowerSpec):
+class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
     ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: what their product is divided by.
@@ -72,21 +71,12 @@ class TwoTowerSpec(HardNegativesSpec, TowerSpec):
         yield from super().problems(job)
         if self.loss != "bce" and "label" in job.sse and job.sse["label"].probability:
             yield FieldProblem("sse.label", f"{self.loss} has no class labels to flip", "leave it out, or use loss bce")
-        if self.hard_negatives is not None and not self.is_softmax_of_batch:
-            why = f"with {self.loss} a row is compared with its own label alone"
-            yield FieldProblem(WHERE, why, "use loss sampled_softmax, or leave it out")
-        if self.is_softmax_of_batch and self.hard_negatives is None and job.batch_size == 1:
+        if self.is_softmax_of_batch and job.batch_size == 1:
             why = "sampled_softmax takes its negatives from the batch, and a batch of one row has none"
             yield FieldProblem("batch_size", why, "use a larger one")
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)
-        if self.hard_negatives is not None and dataset.negatives is None:
-            yield FieldProblem(
-                WHERE,
-                f"they take the place of drawn negatives, and dataset '{dataset.name}' has none",
-                "set label: {negatives: {per_positive: 1, of: item}} of the dataset, or leave it out",
-            )
         joined = [name for name, one in dataset.features.items() if one.join is not None and one.join.on == "item"]
         if joined:
             yield FieldProblem(

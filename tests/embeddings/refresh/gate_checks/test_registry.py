@@ -1,4 +1,4 @@
-"""What holds for every check of the gate, and that one more is measured, judged and calibrated like the others."""
+"""What holds for every check of the gate, and that one more is measured and judged like the others."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import numpy as np
 import pytest
 
 from embeddings.refresh import gate_metrics
-from embeddings.refresh.calibration import calibrated
-from embeddings.refresh.gate import Thresholds, decide
-from embeddings.refresh.gate_checks.base import Calibrated, GateCheck, Limit, base_of
+from embeddings.refresh.gate import Limits, decide
+from embeddings.refresh.gate_checks.base import STANDARD_ERROR, GateCheck, Limit, base_of
 from embeddings.refresh.gate_checks.comparison import Comparison
-from embeddings.refresh.gate_checks.registry import CHECKS, LIMITS
+from embeddings.refresh.gate_checks.registry import CHECKS, LIMITS, REMOVED
+from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from embeddings.vectors.item_vectors import ItemVectors
 
 N, D = 900, 16
+ROWS = {
+    "rows": 1000.0, "users": 100.0, "largest_user": 0.1, "pairing": 0.8, "pairing_newest": 0.7, "popularity": 0.6,
+}  # fmt: skip
+HOLD = {
+    "finite", "coverage", "effective_rank", "cosine_mean", "cosine_low", "norm_change_p95", "unreplaced", "canary_drop",
+    "anchor_cosine", "log_rows", "log_users", "largest_user", "pairing", "pairing_newest", "popularity", "model_gain",
+    "model_metric", "model_metric_before",
+}  # fmt: skip
 
 
 def items(seed: int) -> ItemVectors:
@@ -23,14 +31,17 @@ def items(seed: int) -> ItemVectors:
 
 
 def comparison(seed: int = 1) -> Comparison:
-    before = {"newly_carried": 0.1}
-    return Comparison(items(0), items(seed), np.ones(N, dtype=bool), anchor=items(0), metrics_before=before)
+    models = ModelComparison("v000001", (ModelDifference("auc", "all", 1000, 0.7, 0.71, 0.0, 0.02),))
+    return Comparison(
+        items(0), items(seed), np.ones(N, dtype=bool), anchor=items(0), metrics_before={"newly_carried": 0.1},
+        row_figures=ROWS, models=models,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.__name__ != "FrozenProbes"])
 def test_a_check_measures_what_it_limits(check: type[GateCheck]) -> None:
     measured = check.measure(comparison())
-    assert {limit.metric for limit in check.limits} <= set(measured)
+    assert {limit.metric for limit in check.limits} <= {base_of(name) for name in measured}
     for name, value in measured.items():
         assert np.isfinite(value), name
     # Without samples to draw, the same again.
@@ -42,6 +53,18 @@ def test_metrics_and_limits_belong_to_one_check_each() -> None:
     assert len(metrics) == len(set(metrics))
     assert len(LIMITS) == sum(len(check.limits) for check in CHECKS)
     assert all(limit.remedy for limit in LIMITS.values())
+    assert not REMOVED & set(LIMITS)
+
+
+def test_few_metrics_hold_and_the_others_inform() -> None:
+    holding = {name for name, limit in LIMITS.items() if limit.spread is not None or limit.starting is not None}
+    assert holding | {"effective_rank"} == HOLD
+    informing = set(LIMITS) - HOLD
+    assert {"knn_overlap", "cosine_p5", "norm_shift", "canary_churn", "newly_carried", "missing"} <= informing
+    worst = {name: 1e9 if LIMITS[name].at_most else -1e9 for name in informing}
+    assert decide(worst).checks == ()
+    own = Limits(own=dict.fromkeys(informing, 0.0))
+    assert set(decide(worst, own).failed) == informing
 
 
 def test_a_first_version_is_measured_by_the_checks_that_need_no_other() -> None:
@@ -50,35 +73,41 @@ def test_a_first_version_is_measured_by_the_checks_that_need_no_other() -> None:
 
 
 def test_one_limit_of_each_kind() -> None:
-    limits = Thresholds({"newly_carried": 0.1, "effective_rank": 0.0, "rows": 5.0})
-    assert limits.limit("finite", D) == 1.0
-    assert limits.limit("cosine_p5[10-99]", D) == 0.40
-    assert limits.limit("cosine_p5_traffic[10-99]", D) is None
-    assert limits.limit("canary_churn[genre]", D) == 0.25
-    assert limits.limit("canary_items[genre]", D) is None
-    assert limits.limit("newly_carried", D) == 0.1
-    assert limits.limit("effective_rank", D) == 3.0  # a quarter under the starting 4 is the end of it
-    assert limits.limit("rows", D) == 5.0  # what has no limit may be given one
+    limits = Limits({"newly_carried": 0.1, "effective_rank": 3.0, "rows": 5.0, "model_gain": -0.1})
+    metrics = {"dim": D}
+    assert limits.of("finite", metrics) == 1.0
+    assert limits.of("cosine_mean", metrics) == 0.75
+    assert limits.of("knn_overlap", metrics) is None
+    assert limits.of("canary_drop[genre]", metrics) == 0.02
+    assert limits.of("canary_items[genre]", metrics) is None
+    assert limits.of("model_gain[country=DE]", metrics) == -0.1
+    assert limits.of("newly_carried", metrics) == 0.1
+    assert Limits().of("effective_rank", metrics) == 4.0
+    assert limits.of("effective_rank", metrics) == 3.0
+    assert limits.of("rows", metrics) == 5.0  # what has no limit may be given one
+    assert limits.of(f"cosine_mean{STANDARD_ERROR}", metrics) is None
+
+
+def test_a_limit_of_every_probe_is_that_of_those_without_their_own() -> None:
+    own = Limits({"canary_drop": 0.1, "canary_drop[genre]": 0.2})
+    assert (own.of("canary_drop[year]", {}), own.of("canary_drop[genre]", {})) == (0.1, 0.2)
 
 
 class Spread(GateCheck):
     """``spread``: the largest coordinate of the candidate."""
 
-    limits = (Limit("spread", 4.0, "coordinates are large", at_most=True, calibrated=Calibrated(1.0, 0.5)),)
+    limits = (Limit("spread", 4.0, "coordinates are large", at_most=True),)
 
     @staticmethod
     def measure(comparison: Comparison) -> dict[str, float]:
         return {"spread": float(np.abs(comparison.candidate.vectors[:]).max())}
 
 
-def test_a_check_that_is_entered_is_measured_judged_and_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [gate_metrics.measure(comparison(seed)) for seed in (1, 2, 3)]
+def test_a_check_that_is_entered_is_measured_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gate_metrics.measure(comparison())
     monkeypatch.setattr(gate_metrics, "CHECKS", (*CHECKS, Spread))
     monkeypatch.setitem(LIMITS, "spread", Spread.limits[0])
-    nulls = [gate_metrics.measure(comparison(seed)) for seed in (1, 2, 3)]
-    assert [{name: value for name, value in null.items() if name != "spread"} for null in nulls] == before
+    measured = gate_metrics.measure(comparison())
+    assert measured == before | {"spread": float(np.abs(items(1).vectors[:]).max())}
     assert decide({"spread": 3.5}).passed
     assert decide({"spread": 4.5}).reasons == ["spread is 4.5, above 4: coordinates are large"]
-    found = calibrated(nulls)
-    assert found.limits["spread"] == pytest.approx(max(null["spread"] for null in nulls) + 0.5)
-    assert {base_of(name) for name in found.limits} <= set(LIMITS)

@@ -1,4 +1,4 @@
-"""A version in Redis: its rows, packed or not, what they share, and how long they stay."""
+"""A version in Redis: its rows, those of earlier releases with a key each, and how long they stay."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from embeddings.store import Store, StoreUnavailable, UnknownVersion, open_store
 from embeddings.store.backends import redis, redis_packed, redis_rows
 from embeddings.store.collection import erasure
+from embeddings.store.version import key_column, keys_of_column
 from embeddings.vectors.item_vectors import FOUND, MISSING, ItemVectors
-from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, num_rows, publish, vectors_of
+from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, num_rows, publish
 
 pytestmark = pytest.mark.process
 
@@ -63,16 +65,59 @@ def held_in(server: Any, vector: bytes) -> list[bytes]:
         return [key for key in keys if vector in (client.get(key) or b"")]
 
 
+def turn_into_keys(server: Any, on: str | None = None) -> str:
+    """Write the rows of the newest load as releases before wrote them, a key for each; return its BASE.
+
+    ``on``: BASE of such rows, of which those that are alike are left out.
+    """
+    with server.client() as client:
+        names = [key.decode().removesuffix(":info") for key in client.keys("*:info")]
+        (base,) = [name for name in names if json.loads(client.get(f"{name}:info"))["blocks"]]
+        info = json.loads(client.get(f"{base}:info"))
+        values = {} if on is None else keyed_rows(client, on)
+        chunks = [pa.ipc.open_stream(client.get(f"{base}:chunk:{n}")).read_all() for n in range(info["chunks"])]
+        table = pa.concat_tables(chunks).combine_chunks()
+        column = table["key"].chunk(0)
+        ids = [str(one).encode() if isinstance(one, int) else one for one in keys_of_column(column).tolist()]
+        blocks = [f"{base}:block:{number}" for number in range(info["blocks"])]
+        raw = b"".join(client.mget(blocks))
+        width = len(raw) // len(ids)
+        statuses = table["status"].to_pylist()
+        own = {
+            one: raw[number * width : (number + 1) * width] + bytes([statuses[number]])
+            for number, one in enumerate(ids)
+        }
+        row = f"evenkeel:.{base.rpartition('.')[2]}:".encode()
+        gone = sorted(values.keys() - own.keys())
+        changed = {one: value for one, value in own.items() if values.get(one) != value}
+        client.mset({row + one: value for one, value in {**changed, **dict.fromkeys(gone, b"\0")}.items()})
+        if on is not None:
+            batch = pa.record_batch({"key": key_column(np.array([int(one) for one in gone], dtype=np.int64))})
+            client.set(f"{base}:gone", redis_rows.columns_stream(batch))
+        name = None if on is None else on.rpartition(":")[2]
+        del info["block_rows"]
+        client.set(f"{base}:info", json.dumps(info | {"base": name, "row_keys": row.decode(), "blocks": 0}))
+        client.delete(*blocks)
+    return base
+
+
+def keyed_rows(client: Any, base: str) -> dict[bytes, bytes]:
+    row = json.loads(client.get(f"{base}:info"))["row_keys"].encode()
+    keys = client.keys(row + b"*")
+    return {key[len(row) :]: value for key, value in zip(keys, client.mget(keys), strict=True)}
+
+
 def test_a_lookup_is_one_round_trip(opened: Callable[..., Store], redis_server: Any) -> None:
     ours, other = opened("grace_seconds=0").collection("items"), opened().collection("items")
     publish(ours, 1)
     other.lookup([1])
-    assert commands(redis_server, lambda: other.lookup(np.arange(NUM_ITEMS))) == {"mget": 1}
+    # The MGET goes behind the ranges, in the same pipeline.
+    assert commands(redis_server, lambda: other.lookup(np.arange(2000))) == {"getrange": 2000, "mget": 1}
     publish(ours, 2)
     # Asked in vain once, then as when it is seen for the first time, then in one again.
     assert (other.lookup(np.arange(NUM_ITEMS))[2] == 2).all()
-    assert commands(redis_server, lambda: other.lookup([1])) == {"mget": 1}
-    assert commands(redis_server, lambda: other.open().lookup([1])) == {"get": 1, "mget": 1}
+    assert commands(redis_server, lambda: other.lookup([1])) == {"getrange": 1, "mget": 1}
+    assert commands(redis_server, lambda: other.open().lookup([1])) == {"get": 1, "getrange": 1, "mget": 1}
 
     def several() -> None:
         with other.snapshot_read():
@@ -96,15 +141,14 @@ def test_what_goes_between_a_look_and_its_use(opened: Callable[..., Store], redi
 
 
 def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
-    """One round trip of ranges; readers of either layout read both; a version that goes takes its blocks along."""
-    packed, keyed = opened("rows=packed", "grace_seconds=0").collection("items"), opened().collection("items")
+    """One round trip of ranges; a version that goes takes its blocks along."""
+    packed, other = opened("grace_seconds=0").collection("items"), opened("rows=packed").collection("items")
     vectors = np.random.default_rng(0).standard_normal((NUM_ITEMS, 400)).astype(np.float16).astype(np.float32)
     publish(packed, 1, vectors)
     with redis_server.client() as client:
         assert len(client.keys("*:block:*")) == 2
-    assert num_rows(redis_server) == 0
     rows = np.random.default_rng(1).permutation(2 * NUM_ITEMS)
-    for reader in (packed, keyed, opened("rows=packed").collection("items")):
+    for reader in (packed, other):
         version, status, found = reader.lookup(rows)
         assert version == "v000001"
         np.testing.assert_array_equal(status == FOUND, rows < NUM_ITEMS)
@@ -118,22 +162,16 @@ def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
     # One MGET behind each part of 2048.
     assert commands(redis_server, lambda: packed.lookup(rows)) == {"getrange": NUM_ITEMS, "mget": 2}
     assert commands(redis_server, lambda: packed.lookup([-1])) == {"mget": 1}
-    # A delta rests on keys of rows alone, whatever lies under other keys.
-    with redis_server.client() as client:
-        whole = redis_rows.row_values(vectors.astype(np.float16), np.full(NUM_ITEMS, FOUND, dtype=np.uint8))
-        client.mset({str(item): row.tobytes() for item, row in enumerate(whole)})
-    publish(keyed, 2, vectors)
-    assert num_rows(redis_server) == NUM_ITEMS
-    publish(packed, 3, vectors + 1)
+    publish(packed, 2, vectors + 1)
     packed.retain(1)
     wait_for_none(redis_server, "evenkeel:items:*:block:*", but=2)
-    wait_for_none(redis_server, "evenkeel:.*")
-    np.testing.assert_array_equal(keyed.lookup([5])[2], (vectors[[5]] + 1).astype(np.float16))
+    # What it has open went with the switch, which it has not seen yet.
+    np.testing.assert_array_equal(other.lookup([5])[2], (vectors[[5]] + 1).astype(np.float16))
 
 
 def test_packed_rows_that_are_gone(opened: Callable[..., Store], redis_server: Any) -> None:
     """A block or ``alive`` is lost, or a block is another: an error, and never zeros or a wait without an end."""
-    collection = opened("rows=packed").collection("items")
+    collection = opened().collection("items")
     publish(collection, 1, np.random.default_rng(0).standard_normal((NUM_ITEMS, 400)).astype(np.float32))
     collection.lookup([1])
     with redis_server.client() as client:
@@ -156,14 +194,16 @@ def test_packed_rows_that_are_gone(opened: Callable[..., Store], redis_server: A
         collection.open("v000001").lookup([1])
 
 
-@pytest.mark.parametrize("rows", ["keys", "packed"])
+@pytest.mark.parametrize("keyed", [True, False])
 def test_a_server_that_does_not_answer(
-    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, rows: str
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, keyed: bool
 ) -> None:
     monkeypatch.setattr(redis, "_SOCKET_SECONDS", 0.1)
-    collection = opened(f"rows={rows}").collection("items")
+    collection = opened().collection("items")
     publish(collection, 1)
-    reader = collection.open()
+    if keyed:
+        turn_into_keys(redis_server)
+    reader = opened().collection("items").open()
     assert reader.lookup([1])[1][0, 0] == 1
     with redis_server.client() as client:
         client.client_pause(4_000)
@@ -173,46 +213,60 @@ def test_a_server_that_does_not_answer(
     assert reader.lookup([1])[1][0, 0] == 1
 
 
-def test_the_layout_is_one_of_two(opened: Callable[..., Store]) -> None:
-    with pytest.raises(ValueError, match="rows is 'both', expected keys or packed"):
-        opened("rows=both")
-
-
-def test_rows_of_an_earlier_release_are_served_and_removed(opened: Callable[..., Store], redis_server: Any) -> None:
-    collection = opened("grace_seconds=0").collection("items")
-    publish(collection, 1)
-    with redis_server.client() as client:
-        (name,) = client.keys("*:info")
-        base, info = name[: -len(b":info")], json.loads(client.get(name))
-        rows = info.pop("row_keys").encode()
-        for key in client.keys(rows + b"*"):
-            client.rename(key, base + b":id:" + key[len(rows) :])
-        client.set(name, json.dumps(info))
-        assert_serves(opened().collection("items"), 1)
-        publish(collection, 2)
-        collection.retain(1)
-        assert_serves(opened().collection("items"), 2)
-        wait_for_none(redis_server, base + b":id:*")
-
-
-def test_a_version_that_differs_little_shares_its_rows(
-    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ids", [np.arange(NUM_ITEMS), [f"é{number:05}" for number in range(NUM_ITEMS)]])
+def test_rows_with_a_key_each_are_served_and_removed(
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, ids: Any
 ) -> None:
     monkeypatch.setattr(redis_rows, "CHUNK_ROWS", 512)
     collection = opened("grace_seconds=0").collection("items")
+    publish(collection, 1, ids=ids)
+    turn_into_keys(redis_server)
+    reader, asked = opened().collection("items").open(), list(ids[::-1]) + ([-5] if ids[0] == 0 else ["nobody"])
+    assert commands(redis_server, lambda: reader.lookup(asked)) == {"mget": 6}
+    status, vectors = reader.lookup(asked)
+    assert status.tolist() == [FOUND] * NUM_ITEMS + [MISSING]
+    assert (vectors[:-1] == 1).all()
+    assert (np.asarray(reader.items().vectors) == 1).all()
+    publish(collection, 2, ids=ids)
+    assert collection.retain(1) == ["v000001"]
+    wait_for_none(redis_server, "evenkeel:.*")
+    with pytest.raises(UnknownVersion, match="gone"):
+        reader.lookup(asked)
+    assert (opened().collection("items").lookup(asked[:-1])[2] == 2).all()
+
+
+def test_rows_that_an_older_release_named_by_their_version_are_served_and_removed(
+    opened: Callable[..., Store], redis_server: Any
+) -> None:
+    collection = opened("grace_seconds=0").collection("items")
+    publish(collection, 1)
+    base = turn_into_keys(redis_server)
+    with redis_server.client() as client:
+        info = json.loads(client.get(f"{base}:info"))
+        rows = info.pop("row_keys").encode()
+        for key in client.keys(rows + b"*"):
+            client.rename(key, f"{base}:id:".encode() + key[len(rows) :])
+        client.set(f"{base}:info", json.dumps(info))
+    assert_serves(opened().collection("items"), 1)
+    publish(collection, 2)
+    collection.retain(1)
+    assert_serves(opened().collection("items"), 2)
+    wait_for_none(redis_server, f"{base}:id:*")
+
+
+def test_a_version_that_rests_on_anothers_rows(opened: Callable[..., Store], redis_server: Any) -> None:
+    """Its base stays when its own version goes, and goes with the last that rests on it; erasures reach both."""
+    collection = opened("grace_seconds=0").collection("items")
     ids = np.arange(0, 2 * NUM_ITEMS, 2)
     first = np.random.default_rng(0).standard_normal((NUM_ITEMS, 8)).astype(np.float16).astype(np.float32)
+    second, second_ids = first.copy(), ids.copy()
+    second[5], second_ids[7] = 9.0, 15
     publish(collection, 1, first, ids)
-    assert num_rows(redis_server) == NUM_ITEMS
-    # One is changed, one is new, one is gone; twice, so that the second delta rests on the first version too.
-    second, third = first.copy(), first.copy()
-    second[5] = 9.0
-    publish(collection, 2, second, ids)
-    assert num_rows(redis_server) == NUM_ITEMS + 1
-    third_ids = ids.copy()
-    third_ids[7] = 15
-    publish(collection, 3, third, third_ids)
-    assert num_rows(redis_server) == NUM_ITEMS + 3
+    base = turn_into_keys(redis_server)
+    publish(collection, 2, second, second_ids)
+    turn_into_keys(redis_server, base)
+    collection = opened("grace_seconds=0").collection("items")  # which has not seen them otherwise
+    assert num_rows(redis_server) == NUM_ITEMS + 3  # one changed, one new, a tombstone
 
     def assert_version(version: str, its_ids: np.ndarray, its_vectors: np.ndarray) -> None:
         reader = opened().collection("items").open(version)
@@ -223,59 +277,25 @@ def test_a_version_that_differs_little_shares_its_rows(
         np.testing.assert_array_equal(reader.keys, its_ids)
         np.testing.assert_array_equal(np.asarray(reader.items().vectors), its_vectors)
 
-    for version, its_ids, its_vectors in (
-        ("v000001", ids, first), ("v000002", ids, second), ("v000003", third_ids, third)
-    ):  # fmt: skip
-        assert_version(version, its_ids, its_vectors)
-
-    # What others rest on stays when its own version goes, and goes with the last of them.
-    assert collection.retain(1) == ["v000001", "v000002"]
-    assert num_rows(redis_server) == NUM_ITEMS + 2
-    assert_version("v000003", third_ids, third)
-    publish(collection, 4, np.random.default_rng(1).standard_normal((NUM_ITEMS, 8)).astype(np.float32), ids)
-    publish(collection, 5, np.random.default_rng(2).standard_normal((NUM_ITEMS, 8)).astype(np.float32), ids)
-    assert collection.retain(1) == ["v000003", "v000004"]
-    assert num_rows(redis_server) == NUM_ITEMS
-
-
-def test_erased_rows_leave_what_others_rest_on(opened: Callable[..., Store], redis_server: Any) -> None:
-    collection = opened("grace_seconds=0").collection("items")
-    publish(collection, 1)
-    changed = vectors_of(1)
-    changed[3] = 2.0
-    publish(collection, 2, changed)
-    collection.erase([3, 4], "asked for")
-    with redis_server.client() as client:
-        assert not [key for key in client.scan_iter(match="evenkeel:.*", count=10_000) if key.endswith((b":3", b":4"))]
-    for version in ("v000001", "v000002"):
-        status, vectors = opened().collection("items").open(version).lookup([3, 4, 5])
-        assert status.tolist() == [MISSING, MISSING, FOUND]
-        assert (vectors[2] == 1).all()
+    assert_version("v000001", ids, first)
+    assert_version("v000002", second_ids, second)
+    assert collection.retain(1) == ["v000001"]
+    assert num_rows(redis_server) == NUM_ITEMS + 3
+    assert_version("v000002", second_ids, second)
+    erased = first[3].astype(np.float16).tobytes()
+    assert held_in(redis_server, erased)
+    assert collection.erase([int(ids[3])], "asked for") == {"versions": ["v000002"], "rows": 1}
+    assert not held_in(redis_server, erased)
+    left = np.delete(np.arange(NUM_ITEMS), 3)
+    assert_version("v000002", second_ids[left], second[left])
+    wait_for_none(redis_server, "evenkeel:.*")
 
 
-def test_erased_rows_leave_what_a_version_without_them_rests_on(
-    opened: Callable[..., Store], redis_server: Any
-) -> None:
-    """The second version has no row of the id, and is rewritten all the same: its other rows are in the first one's."""
-    collection = opened("grace_seconds=0").collection("items")
-    publish(collection, 1)
-    ids = np.delete(np.arange(NUM_ITEMS), 3)
-    publish(collection, 2, vectors_of(1)[ids], ids)
-    assert num_rows(redis_server) == NUM_ITEMS + 1  # with a tombstone
-    collection.erase([3], "asked for")
-    with redis_server.client() as client:
-        assert not list(client.scan_iter(match="evenkeel:*:3", count=10_000))
-    status, vectors = opened().collection("items").lookup([3, 4])[1:]
-    assert status.tolist() == [MISSING, FOUND]
-    assert (vectors[1] == 1).all()
-
-
-@pytest.mark.parametrize("layout", ["keys", "packed"])
-def test_erased_rows_leave_what_a_version_rests_on_that_was_published_meanwhile(
-    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, layout: str
+def test_erased_rows_leave_a_version_that_was_published_meanwhile(
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third version is committed when the first has been rewritten and the second, its parent, has not."""
-    eraser, publisher = (opened("grace_seconds=0", f"rows={layout}").collection("items") for _ in range(2))
+    eraser, publisher = (opened("grace_seconds=0").collection("items") for _ in range(2))
     first = np.random.default_rng(0).standard_normal((NUM_ITEMS, 8)).astype(np.float16).astype(np.float32)
     second, third = first.copy(), first.copy()
     second[5], third[6] = 9.0, 9.0
@@ -303,10 +323,8 @@ def test_erased_rows_leave_what_a_version_rests_on_that_was_published_meanwhile(
         np.testing.assert_array_equal(reader.lookup(ids)[1], vectors[ids])
 
 
-@pytest.mark.parametrize("layout", ["keys", "packed"])
-def test_a_version_may_lose_all_its_rows(opened: Callable[..., Store], layout: str) -> None:
-    store = opened(f"rows={layout}")
-    collection = store.collection("items")
+def test_a_version_may_lose_all_its_rows(opened: Callable[..., Store]) -> None:
+    collection = opened().collection("items")
     publish(collection, 1)
     collection.erase(np.arange(NUM_ITEMS), "everybody asked")
     assert (collection.open().lookup([1, 2])[0] == MISSING).all()

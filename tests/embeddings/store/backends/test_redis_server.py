@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from embeddings.store import CorruptStore, Store, StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
-from embeddings.store.backends import redis_protocol, redis_rows
+from embeddings.store.backends import redis_packed, redis_protocol
 from embeddings.store.files import decode_document, encode_document
-from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, num_rows, publish
+from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, publish
 
 pytestmark = pytest.mark.process
 
 
-def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store], redis_server: Any) -> None:
+def test_redis_is_killed_in_mid_load(
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server keeps what it has (append-only file), dies while rows are loaded, and comes back."""
     with redis_server.client() as client:
         client.config_set("appendfsync", "always")
@@ -29,19 +31,20 @@ def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store
             assert time.monotonic() < deadline
             time.sleep(0.02)
     redis_server._command += ["--appendonly", "yes", "--appendfsync", "always"]
+    monkeypatch.setattr(redis_packed, "BLOCK_BYTES", NUM_ITEMS * 8 * 2 // 4)
     collection = opened("lease_seconds=6", "grace_seconds=0").collection("items")
     publish(collection, 1)
     other = opened().collection("items")
     assert_serves(other, 1)
-    sent = redis_protocol.Loader.send_rows
+    sent = redis_protocol.Loader.send_set
 
-    def send_half(self: Any, prefix: bytes, ids: Any, values: Any) -> None:
-        sent(self, prefix, ids[: len(ids) // 2], values[: len(ids) // 2])
-        redis_server.kill()
-        sent(self, prefix, ids[len(ids) // 2 :], values[len(ids) // 2 :])
+    def send_half(self: Any, key: str, value: bytes) -> None:
+        if key.endswith(":block:2"):
+            redis_server.kill()
+        sent(self, key, value)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_protocol.Loader, "send_rows", send_half)
+        patch.setattr(redis_protocol.Loader, "send_set", send_half)
         with pytest.raises(StoreUnavailable, match="hat is served is unchanged"):
             publish(collection, 2)
     assert collection.current() == "v000001"
@@ -55,13 +58,14 @@ def test_redis_is_killed_in_mid_load(tmp_path: Path, opened: Callable[..., Store
     assert publish(collection, 2) == "v000002"
     assert_serves(other, 2)
     # What the dead load had written is gone.
-    assert num_rows(redis_server) == 2 * NUM_ITEMS
+    with redis_server.client() as client:
+        assert [len(client.keys(f"*:{what}*")) for what in ("info", "block:", "chunk:", "alive")] == [2, 8, 2, 2]
 
 
 def test_redis_restarts_between_load_and_switch(opened: Callable[..., Store], redis_server: Any) -> None:
     """A server that was restarted may have lost rows that it had acknowledged, so nothing is committed on it."""
     collection = opened("lease_seconds=30").collection("items")
-    loaded = redis_rows.load_rows
+    loaded = redis_packed.load_packed
 
     def load_and_restart(*arguments: Any) -> None:
         loaded(*arguments)
@@ -69,7 +73,7 @@ def test_redis_restarts_between_load_and_switch(opened: Callable[..., Store], re
         redis_server.start()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embeddings.store.backends.redis.load_rows", load_and_restart)
+        patch.setattr("embeddings.store.backends.redis.load_packed", load_and_restart)
         with pytest.raises(StoreUnavailable, match="restarted"):
             publish(collection, 1)
     assert collection.versions() == []
@@ -139,7 +143,7 @@ def test_redis_is_full(opened: Callable[..., Store], redis_server: Any) -> None:
 def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store], redis_server: Any) -> None:
     collection = opened().collection("items")
     publish(collection, 1)
-    loaded = redis_rows.load_rows
+    loaded = redis_packed.load_packed
 
     def load_and_lose(*arguments: Any) -> None:
         loaded(*arguments)
@@ -147,7 +151,7 @@ def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store
             client.set("evenkeel:items:LOCK", "another")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embeddings.store.backends.redis.load_rows", load_and_lose)
+        patch.setattr("embeddings.store.backends.redis.load_packed", load_and_lose)
         with pytest.raises(StoreBusy, match="lock is another's"):
             publish(collection, 2)
     with redis_server.client() as client:

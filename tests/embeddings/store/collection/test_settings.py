@@ -35,7 +35,7 @@ def test_what_is_saved_after_an_erasure(collection: Collection) -> None:
 
 
 def test_settings_that_name_no_items_are_left_alone(collection: Collection) -> None:
-    for kind, document in (("canary", {"ids": []}), ("canary", {"other": 1}), ("calibration", PROBE)):
+    for kind, document in (("canary", {"ids": []}), ("canary", {"other": 1}), ("other", PROBE)):
         collection.save_settings(kind, "one", document)
         collection.erase([2], "asked for")
         assert collection.settings(kind) == {"one": document}

@@ -12,7 +12,6 @@ import pytest
 from anyio import to_thread
 from fastapi import FastAPI
 
-from embeddings.refresh.scratch import scratch_name
 from embeddings.store.collection import erasure
 from embeddings.store.files import writer_lock
 from service.app import create_app
@@ -76,7 +75,7 @@ async def test_ids_are_erased_from_every_version(app: FastAPI, client: Any, sett
 
 @pytest.mark.anyio
 async def test_ids_are_erased_from_scratch_collections(client: Any, settings: Settings) -> None:
-    nulls = scratch_name("items")
+    nulls = "items-nulls-0123abcd"
     for name in ("items", nulls, "films"):
         published.publish(settings, name)
     indexes = settings.home / "neighbors" / "default" / nulls

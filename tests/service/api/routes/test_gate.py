@@ -1,4 +1,4 @@
-"""The gate over HTTP and on the command line: canaries, calibration, and who overrode it."""
+"""The gate over HTTP: canaries, and who overrode it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from embeddings.refresh.publish import Gate as GateMode
 from embeddings.refresh.publish import Settings as StageSettings
 from embeddings.refresh.publish import publish_candidate
 from embeddings.vectors.item_vectors import ItemVectors
-from service.cli.gate import null_job
 from service.core.settings import Settings
 from tests.service import published
-from trainer.spec import parse_job
 
 pytestmark = pytest.mark.anyio
 
@@ -115,57 +113,23 @@ async def test_labels_without_their_columns(client: httpx.AsyncClient, settings:
     assert "lacks the column label" in answer.text
 
 
-# --- calibration -----------------------------------------------------------------------------------------------------
-
-
-async def test_calibration_by_nulls_of_a_scratch_collection(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_canaries_are_copied_to_another_collection(client: httpx.AsyncClient, settings: Settings) -> None:
     refresh(settings, "items", 1)
+    refresh(settings, "others", 2)
     await client.post("/v1/collections/items/canaries", json={"name": "kind", "uri": labels_file(settings)})
-    refresh(settings, "scratch", 10)
-    copied = await client.post("/v1/collections/scratch/canaries", json={"copy_from": "items"})
-    assert [one["name"] for one in copied.json()["items"]] == ["kind"]
-    nulls = [refresh(settings, "scratch", seed) for seed in (11, 12, 13)]
-    assert (await client.get("/v1/collections/items/calibration")).json() == {"items": []}
-    body = {"nulls": "scratch", "versions": nulls, "limits": {"newly_carried": 0.4}}
-    answer = await client.post("/v1/collections/items/calibration", json=body)
-    assert answer.status_code == 200, answer.text
-    found = answer.json()
-    assert (found["model"], found["num_nulls"]) == ("bpr", 3)
-    assert found["limits"]["newly_carried"] == 0.4
-    assert found["limits"]["cosine_mean"] == pytest.approx(found["nulls"]["cosine_mean"]["worst"] - 0.02)
-    assert "canary_churn[kind]" in found["limits"]
-    assert (await client.get("/v1/collections/items/calibration")).json() == {"items": [found]}
-    # The scratch versions are given up but for the anchor, their figures stay.
-    states = [one["state"] for one in (await client.get("/v1/collections/scratch/versions")).json()["items"]]
-    assert states == ["published", "expired", "expired", "superseded"]
+    copied = await client.post("/v1/collections/others/canaries", json={"copy_from": "items"})
+    assert (copied.status_code, [one["name"] for one in copied.json()["items"]]) == (201, ["kind"])
+    refresh(settings, "others", 3)
+    assert "canary_churn[kind]" in (await client.get("/v1/collections/others/versions/current")).json()["metrics"]
 
 
-async def test_calibrations_that_cannot_be(client: httpx.AsyncClient, settings: Settings) -> None:
+async def test_there_is_no_calibration(client: httpx.AsyncClient, settings: Settings) -> None:
     refresh(settings, "items", 1)
-    refresh(settings, "scratch", 10)
-    nulls = [refresh(settings, "scratch", seed) for seed in (11, 12, 13)]
-
-    async def refused(status: int, says: str, **changes: Any) -> None:
-        body = {"nulls": "scratch", "versions": nulls, **changes}
-        answer = await client.post("/v1/collections/items/calibration", json=body)
-        assert answer.status_code == status
-        assert says in answer.text
-
-    await refused(422, "2 null refreshes: at least 3", versions=nulls[:2])
-    await refused(422, f"{nulls[0]}: named more than once", versions=[nulls[0]] * 3)
-    await refused(422, "'current': not the names of versions", versions=["current"] * 3)
-    await refused(422, "no such metric", limits={"cosine_maen": 0.5})
-    served = [refresh(settings, "items", seed) for seed in (2, 3, 4)]
-    await refused(422, "'items' is no scratch collection", nulls="items", versions=served)
-    assert "expired" not in {one["state"] for one in published.store_at(settings).collection("items").versions()}
-    for seed in (20, 21, 22, 23, 24):
-        refresh(settings, "others", seed)
-    await refused(422, "'others' is no scratch collection", nulls="others", versions=["v000003", "v000004", "v000005"])
-    await refused(422, "'others' is no scratch collection", nulls="others", versions=["v000002", "v000003", "v000004"])
-    assert "expired" not in {one["state"] for one in published.store_at(settings).collection("others").versions()}
-    await refused(404, "no collection 'nothing'", nulls="nothing")
-    await refused(404, "no version 'v000099'", versions=[*nulls, "v000099"])
-    assert (await client.get("/v1/collections/items/calibration")).json() == {"items": []}
+    for answer in (
+        await client.get("/v1/collections/items/calibration"),
+        await client.post("/v1/collections/items/calibration", json={"nulls": "nulls", "versions": ["v000001"]}),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (404, "urn:evenkeel:not-found")
 
 
 # --- override --------------------------------------------------------------------------------------------------------
@@ -199,39 +163,3 @@ async def test_a_promotion_that_overrides_nothing_says_so(client: httpx.AsyncCli
     assert answer.json()["override"] is None
     (switch, *_) = (await client.get("/v1/collections/items")).json()["history"]
     assert switch["key"]
-
-
-# --- the jobs of `evenkeel calibrate` --------------------------------------------------------------------------------
-
-JOB: dict[str, Any] = {
-    "spec_version": 1,
-    "name": "n" * 60,
-    "dataset": {"name": "films"},
-    "model": {"kind": "bpr", "embedding_dim": 8},
-    "optimizer": {"kind": "adam", "learning_rate": 0.005},
-    "epochs": 1,
-    "batch_size": 64,
-    "seed": 3,
-    "init_from": {"collection": "items", "version": "current"},
-    "publish": {"collection": "items", "feature": "item", "gate": {"mode": "enforce"}, "views": [{"name": "wide"}]},
-}
-
-
-async def test_null_jobs_differ_by_seed_and_touch_nothing_that_is_served() -> None:
-    spec = parse_job(JOB)
-    job = spec.model_dump(mode="json")
-    # As the service will read them.
-    nulls = [parse_job(null_job(spec, "items", "scratch", number).model_dump(mode="json")) for number in range(3)]
-    assert len({null.seed for null in nulls} | {3}) == 4
-    for null in nulls:
-        assert null.publish is not None
-        assert (null.publish.collection, null.publish.gate.mode, null.publish.views) == ("scratch", "report", ())
-    starts = [null.init_from.collection for null in nulls if null.init_from is not None]
-    assert starts == ["items", "scratch", "scratch"]
-    same = {"seed", "name", "publish", "init_from"}
-    for null in nulls:
-        document = null.model_dump(mode="json")
-        assert {name: document[name] for name in document.keys() - same} == {
-            name: job[name] for name in job.keys() - same
-        }
-    assert null_job(parse_job({**JOB, "init_from": None}), "items", "scratch", 1).init_from is None

@@ -44,6 +44,13 @@ def test_transforms_are_their_formulas():
     assert quantile.apply(np.array([-1e9, 1e9])).tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("transform", ["none", "log1p", "standardize", "quantile"])
+def test_the_original_numbers_come_back(transform):
+    values = np.random.default_rng(0).normal(3.0, 5.0, 900)
+    feature = fitted(Numeric("x", "x", transform, "mean"), values, "here")
+    np.testing.assert_allclose(feature.original(feature.apply(values).astype(np.float64)), values, rtol=1e-3, atol=1e-3)
+
+
 def test_what_is_missing_is_a_number_or_the_mean():
     values = np.array([1.0, 3.0, np.nan])
     assert fitted(feature("none", 7.0), values, "").apply(values).tolist() == [1.0, 3.0, 7.0]

@@ -37,7 +37,6 @@ class Case:
     strings: bool = True
     vectors: bool = False
     filtered: bool = False
-    half: int | None = None
     num_rows: int = 150
     seed: int = 0
 
@@ -154,7 +153,7 @@ def prepared_bytes(
         if case.warm_start:
             earlier = dataset.model_copy(update={"uri": str(folder / "rows" / f"a.{case.format}")})
             base = base_of(prepare(earlier, job, into / "first", threads=threads), into / "first")
-        prepare(dataset, job, target, threads=threads, half=case.half, **settings, **base)
+        prepare(dataset, job, target, threads=threads, **settings, **base)
     except DataError as error:
         return {"error": str(error).encode()}
     found = contents(target)

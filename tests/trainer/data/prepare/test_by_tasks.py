@@ -109,14 +109,13 @@ CASES = st.builds(
     strings=st.booleans(),
     vectors=st.booleans(),
     filtered=st.booleans(),
-    half=st.sampled_from((None, 0, 1)),
     num_rows=st.integers(100, 250),
     seed=st.integers(0, 1 << 20),
 )
 
 
 EVERYTHING = Case(
-    history=False, split="time", bad_rows=True, warm_start=True, vectors=True, filtered=True, half=1, num_rows=200
+    history=False, split="time", bad_rows=True, warm_start=True, vectors=True, filtered=True, num_rows=200
 )
 
 

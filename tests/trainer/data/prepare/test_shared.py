@@ -98,12 +98,11 @@ def test_what_makes_other_data_is_prepared_anew(tmp_path, readings):
         (pairs, {"model": {"kind": "item2vec"}}),
         (pairs, {"model": {"kind": "dnn"}}),
     )
-    changes = [(rows, change, None) for rows, change in changes] + [(dataset, {}, 0), (dataset, {}, 1)]
-    for number, (rows, change, half) in enumerate(changes):
+    for number, (rows, change) in enumerate(changes):
         changed = parse_job(job.model_dump(mode="json", exclude_unset=True) | change).against(rows)
         folder, alone = tmp_path / f"run-{number}", tmp_path / f"alone-{number}"
-        prepare(rows, changed, folder / "data", threads=1, shared=shared, half=half)
-        prepare(rows, changed, alone / "data", threads=1, half=half)
+        prepare(rows, changed, folder / "data", threads=1, shared=shared)
+        prepare(rows, changed, alone / "data", threads=1)
         assert all_of(folder) == all_of(alone), change
     before = len(readings)
     os.utime(tmp_path / "rows" / "b.parquet", (1, 1))

@@ -184,3 +184,30 @@ def test_labels_have_one_source():
         dataset_of(label={"value": "rating", "column": "click"})
     assert dataset_of(label=VALUE).label.value == "rating"
     job_of(model=MF).against(dataset_of(label=VALUE))
+
+
+PUBLISH = {"collection": "items", "feature": "item"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"slices": ["color"]}, "'color' is no feature of single ids or numbers that two_tower reads"),
+        ({"slices": ["tags"]}, "name some of user, item, price"),
+        ({"slices": ["user"], "publish": None}, "the job has no gate"),
+        ({"slices": ["user"], "publish": PUBLISH | {"gate": {"mode": "off"}}}, "the job has no gate"),
+        ({"slices": ["price"], "model": {"kind": "bpr"}}, "name some of user, item"),
+        ({"slices": ["user", "price"]}, None),
+    ],
+)
+def test_slices_are_columns_that_the_model_reads(changes, says):
+    dataset = dataset_of(price={"type": "dense"}, tags={"type": "id_list"})
+    changes = {"publish": PUBLISH, "model": {"kind": "two_tower"}} | changes
+    publish = {} if changes["publish"] is None else {"publish": changes["publish"]}
+    job = job_of(model=changes["model"], evaluation={"slices": changes["slices"]}, **publish)
+    if says is None:
+        job.against(dataset)
+        return
+    with pytest.raises(ValueError, match="slices") as caught:
+        job.against(dataset)
+    assert says in str(caught.value)

@@ -39,7 +39,7 @@ def test_what_it_can_do_is_accepted_and_hashes_of_other_jobs_stand():
         ("evaluation.split.validation", {"evaluation": {"split": {"kind": "column", "column": "s"}}}, "set it to 0"),
         ("evaluation.training", {"evaluation": {"training": True}}, "leave it out"),
         ("optimizer.alpha", {"optimizer": {"kind": "adam_ar"}}, "give a number"),
-        ("optimizer.alpha", {"optimizer": {"kind": "adagrad_ar", "alpha": "auto"}}, "give a number"),
+        ("optimizer.alpha", {"optimizer": {"kind": "adagrad_ar"}}, "give a number"),
         ("optimizer.decay", {"optimizer": {"kind": "adam_ar", "alpha": 0.1, "decay": "by_epoch"}}, "use at_read"),
     ],
 )  # fmt: skip

@@ -500,14 +500,10 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
             "no validation split",
         ),
         (
-            {"optimizer": {"kind": "adam_ar", "alpha": "auto"}, "evaluation": {"split": {"validation": 0.0}}},
-            "auto looks at a validation split",
-        ),
-        (
             {"regularizers": {"meda": True}, "optimizer": {"kind": "adam_ar", "decay": "by_epoch"}},
             "no epoch is a second one",
         ),
-        ({"optimizer": {"kind": "adam", "decay": "at_update"}}, "optimizer.decay: adam has none"),
+        ({"optimizer": {"kind": "adam", "decay": "by_epoch"}}, "optimizer.decay: adam has none"),
         ({"dense_optimizer": {"weight_decay": 0.1}, "model": {"kind": "bpr"}}, "use regularizers.l2"),
     ],
 )  # fmt: skip

@@ -71,7 +71,7 @@ def assembled(
     specs = plan.dataset.model_dump_json(), plan.job.model_dump_json()
     prefix = f"{PARTS}/{fingerprint[:32]}-{SPAN_ROWS}-{VERSION}"
     of_text = tuple(domain for domain, kind in plan.kinds.items() if kind == "string")
-    setting = Setting(*specs, json.dumps(files_of(plan)), hosts.storage, prefix, hosts.threads, plan.half, of_text)
+    setting = Setting(*specs, json.dumps(files_of(plan)), hosts.storage, prefix, hosts.threads, of_text)
     with hosts.runner(setting, log) as runner:
         if runner is None:
             yield None
@@ -156,7 +156,9 @@ class Assembly:
         self._sum_labels(train, [one["pieces"] for one in made.values()])
         grown, row_counts = self._tables(desk)
         encoded = replace(self._seen_from_here(desk, spans, num_rows), warnings=warnings)
-        return FinishedSplits(encoded, grown, row_counts, numeric, train, num_examples, positives, shares)
+        return FinishedSplits(
+            encoded, grown, row_counts, numeric, train, num_examples, positives, shares, all_rows.time_limits
+        )
 
     def close(self) -> None:
         """Remove what was fetched."""

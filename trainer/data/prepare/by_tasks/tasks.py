@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -40,8 +40,6 @@ class Setting(NamedTuple):
     """Of the results in the storage."""
     threads: int
     """Of each task."""
-    half: int | None = None
-    """Of the (user, item) pairs, the one whose rows train."""
     text_tables: tuple[str, ...] = ()
     """Tables whose ids are text, also where the rows have integers."""
 
@@ -157,7 +155,7 @@ def planned(setting: Setting) -> DataPlan:
         DataError: this host sees other files than the one that has begun.
     """
     plan = _planned(setting.dataset, setting.job, setting.files)
-    return replace(plan, half=setting.half).with_text(setting.text_tables)
+    return plan.with_text(setting.text_tables)
 
 
 @functools.lru_cache(maxsize=1)

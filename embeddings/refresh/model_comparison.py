@@ -1,0 +1,56 @@
+"""The model behind the served version beside a candidate's, on held-out rows that neither was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ALL_ROWS = "all"
+"""Name of the slice that holds every row."""
+
+
+@dataclass(frozen=True)
+class ModelDifference:
+    """One metric of both models on the same rows.
+
+    Attributes:
+        metric: its name, such as ``auc``.
+        slice: ``all``, or COLUMN=VALUE of ``evaluation.slices``.
+        rows: number of rows, or of users where the metric is a mean over users.
+        served: value of the served model.
+        candidate: value of the candidate.
+        low: lower end of the interval of the improvement, in units of the metric; positive is better.
+        high: its upper end.
+        popularity: value of ranking by popularity alone, None where the metric is of labelled rows.
+        lower_is_better: True for losses and errors.
+    """
+
+    metric: str
+    slice: str
+    rows: int
+    served: float
+    candidate: float
+    low: float
+    high: float
+    popularity: float | None = None
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Differences between the served model and a candidate, of all rows first; or the reason why there are none."""
+
+    version: str | None
+    differences: tuple[ModelDifference, ...] = ()
+    skipped: str = ""
+
+    @classmethod
+    def of_json(cls, document: Mapping[str, Any]) -> ModelComparison:
+        """Return what :meth:`as_json` wrote."""
+        differences = tuple(ModelDifference(**difference) for difference in document["differences"])
+        return cls(document["version"], differences, document["skipped"])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as run directories, manifests and events have it."""
+        return asdict(self) | {"differences": [asdict(difference) for difference in self.differences]}

@@ -1,0 +1,173 @@
+"""Held-out rows of a job that the served version's job was not trained on either, and whose ids its model knew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.record import TrainingRecord
+from trainer.checkpoint.warm_start import profile_of_rows
+from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.hashing import Int64s, derive_key, random_words
+from trainer.data.columns.jagged import Jagged
+from trainer.data.prepare.drift import HELD_OUT_FROM, open_profile
+from trainer.data.prepare.sequences import TARGET
+from trainer.data.prepare.split import SPLIT_SEED
+from trainer.spec import DatasetSpec, JobSpec, parse_dataset
+from trainer.spec.evaluation import Evaluation, Split
+from trainer.spec.stored import read
+
+MAX_ROWS = 200_000
+"""Most rows that are scored by both models; of more, those with the lowest hash are taken."""
+HELD_OUT = ("validation", "test")
+
+Known = Mapping[str, npt.NDArray[np.bool_]]
+"""By table, whether both models know the id of each code."""
+
+
+class NotComparableError(Exception):
+    """Two models cannot be compared; the message says why, in words that follow a colon."""
+
+
+class Chosen(NamedTuple):
+    """Rows of one split, ascending: int64 [n]."""
+
+    split: str
+    rows: Int64s
+
+
+def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, served: Checkpoint) -> tuple[str, ...]:
+    """Return the held-out splits of the job none of whose rows the served model was trained on.
+
+    - ``random``: both jobs hold the same pairs of user and item out, where the shares of this one are no larger.
+    - ``time``: this job holds rows out from a time on at which the served version's job held its own out.
+    - ``per_user_last``: a user's last rows of today are new, or were among the last before, if no more are held out.
+    - ``column``: nothing is known.
+
+    With early stopping the validation rows have chosen the model: test rows alone are compared.
+
+    Raises:
+        NotComparableError: there is none.
+    """
+    record, split = TrainingRecord.of(served), job.evaluation.split
+    before = Split.model_validate(read(read(record.job, JobSpec, "evaluation"), Evaluation, "split"))
+    there = [name for name in HELD_OUT if data.num_examples[name]]
+    if job.regularizers.early_stopping is not None and "test" in there:
+        there = ["test"]
+    if not there:
+        raise NotComparableError("the job holds no rows out")
+    if split.kind != before.kind:
+        raise NotComparableError(f"evaluation.split is {split.kind}, the served version's was {before.kind}")
+    if split.kind == "column":
+        raise NotComparableError("a split by column does not say which rows the served version was trained on")
+    if split.kind == "random":
+        there = _same_pairs(split, before, there, (dataset, _dataset_of(record)))
+    elif split.kind == "per_user_last":
+        if _held_of_user(split) > _held_of_user(before):
+            raise NotComparableError("the job holds more rows of a user out than the served version's")
+    else:
+        _require_later(dataset, data, profile_of_rows(served))
+    return tuple(there)
+
+
+def _same_pairs(
+    split: Split, before: Split, there: list[str], datasets: tuple[DatasetSpec, DatasetSpec | None]
+) -> list[str]:
+    if not all(one is not None and _has_pairs(one) for one in datasets):
+        raise NotComparableError(
+            "a random split holds the same rows out every day if they have features user and item of columns, and "
+            "these have not"
+        )
+    largest = before.validation + before.test + 1e-9
+    shares = {"test": split.test, "validation": split.test + split.validation}
+    there = [name for name in there if shares[name] <= largest]
+    if not there:
+        raise NotComparableError("evaluation.split holds more rows out than the served version's job did")
+    return there
+
+
+def _dataset_of(record: TrainingRecord) -> DatasetSpec | None:
+    return None if record.dataset is None else parse_dataset(json.loads(record.dataset), "the served dataset")
+
+
+def _has_pairs(dataset: DatasetSpec) -> bool:
+    """Return whether rows have one user and one item that are read from columns."""
+    found = (dataset.features.get(name) for name in ("user", "item"))
+    return all(one is not None and one.type == "id" and one.join is None and one.derive is None for one in found)
+
+
+def _held_of_user(split: Split) -> int:
+    return split.num_test * (split.test > 0) + split.num_validation * (split.validation > 0)
+
+
+def _require_later(dataset: DatasetSpec, data: PreparedData, before: Mapping[str, Any] | None) -> None:
+    now = {} if data.profile_path is None else open_profile(data.profile_path)
+    trained_until, held_out_from = ((profile or {}).get(HELD_OUT_FROM) for profile in (before, now))
+    types = [((profile or {}).get("types") or {}).get(str(dataset.ordering)) for profile in (before, now)]
+    if trained_until is None or held_out_from is None or types[0] != types[1]:
+        raise NotComparableError("nothing says up to which time the served version was trained")
+    if held_out_from < trained_until:
+        raise NotComparableError("held-out rows begin before the time up to which the served version was trained")
+
+
+def choose(data: PreparedData, splits: Sequence[str], known: Known) -> list[Chosen]:
+    """Return the rows of these splits whose ids are all known, at most MAX_ROWS of them; the same on every rank."""
+    found = [(split, np.flatnonzero(_known_rows(data, split, known))) for split in splits]
+    words = [random_words(derive_key(SPLIT_SEED, number), rows) for number, (_, rows) in enumerate(found)]
+    everything = np.concatenate(words)
+    if len(everything) > MAX_ROWS:
+        limit = np.partition(everything, MAX_ROWS)[MAX_ROWS]
+        found = [(split, rows[word < limit]) for (split, rows), word in zip(found, words, strict=True)]
+    return [Chosen(split, rows) for split, rows in found]
+
+
+def _known_rows(data: PreparedData, split: str, known: Known) -> npt.NDArray[np.bool_]:
+    """Return whether all ids of each row of a split are known [n]."""
+    if data.sequence is not None:
+        return _known_sequences(data, split, known[data.keys[0].table])
+    found = np.ones(data.num_examples[split], dtype=bool)
+    for key in data.keys[:-1] if data.is_bpr else data.keys:
+        column = data.checked_column(split, key)
+        if isinstance(column, Jagged):
+            found &= _all_of_each(known[key.table][column.values], column.offsets)
+        else:
+            found &= known[key.table][column]
+    return found
+
+
+def _known_sequences(data: PreparedData, split: str, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    assert data.sequence is not None
+    places = np.asarray(data.sequences.held[split])
+    history = data.sequences.history(split, places)[0].last(data.sequence["history"])
+    targets = data.sequences.items[places]
+    return known[targets] & _all_of_each(known[history.values], history.offsets)
+
+
+def _all_of_each(values: npt.NDArray[np.bool_], offsets: Int64s) -> npt.NDArray[np.bool_]:
+    """Return whether all values of each list are true; those of an empty list are."""
+    missing = np.append(0, np.cumsum(~values))
+    found: npt.NDArray[np.bool_] = missing[offsets[1:]] == missing[offsets[:-1]]
+    return found
+
+
+def column_of(data: PreparedData, chosen: Sequence[Chosen], name: str) -> Int64s:
+    """Return the codes of a feature of single ids of the chosen rows, one split after the other.
+
+    Of a sequence model ``item`` is the item that came next, and ``user`` the number of its user.
+    """
+    parts = []
+    for split, rows in chosen:
+        if data.sequence is None:
+            key = next(key for key in data.keys if key.name == name)
+            parts.append(np.asarray(data.column(split, key))[rows])
+        else:
+            places = np.asarray(data.sequences.held[split])[rows]
+            sequences = data.sequences
+            user = np.searchsorted(sequences.starts, places, side="right") - 1
+            parts.append(sequences.items[places] if name in ("item", TARGET) else user)
+    return np.concatenate(parts).astype(np.int64)

@@ -1,0 +1,134 @@
+"""Differences of two models on the same rows, with intervals: how much better the second one is. Torch-free.
+
+A difference comes with the influence of each row on it, whose squares add up to its variance where rows are
+independent. Rows of one user are not: their influences are added up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.metrics.classification import softplus
+from trainer.metrics.counts import Float64s, Int64s
+from trainer.metrics.pointwise import Rows
+
+
+class Paired(NamedTuple):
+    """One metric of two models on the same rows.
+
+    Attributes:
+        first: value of the first model.
+        second: value of the second.
+        improvement: of the second over the first, in units of the metric; positive is better.
+        influence: float64 [n], part of each row in the error of the improvement.
+    """
+
+    first: float
+    second: float
+    improvement: float
+    influence: Float64s
+
+
+def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
+    """Compare areas under the ROC curve (DeLong, DeLong and Clarke-Pearson, Biometrics 1988), in O(n log n).
+
+    Args:
+        first: scores of the first model [n].
+        second: scores of the second [n].
+        labels: 0 or 1 [n], some of each.
+    """
+    is_positive = labels > 0.5
+    (area, influence), (other_area, other_influence) = (_auc(one, is_positive) for one in (first, second))
+    return Paired(area, other_area, other_area - area, other_influence - influence)
+
+
+def _auc(scores: Float64s, is_positive: npt.NDArray[np.bool_]) -> tuple[float, Float64s]:
+    """Return the area under the ROC curve, and the influence of each row on it."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.r_[True, scores[order][1:] != scores[order][:-1]]
+    block = np.cumsum(starts) - 1
+
+    def share_below(rows: npt.NDArray[np.bool_]) -> Float64s:
+        """Return for each row the share of ``rows`` below it, ties half."""
+        by_block = np.add.reduceat(rows[order].astype(np.int64), np.flatnonzero(starts))
+        below = np.empty(len(scores))
+        below[order] = (np.cumsum(by_block) - by_block / 2)[block] / by_block.sum()
+        return below
+
+    placement = np.where(is_positive, share_below(~is_positive), 1.0 - share_below(is_positive))
+    area = float(placement[is_positive].mean())
+    influence = placement - area
+    for rows in (is_positive, ~is_positive):
+        number = int(rows.sum())
+        influence[rows] *= _unbiased(number) / number
+    return area, influence
+
+
+def paired_mean(first: Float64s, second: Float64s, *, lower_is_better: bool = False) -> Paired:
+    """Compare means of a value of each row [n]."""
+    means = float(first.mean()), float(second.mean())
+    better = first - second if lower_is_better else second - first
+    improvement = float(better.mean())
+    return Paired(*means, improvement, (better - improvement) * (_unbiased(len(first)) / len(first)))
+
+
+def paired_rmse(first: Float64s, second: Float64s) -> Paired:
+    """Compare roots of mean squares of errors [n], by the delta method."""
+    squares = [np.square(errors) for errors in (first, second)]
+    roots = [float(square.mean()) ** 0.5 for square in squares]
+    influence = np.zeros(len(first))
+    for square, root, sign in zip(squares, roots, (1.0, -1.0), strict=True):
+        if root:
+            influence += sign * (square - root**2) / (2.0 * root)
+    return Paired(roots[0], roots[1], roots[0] - roots[1], influence * (_unbiased(len(first)) / len(first)))
+
+
+def _unbiased(number: int) -> float:
+    """Return the factor of deviations from a mean of ``number`` values by which their squares give its variance."""
+    return (number / (number - 1)) ** 0.5 if number > 1 else 1.0
+
+
+def _auc_of_rows(first: Rows, second: Rows) -> Paired:
+    return paired_auc(*(np.asarray(one, np.float64) for one in (first.scores, second.scores, first.labels)))
+
+
+def _logloss_of_rows(first: Rows, second: Rows) -> Paired:
+    losses = (softplus(rows.scores) - np.asarray(rows.labels, np.float64) * rows.scores for rows in (first, second))
+    return paired_mean(*losses, lower_is_better=True)
+
+
+def _mae_of_rows(first: Rows, second: Rows) -> Paired:
+    return paired_mean(*(np.abs(rows.predictions - rows.labels) for rows in (first, second)), lower_is_better=True)
+
+
+def _rmse_of_rows(first: Rows, second: Rows) -> Paired:
+    return paired_rmse(*(rows.predictions - rows.labels for rows in (first, second)))
+
+
+PAIRED: dict[str, Callable[[Rows, Rows], Paired]] = {
+    "auc": _auc_of_rows,
+    "logloss": _logloss_of_rows,
+    "rmse": _rmse_of_rows,
+    "mae": _mae_of_rows,
+}
+"""Metrics of labelled rows by which two models are compared: from the rows with each one's scores."""
+
+
+def interval(paired: Paired, units: Int64s | None = None, level: float = 0.95) -> tuple[float, float]:
+    """Return the normal interval of the improvement.
+
+    Args:
+        paired: the difference.
+        units: the unit of each row [n], such as its user, from 0; None: rows are independent.
+        level: probability that the interval holds the improvement.
+    """
+    influence: Float64s = paired.influence
+    if units is not None:
+        influence = np.bincount(units, influence).astype(np.float64) * _unbiased(len(np.unique(units)))
+    margin = NormalDist().inv_cdf((1.0 + level) / 2.0) * float((influence**2).sum()) ** 0.5
+    return paired.improvement - margin, paired.improvement + margin
