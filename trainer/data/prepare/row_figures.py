@@ -13,7 +13,7 @@ from trainer.data.columns.jagged import Jagged, sorted_unique
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
 
-MAX_ROWS = 200_000
+MAX_ROWS = 100_000
 """Rows, of users drawn by hash, on which pairing is measured."""
 MAX_USER_ITEMS = 32
 """Items of one user that take part; users with many would decide the figure and cost the square of their number."""
