@@ -9,7 +9,7 @@ from embeddings.refresh.gate_checks.anchor_drift import DRIFT
 from embeddings.refresh.gate_checks.cosines import cosines_of
 from embeddings.refresh.procrustes import TooFewShared, min_shared, procrustes
 from embeddings.refresh.settings import PublishSettings
-from embeddings.store import Collection, CorruptStore, UnknownVersion, VersionReader
+from embeddings.store import Collection, CorruptStore, StoreError, UnknownVersion, VersionReader
 from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 
 
@@ -167,6 +167,17 @@ def anchor_cosine(
     if not len(old):
         return None
     return float(cosines_of(anchor.items().vectors, written.vectors, old, new).mean())
+
+
+def same_coordinates(target: Collection, generation: Generation) -> list[int]:
+    """Return the generations that a candidate's coordinates are those of: its own and those that it was opened from."""
+    if not generation.continues or generation.anchor_version is None:
+        return [generation.number]
+    try:
+        released = target.manifest(generation.anchor_version).get("released") or {}
+    except StoreError:
+        return [generation.number]
+    return [*released.get("same_coordinates", ()), generation.number]
 
 
 def drift_from(target: Collection, parent: VersionReader | None, generation: Generation) -> str | None:

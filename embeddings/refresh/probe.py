@@ -9,7 +9,7 @@ settings, so numpy alone reads it, and holds at most ``MAX_ITEMS`` items.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,15 +156,15 @@ def summary(probe: Probe) -> dict[str, Any]:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def probes_of(collection: Collection, anchor_generation: int) -> dict[str, dict[str, Any]]:
-    """Return the probes that can read an anchor generation, by name; in another one they would read noise.
+def probes_of(collection: Collection, anchor_generations: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return the probes of anchor generations of the same coordinates, by name; of another one they would read noise.
 
     Probes whose items to judge by were all erased are left out.
     """
     return {
         name: probe
         for name, probe in collection.settings(SETTINGS).items()
-        if probe["anchor_generation"] == anchor_generation and any(probe["held_out"])
+        if probe["anchor_generation"] in anchor_generations and any(probe["held_out"])
     }
 
 

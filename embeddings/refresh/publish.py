@@ -27,7 +27,14 @@ from embeddings.refresh.gate import Verdict
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
 from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
 from embeddings.refresh.gate_run import Assessment, assess
-from embeddings.refresh.generation import Alignment, Generation, anchor_cosine, drift_anchor, drift_from
+from embeddings.refresh.generation import (
+    Alignment,
+    Generation,
+    anchor_cosine,
+    drift_anchor,
+    drift_from,
+    same_coordinates,
+)
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.holding import hold_or_release
 from embeddings.refresh.leaving import Leaving
@@ -221,6 +228,7 @@ class _Refresh:
             self.models if generation.continues else None,
         )
         if holding.released is not None and parent is not None:
+            holding.released["same_coordinates"] = same_coordinates(target, generation)
             generation = generation.opened(target)
             holding.released["generation"] = generation.number
             _copy_views(target, parent, generation.number)
@@ -286,7 +294,7 @@ class _Refresh:
     ) -> Assessment:
         if self.publish.gate.mode == "off":
             return Assessment(Verdict(), {}, {})
-        probes = {} if previous is None else probe.probes_of(self.target, generation.number)
+        probes = {} if previous is None else probe.probes_of(self.target, same_coordinates(self.target, generation))
         if previous is not None and leaving.all.any():
             previous = _rows_of(previous, np.flatnonzero(~leaving.all))
         comparison = Comparison(

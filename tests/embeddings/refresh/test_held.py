@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embeddings.refresh import probe
 from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.registry import CHECKS, LIMITS, subject_of
@@ -356,6 +357,7 @@ def test_the_third_honest_day_opens_a_generation_in_the_same_coordinates(
     basis = np.linalg.qr(np.random.default_rng(3).standard_normal((D, D)))[0]
     # Somebody's own view, which no job names, is of the generation too.
     before["mine"] = collection.create_view("mine", sigma=0.7)
+    probe.register(collection, "side", np.arange(N // 2, N), (np.arange(N // 2) % 2).tolist())
     ends = [refresh(noisy(elsewhere(), seed) @ basis, models=MODELS, lineage=rows()) for seed in range(3)]
     assert [end.status for end in ends] == ["held", "held", "published"]
     manifests = [collection.manifest(str(end.version)) for end in ends]
@@ -395,6 +397,8 @@ def test_the_third_honest_day_opens_a_generation_in_the_same_coordinates(
     assert following.anchor_generation == 2
     assert collection.manifest()["drift_from"] == "v000004"
     assert following.metrics["anchor_cosine"] > 0.9
+    # Consumers of before are still read.
+    assert "canary_drop[side]" in following.metrics
 
 
 def test_hold_goes_on_holding(refresh: Refresh, collection: Collection) -> None:
