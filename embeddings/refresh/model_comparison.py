@@ -47,7 +47,7 @@ class ModelComparison:
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> ModelComparison:
-        """Return what :meth:`as_json` wrote."""
+        """Read the document that :meth:`as_json` wrote."""
         differences = tuple(ModelDifference(**difference) for difference in document["differences"])
         return cls(document["version"], differences, document["skipped"])
 

@@ -60,7 +60,7 @@ class Usual:
 
 
 def usual_metrics(collection: Collection, parent: str | None, model: str) -> dict[str, Usual]:
-    """Return what is usual for each metric with rolling limits, over the refreshes that led to version ``parent``.
+    """Return the usual values of each metric with rolling limits, over the refreshes that led to version ``parent``.
 
     A version that a rollback left behind is not among them, nor one of another model or generation.
     """

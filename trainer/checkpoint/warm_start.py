@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 PARENT = "parent"
-"""Of a run's directory: views of stored checkpoints that it starts from."""
+"""Folder of a run's directory with views of stored checkpoints that it starts from."""
 SERVED = "served"
-"""Of a run's directory: views of stored checkpoints of the served version's run."""
+"""Folder of a run's directory with views of stored checkpoints of the served version's run."""
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
@@ -134,7 +134,7 @@ def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
 
 
 def inheritance_of(job: JobSpec, dataset: DatasetSpec, parent: Checkpoint) -> Inheritance:
-    """Return what a job takes over from a checkpoint.
+    """Return the parts of a checkpoint that a job takes over.
 
     Raises:
         InvalidFieldsError: it does not fit, naming each field.
@@ -169,7 +169,7 @@ class InheritedData(NamedTuple):
 def inherited_data(
     job: JobSpec, dataset: DatasetSpec, parent: Checkpoint, log: Callable[[str], Any] = lambda message: None
 ) -> InheritedData:
-    """Return what a checkpoint knows of its rows, by the names of the job that goes on from it.
+    """Return ids, statistics and profile of a checkpoint, by the names of the job that goes on from it.
 
     Raises:
         InvalidFieldsError: the job or its columns do not fit the checkpoint.

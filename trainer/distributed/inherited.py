@@ -195,7 +195,7 @@ class InheritedCheckpoint(Checkpoint):
         return value
 
     def _counts_at_once(self, features: tuple[str, ...]) -> bool:
-        """Return whether a new input of these features has to begin with a weight of zero."""
+        """Return True if a new input of these features has to begin with a weight of zero."""
         added = [name for name in features if name not in self._known]
         if not added:
             return True  # it is new as a column or a unit

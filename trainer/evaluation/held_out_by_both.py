@@ -96,7 +96,7 @@ def _dataset_of(record: TrainingRecord) -> DatasetSpec | None:
 
 
 def _has_pairs(dataset: DatasetSpec) -> bool:
-    """Return whether rows have one user and one item that are read from columns."""
+    """Return True if rows have one user and one item that are read from columns."""
     found = (dataset.features.get(name) for name in ("user", "item"))
     return all(one is not None and one.type == "id" and one.join is None and one.derive is None for one in found)
 
@@ -127,7 +127,7 @@ def choose(data: PreparedData, splits: Sequence[str], known: Known) -> list[Chos
 
 
 def _known_rows(data: PreparedData, split: str, known: Known) -> npt.NDArray[np.bool_]:
-    """Return whether all ids of each row of a split are known [n]."""
+    """Mark the rows of a split whose ids are all known, bool [n]."""
     if data.sequence is not None:
         return _known_sequences(data, split, known[data.keys[0].table])
     found = np.ones(data.num_examples[split], dtype=bool)
@@ -149,7 +149,7 @@ def _known_sequences(data: PreparedData, split: str, known: npt.NDArray[np.bool_
 
 
 def _all_of_each(values: npt.NDArray[np.bool_], offsets: Int64s) -> npt.NDArray[np.bool_]:
-    """Return whether all values of each list are true; those of an empty list are."""
+    """Mark the lists whose values are all true, bool [n]; an empty list is one."""
     missing = np.append(0, np.cumsum(~values))
     found: npt.NDArray[np.bool_] = missing[offsets[1:]] == missing[offsets[:-1]]
     return found

@@ -143,7 +143,7 @@ def differences(
 
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
-    """Return where the rows go of a model that the job went on from: the data know it."""
+    """Map rows of a model that the job went on from, as the data do."""
     rows = rows_of_parent(job, data, served.tables)
     # A table of a feature that the served model does not read hides none of its rows.
     known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}
@@ -159,7 +159,7 @@ def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, 
 
 
 def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedRows:
-    """Return where the rows go of any other model, by their ids."""
+    """Map rows of any other model by their ids."""
     dynamic = [name for name, table in job.tables.items() if table.id_map is not None]
     if dynamic:
         raise NotComparableError(f"the job did not go on from it, and table {dynamic[0]} has a capacity")
@@ -223,7 +223,7 @@ class _Scorer:
 
     @torch.no_grad()
     def score(self) -> npt.NDArray[np.float32] | None:
-        """Return what the loaded model says of each row on rank 0 [n, ...], None elsewhere. Collective."""
+        """Score each row by the loaded model: on rank 0 [n, ...], None elsewhere. Collective."""
         parts = [Columns(*(part.astype(kind) for part, kind in zip(one, (np.int64, np.float32, np.int8), strict=True)))
                  for one in self._scored()]  # fmt: skip
         columns = self.evaluator.in_order(Columns.joined(parts))
@@ -249,14 +249,14 @@ class _Scorer:
             first_place += len(rows)
 
     def reader(self, split: str) -> Callable[[Int64s, Int64s, int, int, int], Batch]:
-        """Return what makes batches: of (rows of the split, their places, sample offset, global size, step)."""
+        """Return a function from (rows of the split, positions, sample offset, global size, step) to a batch."""
         reader = BatchReader(self.data, SplitColumns.of(self.data, split))
         return lambda rows, places, first, size, step: reader.batch(
             rows, first, size, step, int(places[0]) if len(places) else 0
         )
 
     def output(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Return what the model says of a batch, [b, ...]."""
+        """Score a batch, [b, ...]."""
         raise NotImplementedError
 
     def differences(

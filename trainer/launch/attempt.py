@@ -139,7 +139,7 @@ class Attempt:
         self.reporter.emit("info", message=in_words(comparison))
 
     def _is_compared(self) -> bool:
-        """Return whether an earlier attempt has told the comparison, as rank 0 sees it."""
+        """Return True if an earlier attempt has told the comparison, as rank 0 sees it."""
         told: list[Any] = [None]
         if dist.get_rank() == 0:
             told = [read_comparison(self.run.directory, self.run.parent_version) is not None]

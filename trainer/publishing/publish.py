@@ -118,7 +118,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
 
 
 def comparison_of(run: Run) -> ModelComparison | None:
-    """Return how the run's model does beside the served version's, None where its ranks have told nothing."""
+    """Return the comparison of the run's model with the served version's, None where its ranks have told nothing."""
     return read_comparison(run.directory, run.parent_version)
 
 

@@ -162,7 +162,7 @@ class _Matching:
         return tuple(name for name in self._there if name not in self._features.values())
 
     def _own_rows(self, name: str) -> bool:
-        """Return whether an added feature begins with rows, or a projection, that nothing has trained."""
+        """Return True if an added feature begins with rows, or a projection, that nothing has trained."""
         feature = self._here[name]
         if feature.type == "vector":
             return feature.mode == "projected"
@@ -309,7 +309,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _in_words(name: str, feature: Feature, dataset: DatasetSpec, job: JobSpec) -> dict[str, Any]:
-    """Return what decides what a model learns of a feature, by what it is called."""
+    """Return the settings that decide what a model learns of a feature, by name."""
     found: dict[str, Any] = {"type": feature.type, "part of": "items" if name not in dataset.features else "the rows"}
     if feature.is_list and not job.model.reads_sequences:
         found["pooling"] = feature.pooling

@@ -61,7 +61,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
 
 
 def _inherited(run: Run) -> list[str]:
-    """Return what of features changed since the parent, as far as its run directory is here."""
+    """Describe the features that changed since the parent, as far as its run directory is here."""
     if run.init_checkpoint is None:
         return []
     with contextlib.suppress(

@@ -47,7 +47,7 @@ def _path_of(error: Mapping[str, Any]) -> list[str]:
 
 
 def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
-    """Return what users are told of one error."""
+    """Describe one error for users."""
     where, message, remedy = _path_of(error), str(error["msg"]).removeprefix("Value error, "), ""
     if error["type"] == "extra_forbidden":
         message, remedy = "no such field", "check the spelling"

@@ -28,7 +28,7 @@ REMOVED = frozenset(
 
 
 def limit_of(metric: str) -> Limit | None:
-    """Return what limits ``metric`` or ``metric[GROUP]``, None for one that has no limit."""
+    """Return the limit of ``metric`` or ``metric[GROUP]``, None for one that has none."""
     return LIMITS.get(base_of(metric))
 
 

@@ -59,7 +59,7 @@ def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) ->
 
 
 def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
-    """Return how well users and items belong together: .5 where items were dealt to users at random.
+    """Measure the tie between users and items: .5 where items were dealt to users at random.
 
     Half of the users say how many of them have two items both. The figure is the share of the other users' pairs of
     items that more of them have than a pair whose second item is drawn from all rows, as often as it occurs there; a
@@ -122,7 +122,7 @@ def _codes(plan: DataPlan, encoded: Encoded, name: str) -> npt.NDArray[np.int32]
 
 
 def _newest(plan: DataPlan, encoded: Encoded) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are the newest, bool [rows]: by their times, else the last ones of a window of days."""
+    """Mark the newest rows, bool [rows]: by their times, else the last ones of a window of days."""
     times = encoded.orders.get(plan.dataset.timestamp or "")
     if times is not None:
         newest: npt.NDArray[np.bool_] = times > np.quantile(times, 1.0 - NEWEST)
