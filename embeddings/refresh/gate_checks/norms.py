@@ -21,6 +21,7 @@ class Norms(GateCheck):
     are fewer than ``MIN_EVIDENT`` of them. ``norm_shift``: the factor between the median norms, which informs.
     """
 
+    about = "vectors"
     limits = (
         Limit("norm_change_p95", 9.0, _REMEDY, at_most=True, spread=0.04),
         Limit("norm_shift", None, _REMEDY, at_most=True),

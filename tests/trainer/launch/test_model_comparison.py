@@ -182,8 +182,8 @@ def test_ids_and_numbers_have_slices(refresh):
     }.items()
     assert [one.rows for one in of_items] == sorted(counts.values(), reverse=True)[: len(of_items)]
     assert of_items
-    # Twice as few rows have an interval that is wider by more than the square root of two.
-    assert all(one.high - one.low > 2 * (whole.high - whole.low) for one in of_hours)
+    # A quarter of the rows has an interval of about twice the width, wider still at the level of all slices.
+    assert all(one.high - one.low > 1.4 * (whole.high - whole.low) for one in of_hours)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def job_of(kind, model=None, **changes):
     document = {
         "name": kind, "dataset": {"name": "log"},
         "model": {"kind": kind, "embedding_dim": 4, **hidden, **SMALL.get(kind, {}), **(model or {})},
-        "optimizer": {"kind": "adam_ar", "learning_rate": 0.01, "alpha": 0.001},
+        "optimizer": {"kind": "adam_ar", "learning_rate": 0.01, "decay": "at_read", "alpha": 0.001},
         "dense_optimizer": {"learning_rate": 0.01}, "epochs": 2, "batch_size": 256,
     }  # fmt: skip
     return parse_job(document | changes)

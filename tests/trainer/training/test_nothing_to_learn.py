@@ -96,7 +96,6 @@ def auc(scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64]) -> flo
 
 JOBS: dict[str, dict[str, Any]] = {
     "fm": {},
-    "fm of a half of the pairs": {"half": 0},
     "dnn with the item's brand": {
         "model": {"kind": "dnn", "hidden": [16]}, "features": {"brand": {"type": "id"}}, "split": "random",
     },
@@ -114,9 +113,8 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", JOBS)
 def test_no_model_knows_the_next_click(name, tmp_path):
     settings = dict(JOBS[name])
-    half = settings.pop("half", None)
     dataset, job = specs(tmp_path, **settings)
-    data = prepare(dataset, job, tmp_path / "data", half=half)
+    data = prepare(dataset, job, tmp_path / "data")
     found = []
     with single_rank_group():
         hooks = Hooks(lambda event, **fields: found.append(fields) if event == "metric" else None)

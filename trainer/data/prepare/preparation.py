@@ -309,6 +309,8 @@ def _finish(
     graphs = write_graphs(plan.graphs, plan.kinds, ids, work / GRAPHS, log, warnings.append)
     for warning in warnings:
         log(f"warning: {warning}")
+    if plan.job.publish is not None and not encoded.columns:
+        log("several hosts prepared the rows: the gate does not judge how users and items belong together")
     manifest = _settings(plan, task.fingerprint) | {
         "tables": {table: {"num_rows": one.num_rows} for table, one in grown.items()},
         "graphs": graphs,
