@@ -150,7 +150,7 @@ def test_kill_9_of_the_service_and_of_the_run_and_then_a_refresh_that_is_held(se
     said = service.command("submit", str(tmp_path / "refresh.yaml"), "--wait")
     assert said.returncode == 3, said
     assert "cosine_mean" in said.stdout
-    assert "init_from" in said.stdout, "why, and what to do"
+    assert "The model is worse" in said.stdout, said.stdout
     assert service.client.get("/v1/collections/items/versions/current").json()["version"] == current["version"]
     held = service.client.get("/v1/collections/items/versions").json()["items"][0]
     assert (held["state"], held["parent"]) == ("held", current["version"])
