@@ -138,7 +138,7 @@ class Fault:
 
 
 def shuffled(share: float, last_day: bool = False) -> Callable[[Rows, Array, np.random.Generator], Rows]:
-    """Return what shuffles the item column over a share of the rows, or over the last day's."""
+    """Build a fault that shuffles the item column over a share of the rows, or over the last day's."""
 
     def change(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
         item = rows["item"].copy()
@@ -150,7 +150,7 @@ def shuffled(share: float, last_day: bool = False) -> Callable[[Rows, Array, np.
 
 
 def exchanged(share: float) -> Callable[[Rows, Array, np.random.Generator], Rows]:
-    """Return what gives a share of the items of the last day the ids of others of them."""
+    """Build a fault that exchanges the ids of a share of the last day's items."""
 
     def change(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
         ids, item = np.unique(rows["item"][last]), rows["item"].copy()

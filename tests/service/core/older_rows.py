@@ -29,7 +29,7 @@ JOB = {
     "init_from": {"job": "job_1"},
     "labels": {"team": "ads"},
 }
-"""With a field by its name of then, two fields and a value that were removed, and a decay that was left out."""
+"""A stored job with one renamed field, two removed fields, one removed value and no decay."""
 
 
 def first(postgres: bool) -> list[str]:

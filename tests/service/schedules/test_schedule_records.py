@@ -233,7 +233,7 @@ async def test_a_change_that_leaves_the_times_leaves_what_is_due(
 
 
 async def test_a_changed_job_is_stored_whole(client: httpx.AsyncClient, dataset: str) -> None:
-    """So that what it leaves out stays as it is in a version with another default."""
+    """Fields that the request leaves out keep their values under a version with another default."""
     await create(client)
     job = job_body(optimizer={"kind": "adam_ar"})
     changed = (await client.patch("/v1/schedules/daily", json={"job": job})).json()

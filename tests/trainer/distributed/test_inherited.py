@@ -233,7 +233,7 @@ MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05, "decay": "at
     ],
 )
 def test_rows_read_the_same_under_another_row_optimizer(runs, trained, changes):
-    """Idle rows owe decay and momentum that the parent's settings decide; what they owe is not counted with others."""
+    """Deferred decay and momentum of idle rows are counted with the parent's settings, not with the job's."""
     parent = runs.parent("dnn", optimizer=trained, batch_size=10)
     record = latest_valid(parent.checkpoints)
     idle = record.read_rows("user")[1]["last_update_step"] < record.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import NormalDist
 
 import numpy as np
 import pyarrow as pa
@@ -163,7 +164,8 @@ def test_ids_and_numbers_have_slices(refresh):
     columns = ("user", "item", "hour")
     many = {"columns": columns, "model": DNN, "rows": {"num_rows": 24_000}}
     evaluation = {"slices": ["item", "hour"], "split": {"validation": 0.2, "test": 0.0}}
-    run = refresh("second", 2, refresh("first", 1, **many, evaluation=evaluation), **many, evaluation=evaluation)
+    first = refresh("first", 1, **many, evaluation=evaluation)
+    run = refresh("second", 2, first, **many, evaluation=evaluation)
     found = comparison_of(run)
     assert not found.skipped, found.skipped
     whole, *slices = found.differences
@@ -182,8 +184,12 @@ def test_ids_and_numbers_have_slices(refresh):
     }.items()
     assert [one.rows for one in of_items] == sorted(counts.values(), reverse=True)[: len(of_items)]
     assert of_items
-    # A quarter of the rows has an interval of about twice the width, wider still at the level of all slices.
-    assert all(one.high - one.low > 1.4 * (whole.high - whole.low) for one in of_hours)
+    # Fewer slices share one level, so that theirs is lower: the widths differ by what the normal distribution says.
+    alone = {"slices": ["hour"], "split": {"validation": 0.2, "test": 0.0}}
+    third = refresh("third", 2, first, **many, evaluation=alone)
+    z = [NormalDist().inv_cdf(1.0 - 0.05 / (2 * number)) for number in (len(slices), 4)]
+    for one, other in zip(of_hours, comparison_of(third).differences[1:], strict=True):
+        assert (one.high - one.low) / (other.high - other.low) == pytest.approx(z[0] / z[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_values_are_those_of_the_metrics_and_less_loss_is_better():
 
 @pytest.mark.parametrize("name", sorted(PAIRED))
 def test_nineteen_of_twenty_intervals_hold_the_improvement(name):
-    """Of models whose difference is known from many rows; rows of a user go together, so that users are the units."""
+    """Models differ by a known amount; rows of a user go together, so users are the units."""
 
     def rows(num_users, seed):
         rng = np.random.default_rng(seed)

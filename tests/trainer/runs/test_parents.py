@@ -91,7 +91,7 @@ def test_of_a_store_that_is_away_training_from_nothing_is_no_remedy(runs: Path) 
 
 
 def test_the_checkpoints_behind_what_is_served(store: str, runs: Path, tmp_path: Path) -> None:
-    """Of its run, here or where the new run starts; none of a version whose run trained on after it."""
+    """The checkpoints are those of the version's run; there are none if that run trained on after it."""
     elsewhere = ran(tmp_path / "elsewhere", RUN_ID)
     name = version(store, RUN_ID)
 
