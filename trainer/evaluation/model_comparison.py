@@ -3,7 +3,8 @@
 The trained model scores the rows, then the served one's rows and dense parts are loaded in its place, whatever plan
 wrote them, and the same rows are scored again. Models of labelled rows are compared by the first of the job's metrics
 that is one of :data:`trainer.metrics.paired.PAIRED`. Models that rank items for a user are compared by
-:data:`MATCHED_AUC`. Both models know all ids of a row: new items, of which the served one knows nothing, do not decide.
+:data:`MATCHED_AUC`, and by :data:`NDCG` where all items can be ranked. Both models know all ids of a row: new items, of
+which the served one knows nothing, do not decide.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from trainer.data.columns.numeric import open_numeric
 from trainer.data.prefetch import Prefetched
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.distributed.inherited import InheritedCheckpoint
-from trainer.evaluation.evaluator import Columns, Evaluator
+from trainer.evaluation.evaluator import Columns, Evaluator, Rankings
+from trainer.evaluation.full_ranking import HeldOut, ranks_by_popularity, ranks_of_held_out
 from trainer.evaluation.held_out_by_both import (
     HELD_OUT,
     Chosen,
@@ -43,8 +45,10 @@ from trainer.evaluation.held_out_by_both import (
     column_of,
     splits_of_both,
 )
+from trainer.metrics.classification import mean
 from trainer.metrics.paired import PAIRED, Paired, interval, paired_mean
 from trainer.metrics.pointwise import Rows
+from trainer.metrics.ranking import Ranking
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.evaluation import is_lower_better
@@ -62,6 +66,11 @@ MATCHED_AUC = "matched_auc"
 
 The others are drawn as often as they are positives: ranking by popularity alone has .5.
 """
+TOP = 20
+NDCG = f"ndcg_{TOP}_full"
+"""Among all items that both models know, but those that the user had in training, for each user."""
+MAX_RANKED_SCORES = 1 << 30
+"""Most scores of a ranking of all items: with more, users are taken evenly."""
 MIN_ROWS = 200
 """Fewest rows of a comparison, and of a slice."""
 MIN_USERS = 50
@@ -119,9 +128,9 @@ def differences(
         raise NotComparableError(str(error).partition(": use ")[0]) from None
     where = _rows_by_start(job, data, dynamic_rows, inherited) if is_start else _rows_by_id(job, data, inherited)
     chosen = choose(data, splits_of_both(job, dataset, data, served), where.known)
-    scorer = _scorer(job, dataset, data, evaluator, dynamic_rows, chosen)
+    scorer = _scorer(job, dataset, data, evaluator, dynamic_rows, chosen, where.known)
     sharded.eval()
-    candidate = scorer.score()
+    candidate, ranked = scorer.score(), scorer.ndcg()
     # A row that the served model has not is as before any training: it may be younger than the other's last step.
     sharded.reset_tables()
     try:
@@ -130,13 +139,30 @@ def differences(
         inherited.clear_new_tables(sharded)
     except CheckpointError as error:
         raise NotComparableError(str(error)) from None
-    before = scorer.score()
+    before, ranked_before = scorer.score(), scorer.ndcg()
     if candidate is None or before is None:
         return ()
     for name, scores in (("served", before), ("new", candidate)):
         if not np.isfinite(scores).all():
             raise NotComparableError(f"a score of the {name} model is not finite")
-    return scorer.differences(before, candidate)
+    found = scorer.differences(before, candidate)
+    if ranked is None or ranked_before is None or len(ranked.values) < MIN_ROWS:
+        return found
+    paired = paired_mean(ranked_before.values, ranked.values)
+    low, high = interval(paired, np.unique(ranked.users, return_inverse=True)[1], LEVEL)
+    means = paired.first, paired.second
+    return *found, ModelDifference(NDCG, ALL_ROWS, len(ranked.values), *means, low, high, ranked.popularity)
+
+
+class Ndcg(NamedTuple):
+    """NDCG of each user of each split, or of each example.
+
+    ``users`` and ``values``: [n]. ``popularity``: mean of ranking by the items' numbers of training rows.
+    """
+
+    users: Int64s
+    values: Float64s
+    popularity: float
 
 
 # --- what the served model is ----------------------------------------------------------------------------------------
@@ -184,7 +210,7 @@ def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedR
 
 def _scorer(
     job: JobSpec, dataset: DatasetSpec, data: PreparedData, evaluator: Evaluator, dynamic_rows: DynamicRows,
-    chosen: list[Chosen],
+    chosen: list[Chosen], known: Known,
 ) -> _Scorer:  # fmt: skip
     kind: type[_Scorer] = _Labelled
     if job.model.reads_sequences:
@@ -193,7 +219,7 @@ def _scorer(
         data.is_bpr or data.draws_negatives or dataset.has_positives_alone or job.model.is_softmax_of_batch
     ):
         kind = _Pairs
-    return kind(job, dataset, data, evaluator, dynamic_rows, chosen)
+    return kind(job, dataset, data, evaluator, dynamic_rows, chosen, known)
 
 
 class _Scorer:
@@ -203,10 +229,10 @@ class _Scorer:
 
     def __init__(
         self, job: JobSpec, dataset: DatasetSpec, data: PreparedData, evaluator: Evaluator, dynamic_rows: DynamicRows,
-        chosen: list[Chosen],
+        chosen: list[Chosen], known: Known,
     ):  # fmt: skip
         self.job, self.data, self.evaluator, self.dynamic_rows = job, data, evaluator, dynamic_rows
-        self.dataset = dataset
+        self.dataset, self.known = dataset, known
         self.chosen = self._used(chosen)
         self.num_rows = sum(len(one.rows) for one in self.chosen)
         if self.num_rows < MIN_ROWS:
@@ -217,6 +243,13 @@ class _Scorer:
 
     def _used(self, chosen: list[Chosen]) -> list[Chosen]:
         return chosen
+
+    def ndcg(self) -> Ndcg | None:
+        """Rank all items by the loaded model; None but on rank 0, and where they cannot be ranked. Collective.
+
+        Called after :meth:`score`.
+        """
+        return None
 
     def prepare(self) -> None:
         """Compute what both models are scored against."""
@@ -422,6 +455,33 @@ class _Pairs(_Ranked):
             found.append(Chosen(split, rows[taken]))
         return found
 
+    def prepare(self) -> None:
+        super().prepare()
+        self._held: list[tuple[str, HeldOut]] = []
+        if self.data.keeps_seen_items and not self.dynamic_rows.ids:
+            ranks = self.evaluator.rank, self.evaluator.world_size
+            most = max(1, MAX_RANKED_SCORES // len(self.data.seen_items[1]))
+            for split, _ in self.chosen:
+                held = HeldOut(self.data, split, *ranks, known=self.known, max_users=most)
+                self._held.append((split, held))
+
+    def ndcg(self) -> Ndcg | None:
+        found: list[tuple[Rankings, Rankings]] = []
+        for split, held in self._held:
+            ranks = ranks_of_held_out(
+                self.evaluator.model, self.data, split, held, largest_k=TOP, device=self.evaluator.device
+            )
+            if ranks is None:
+                return None
+            popular = ranks_by_popularity(self.data, split, held, largest_k=TOP)
+            own, others = self.evaluator.rankings(ranks), self.evaluator.rankings(popular)
+            if own is not None and others is not None:
+                found.append((own, others))
+        if not found:
+            return None
+        values, popularity = (np.concatenate([one[kind].full.ndcg(TOP) for one in found]) for kind in (0, 1))
+        return Ndcg(np.concatenate([one[0].users for one in found]), values, mean(popularity))
+
     def output(self, model: Any, batch: Batch) -> torch.Tensor:
         return torch.cat(model.both_sides(batch), dim=1)
 
@@ -453,9 +513,48 @@ class _Sequences(_Ranked):
             rows, self.items[self.draws[places]], first, size, step
         )
 
+    def prepare(self) -> None:
+        super().prepare()
+        self._not_known = torch.from_numpy(np.flatnonzero(~self.known[self.data.keys[0].table]))
+        self._not_known = self._not_known.to(self.evaluator.device)
+
+    def score(self) -> npt.NDArray[np.float32] | None:
+        """Score each row; a second column, kept for :meth:`ndcg`, has the rank of its item among all."""
+        model, device = self.evaluator.model, self.evaluator.device
+        self._catalogue = None if self.dynamic_rows.ids else model.catalogue(self.data, device)
+        scored = super().score()
+        self._ranks = None if scored is None else scored[:, 1].astype(np.float64)
+        return None if scored is None else scored[:, 0]
+
     def output(self, model: Any, batch: Batch) -> torch.Tensor:
-        share: torch.Tensor = model.evaluate(batch)[1]
-        return share
+        _, share, rank = model.evaluate(batch, self._catalogue, self._not_known)
+        return torch.stack([share, rank], dim=1)
+
+    def ndcg(self) -> Ndcg | None:
+        if self._ranks is None or self._catalogue is None:
+            return None
+        users = self.users()
+        assert users is not None
+        found, popular = (Ranking.of_single(ranks).ndcg(TOP) for ranks in (self._ranks, self._popular_ranks()))
+        return Ndcg(users, found, mean(popular))
+
+    def _popular_ranks(self) -> Float64s:
+        """Rank the item of each example by numbers of training rows, as the model's scores are ranked [n]."""
+        table = self.data.keys[0].table
+        counts = np.where(self.known[table], self.data.row_counts(table), -1)
+        counts[:NUM_SPECIAL_ROWS] = -1
+        above = len(counts) - np.searchsorted(np.sort(counts), counts[self.items]) - 1
+        first = 0
+        for split, rows in self.chosen:
+            own = slice(first, first + len(rows))
+            history = self.data.sequences.history(split, np.asarray(self.data.sequences.held[split])[rows])[0]
+            pairs = np.unique(np.repeat(np.arange(len(rows)), history.lengths) * len(counts) + history.values)
+            example, item = np.divmod(pairs, len(counts))
+            target = self.items[own][example]
+            hidden = (counts[item] >= counts[target]) & (item != target)
+            above[own] -= np.bincount(example[hidden], minlength=len(rows))
+            first += len(rows)
+        return above.astype(np.float64)
 
 
 def others(users: Int64s, items: Int64s, number: int) -> Int64s:

@@ -232,6 +232,11 @@ class PreparedColumns:
         return GlobalOrder(self.num_examples["train"], self.seed)
 
     @cached_property
+    def keeps_seen_items(self) -> bool:
+        """Whether :attr:`seen_items` are kept."""
+        return (self.directory / "seen.items.bin").exists()
+
+    @cached_property
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
         """What each user had in training, and the item rows that negatives are drawn from, or places.
 
