@@ -290,7 +290,7 @@ def _pooled(descriptors: Sequence[FeatureDescriptor]) -> bool:
 
 
 def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Return where each table starts, at a cache line, and the sum."""
+    """Return the start of each table, at a cache line, and the total size."""
     ends = np.cumsum([0, *[-(-count // _LINE) * _LINE for count in counts]])
     return ends[:-1].astype(np.int64), int(ends[-1])
 

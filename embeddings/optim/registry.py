@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     """Whether FBGEMM has a fused form of it."""
 
     def takes(self, setting: str) -> bool:
-        """Return whether the kind has a setting, such as ``beta1``."""
+        """Return True if the kind has a setting, such as ``beta1``."""
         return setting not in self.without and setting in {one.name for one in dataclasses.fields(self.optimizer)}
 
     def default(self, setting: str) -> Any:

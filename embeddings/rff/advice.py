@@ -147,7 +147,7 @@ def warnings_of(
     drawn: Array | None = None,
     num_sampled: int = 256,
 ) -> list[dict[str, str]]:
-    """Return what the consumers of a view should know, as {code, message, remedy}.
+    """Return advice for the consumers of a view, as {code, message, remedy}.
 
     The codes are ``few-frequencies`` where m < d; ``narrow-kernel`` and ``noisy`` as measured on ``vectors`` [n, d]
     where they are given, with the view's U where ``drawn`` gives it; ``standardise`` always.

@@ -48,7 +48,7 @@ class InlineIO:
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
     def allowed(self) -> bool:
-        """Tell whether files are local and recent reads needed memory only."""
+        """Return True if files are local and recent reads needed memory only."""
         return self._local and self._clock() >= self._not_before
 
     def call(self, work: Callable[[], Result]) -> Result:
@@ -70,7 +70,7 @@ def major_faults() -> int:
 
 
 def is_local(store: Store) -> bool:
-    """Tell whether a store's files are on a disk of this machine, as far as the mounts show."""
+    """Return True if a store's files are on a disk of this machine, as far as the mounts show."""
     return not store.is_remote and not kind_of_mount(store.root).startswith(SERVED_FILES)
 
 

@@ -134,7 +134,7 @@ def _look_up(host: str, port: int) -> list[Any]:
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address belongs to the public internet.
+    """Return True if an address belongs to the public internet.
 
     Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do IPv6 addresses that embed
     such an IPv4 address.

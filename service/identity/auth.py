@@ -250,7 +250,7 @@ def network_of(address: str) -> str:
 
 
 def same_origin(request: Request) -> bool:
-    """Tell whether the browser sent the request from one of our pages (same host and port; a proxy may end TLS)."""
+    """Return True if the browser sent the request from one of our pages (same host and port; a proxy may end TLS)."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
 

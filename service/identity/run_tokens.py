@@ -57,7 +57,7 @@ def read(home: Path, token: str) -> Claim | None:
 
 
 def holds(claim: Claim, row: JobRow) -> bool:
-    """Tell whether the attempt is still the job's current one: not followed by another, and not yet released."""
+    """Return True if the attempt is still the job's current one: not followed by another, and not yet released."""
     if row["released"] or row["attempt"] != claim.attempt:
         return False
     return row["lease"] is not None and _hashed(row["lease"]) == claim.lease

@@ -268,7 +268,7 @@ def _told(row: JobRow) -> dict[str, Any]:
 
 
 def _events_of(publication: Mapping[str, Any]) -> Iterator[webhook_records.Event]:
-    """Yield what a publication is to be told as; one that ends a row of held ones, or is its last, also by itself."""
+    """Yield the webhook events of a publication; one that ends a row of held ones, or is its last, also by itself."""
     if publication.get("status") == "published":
         yield "publication.published"
         if publication.get("released"):

@@ -66,7 +66,7 @@ class Liveness:
         return away
 
     def look(self, job_id: str, attempt: tuple[int, str | None], size: int, age_seconds: float) -> Looked:
-        """Return how long the run has been silent and running.
+        """Return the time for which the run has been silent and running.
 
         Args:
             job_id: The job.

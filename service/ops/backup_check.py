@@ -126,7 +126,7 @@ def _forgotten_erasures(
 
 
 def _is_operator(client: Client) -> bool:
-    """Return whether the key is an operator's, who sees all tenants; the admin of another tenant sees that one."""
+    """Return True if the key is an operator's, who sees all tenants; the admin of another tenant sees that one."""
     try:
         return any(tenant["name"] == DEFAULT_TENANT for tenant in client.tenants())
     except ProblemError as error:

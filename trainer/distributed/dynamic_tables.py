@@ -147,7 +147,7 @@ class DynamicRows:
         return _with_values(batch, values)
 
     def in_words(self) -> str:
-        """Return how full the tables are; "" where none is dynamic."""
+        """Describe how full the tables are; "" where none is dynamic."""
         sentences = [
             f"{name}: {len(ids):,} of {ids.settings.capacity:,} rows taken"
             + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")

@@ -59,7 +59,7 @@ def importance(
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return what the metric loses when each feature's values are dealt to other rows.
+    """Measure the metric's loss when each feature's values are permuted among rows.
 
     Args:
         run_dir: The run's directory.

@@ -165,7 +165,7 @@ def leave(code: int) -> NoReturn:
 
 
 def default_directory(name: str) -> Path:
-    """Return where ``evenkeel train`` keeps a run without a directory: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
+    """Return the directory of a run that names none: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
     runs = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel")) / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     number = 1

@@ -183,7 +183,7 @@ class RankingModel(nn.Module):
         return self.user_side(batch.features), self.item_side(batch.features)
 
     def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
-        """Return what the evaluation of every batch needs, computed once before it; None for nothing. Collective.
+        """Return the tensor that every batch's evaluation reads, computed once; None for nothing. Collective.
 
         ``device`` is where the model is; None: the CPU.
         """

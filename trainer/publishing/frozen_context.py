@@ -41,7 +41,7 @@ CHUNK_ROWS = 1 << 18
 
 
 def is_frozen(job: JobSpec, data: PreparedData) -> bool:
-    """Return whether the job has a frozen context and a parent to take it from.
+    """Return True if the job has a frozen context and a parent to take it from.
 
     Its prepared data (trainer.data) know of the parent.
     """
@@ -60,7 +60,7 @@ def context_tables(job: JobSpec, data: PreparedData) -> dict[str, int]:
 
 
 def begins_fresh(job: JobSpec) -> bool:
-    """Return whether rows of items begin at initial values although the job has a parent."""
+    """Return True if rows of items begin at initial values although the job has a parent."""
     return (
         job.publish is not None
         and job.publish.frozen_context is not None

@@ -117,7 +117,7 @@ class _Publisher:
         self._at = time.monotonic() - self._seconds_since_last()
 
     def _seconds_since_last(self) -> float:
-        """Return how long ago the job's last version was made; without one, how long ago its first attempt began."""
+        """Return the seconds since the job's last version was made; without one, since its first attempt began."""
         versions = self._store.collection(self._spec.collection).versions()
         times = [
             str(one["created_at"])

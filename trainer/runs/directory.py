@@ -124,7 +124,7 @@ class Run:
         return self.directory / BEST
 
     def folders(self, directory: Path) -> Folders | None:
-        """Return what of the run's storage ``directory`` (data, checkpoints or best) has here; None without one."""
+        """Return the local folders of a directory (data, checkpoints or best) of the run's storage, or None."""
         return None if self.storage is None else Folders(open_storage(self.storage), directory.name)
 
     @property
@@ -147,7 +147,7 @@ class Run:
         return self.directory / f"given-up-{self.attempt}"
 
     def still_current(self) -> bool:
-        """Return whether run.json still names this attempt and lease: one that was given up must write nothing."""
+        """Return True if run.json still names this attempt and lease: one that was given up must write nothing."""
         try:
             document = json.loads((self.directory / RUN_FILE).read_text("utf-8"))
         except (OSError, ValueError):

@@ -78,7 +78,7 @@ _CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", 
 
 
 def classify(error: BaseException) -> Failure:
-    """Return what to tell the owner of the job about this exception."""
+    """Return the message for the job's owner about this exception."""
     message = str(error) or type(error).__name__
     if isinstance(error, NonFiniteError):
         remedy = "lower learning_rate or dense_optimizer.learning_rate, or look for extreme values in the data"

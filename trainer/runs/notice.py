@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _is_at_work(run: Run) -> bool:
-    """Tell whether the attempt has begun, lives (its driver's heartbeats), and has not ended."""
+    """Return True if the attempt has begun, lives (its driver's heartbeats), and has not ended."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         if json.loads((run.directory / EXIT_FILE).read_text("utf-8"))["attempt"] == run.attempt:
             return False

@@ -106,7 +106,7 @@ def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
 
 
 def is_alive(run_dir: Path | str) -> bool:
-    """Return whether the process that ``process.json`` names still runs.
+    """Return True if the process that ``process.json`` names still runs.
 
     A zombie does not, nor does another process with its pid.
     """
@@ -233,7 +233,7 @@ def write_process_file(directory: Path, pid: int) -> None:
 
 
 def _identity(pid: int) -> dict[str, Any] | None:
-    """Return what tells a process from all others that have or had its number; None where there is none."""
+    """Return an identity of a process that no other with its number has or had; None without a process."""
     try:
         # "PID (NAME) STATE ...", where NAME may hold anything: the 22nd field is when it was started.
         ticks = int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])

@@ -79,7 +79,7 @@ class Service:
 
 
 def patiently(action: Callable[[], Any], seconds: float | None = None) -> Any:
-    """Return what ``action`` returns, once the service is there.
+    """Return the result of ``action``, once the service is there.
 
     Raises:
         ServiceAwayError: that of ``action``, when the time is over.

@@ -86,7 +86,7 @@ training.
 
 
 def is_table(figure: str) -> bool:
-    """Return whether a figure, which may be of one of several labels (``calibration/click``), is rows of a table."""
+    """Return True if a figure, which may be of one of several labels (``calibration/click``), is rows of a table."""
     return figure.partition("/")[0] in TABLES
 
 
@@ -96,7 +96,7 @@ def figures_named(metric: str, figures: Iterable[str]) -> list[str]:
 
 
 def is_lower_better(figure: str) -> bool:
-    """Return whether less of a figure, which may be of one of several labels (``rmse/price``), is better."""
+    """Return True if less of a figure, which may be of one of several labels (``rmse/price``), is better."""
     return figure.partition("/")[0].removesuffix(CALIBRATED) in LOWER_IS_BETTER
 
 

@@ -59,7 +59,7 @@ class RunStorage(Protocol):
         """
 
     def path(self, name: str) -> Path | None:
-        """Return where the file lies in a mounted directory, to be read alone; None if the storage is none."""
+        """Return the path of the file in a mounted directory, for reading alone; None if the storage is none."""
 
     def list(self, prefix: str) -> list[StoredFile]:
         """Return the files whose names begin with ``prefix``, which is empty or ends with ``/``, by name."""

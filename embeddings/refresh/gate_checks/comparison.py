@@ -187,7 +187,7 @@ class Comparison:
 
 
 def live_rows(items: ItemVectors) -> Array:
-    """Return which items training saw, bool [n]: with a count, or with evidence where counts are unknown."""
+    """Flag the items that training saw, bool [n]: with a count, or with evidence where counts are unknown."""
     live: Array = items.evidence if items.counts is None else items.counts > 0
     return live
 

@@ -259,7 +259,7 @@ def _connect(group: dist.ProcessGroup) -> HostMemory | None:
 
 
 def _host() -> list[Any] | None:
-    """Return what ranks must have in common to connect; None where they are told not to."""
+    """Return the identity that ranks must share to connect; None if shared memory is switched off."""
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:

@@ -41,7 +41,7 @@ PIPELINE_ROWS = 2048
 
 
 def block_rows(row_bytes: int) -> int:
-    """Return how many vectors of so many bytes are in a block."""
+    """Return the number of vectors in a block, for vectors of ``row_bytes``."""
     return max(BLOCK_BYTES // row_bytes, 1)
 
 

@@ -297,7 +297,7 @@ def _of(run_dir: Path) -> str:
 
 
 def _runs(job: Mapping[str, Any]) -> bool:
-    """Tell whether a RayJob runs or may yet run."""
+    """Return True if a RayJob runs or may yet run."""
     return "deletionTimestamp" not in job["metadata"] and not _ended(job)
 
 
@@ -333,7 +333,7 @@ def _api(settings: Settings) -> KubeApi:
 
 
 def _verdict(job: Mapping[str, Any]) -> bytes:
-    """Return what KubeRay says of a RayJob that it could not start or bring to its end: a pod that never began, say."""
+    """Return KubeRay's message about a RayJob that it could not start or finish, such as a pod that never began."""
     status = job.get("status", {})
     if status.get("jobDeploymentStatus") not in ("Failed", "ValidationFailed"):
         return b""

@@ -120,7 +120,7 @@ def object_name(run_id: str, attempt: int) -> str:
 
 
 def fence(run: Mapping[str, Any]) -> str:
-    """Return what tells this lease of the attempt from any other, without telling the lease."""
+    """Return an identity of this lease of the attempt that does not reveal the lease."""
     lease = (run.get("lease") or {}).get("token", "")
     return hashlib.sha256(f"{run['run_id']} {run.get('attempt', 1)} {lease}".encode()).hexdigest()[:32]
 

@@ -201,7 +201,7 @@ class PreparedColumns:
         return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
 
     def example_counts(self, feature: str) -> npt.NDArray[np.int64]:
-        """Return how many rows of training have each row of its table in a feature; drawn negatives do not count."""
+        """Count a feature's training rows by row of its table; drawn negatives do not count."""
         key = next(key for key in self.keys if key.name == feature)
         if self.sequence is not None:
             # Its splits are sequences, and its table has items alone.
@@ -317,7 +317,7 @@ class PreparedColumns:
         return self.directory / NUMERIC_FILE if self.num_dense else None
 
     def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
-        """Return what the values of a list are multiplied with, beside those of :meth:`column`."""
+        """Return the factors of a list's values, beside those of :meth:`column`."""
         return map_array(weight_file(self.directory / split, key.name), VALUE)
 
     def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:

@@ -134,7 +134,7 @@ class OnePassData(PreparedData):
         return FollowingReader(plan, self.keys, numeric, finder(followed, words, listeners), self._pieces)
 
     def begin(self, place: Place) -> None:
-        """Say where training goes on."""
+        """Set the position from which training goes on."""
         self.place = place
         counts = place.examples if place.is_end else (0, 0, 0)
         self.num_examples = dict(zip(SPLIT_NAMES, counts, strict=True))
@@ -154,7 +154,7 @@ class OnePassData(PreparedData):
         return {FILES: directory / FILES}
 
     def lag(self) -> dict[str, float | int]:
-        """Return how far training is behind what is followed, for events; on other ranks than 0 nothing."""
+        """Return the delay of training behind its source, for events; empty on other ranks than 0."""
         if self.followed is None:
             return {}
         bad = {"bad_rows": self.place.bad} if isinstance(self._pieces, TopicRows) else {}

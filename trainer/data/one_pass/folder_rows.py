@@ -81,7 +81,7 @@ class FolderRows:
 
 
 def _is_still(taken: Taken, path: FilePath) -> bool:
-    """Return whether a file is as it was when its reading began, by what is there now."""
+    """Return True if a file is as it was when its reading began, by what is there now."""
     try:
         return taken.is_still(as_it_is(path))
     except FileNotFoundError:

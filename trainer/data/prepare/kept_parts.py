@@ -133,7 +133,7 @@ def write_checksum(path: Path, place: Path) -> None:
 
 
 def _is_as_summed(path: Path) -> bool:
-    """Return whether a file is what :func:`write_checksum` has seen."""
+    """Return True if a file is what :func:`write_checksum` has seen."""
     try:
         told = Path(f"{path}{_SUM}").read_bytes()
     except OSError:

@@ -161,7 +161,7 @@ class Source:
         self.reader.infer_types(stored)
 
     def problems(self, columns: Sequence[str]) -> dict[str, DataError]:
-        """Return what is wrong with each of the columns where not every file has it, once and in one type.
+        """Return the problem of each column that not every file has, once and in one type.
 
         Reads no rows; that of text is found by reading.
         """
@@ -449,5 +449,5 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a folder's value is written in digits, and fits int64."""
+    """Return True if a folder's value is written in digits, and fits int64."""
     return text.isascii() and text.isdigit() and len(text.lstrip("0")) <= 19 and int(text) < 2**63

@@ -201,7 +201,7 @@ class ModelSpec(Spec):
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-        """Yield what does not fit the dataset, with the remedy."""
+        """Yield conflicts with the dataset, with the remedy."""
         features = dataset.features
         if dataset.items is not None and not self.reads_items:
             from trainer.spec.models.registry import kinds_that
@@ -251,7 +251,7 @@ class ModelSpec(Spec):
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Return whether a field of other kinds is at its default: specs were kept with all fields of all kinds."""
+    """Return True if a field of other kinds is at its default: specs were kept with all fields of all kinds."""
     from trainer.spec.models.registry import default_of
 
     value = tuple(value) if isinstance(value, list) else value
@@ -365,7 +365,7 @@ class DrawingSpec(ModelSpec):
 
 
 def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what prevents a model from reading one user and one item of each row."""
+    """Yield obstacles to reading one user and one item of each row."""
     names = ", ".join(sorted(dataset.features))
     for feature in ("user", "item"):
         if feature not in dataset.features:

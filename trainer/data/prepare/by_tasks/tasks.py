@@ -80,7 +80,7 @@ class Hosts(Protocol):
     """Of each task."""
 
     def runner(self, setting: Setting, log: Callable[[str], Any]) -> AbstractContextManager[TaskRunner | None]:
-        """Return what runs tasks; it yields None where one host would do all of them."""
+        """Return a context with the runner of tasks; None in it where one host would do them all."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Desk:
         return to
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return what a task has counted."""
+        """Return the counts of a task."""
         state: dict[str, Any] = json.loads((self.fetch(name, [STATE]) / STATE).read_text("utf-8"))
         return state
 
@@ -171,5 +171,5 @@ def _planned(dataset: str, job: str, files: str) -> DataPlan:
 
 
 def _is_seen(folders: Folders) -> bool:
-    """Return whether hosts read files of the storage where they lie, so that no cache need keep them."""
+    """Return True if hosts read files of the storage where they lie, so that no cache need keep them."""
     return folders.storage.path(folders.prefix) is not None

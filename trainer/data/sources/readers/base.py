@@ -84,7 +84,7 @@ class Reader(ABC):
                 return
 
     def passes_over_rows(self, path: FilePath) -> bool:
-        """Return whether the rows of a file before one that is asked for are passed over unread."""
+        """Return True if the rows of a file before one that is asked for are passed over unread."""
         return False
 
     def rows_in(self, path: FilePath) -> int | None:
