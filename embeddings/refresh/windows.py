@@ -11,7 +11,7 @@ from embeddings.refresh.gate_checks.comparison import Shorter
 from embeddings.store import Collection, StoreError
 
 WINDOW = "window"
-"""Of a run's lineage: {last, days} of its job's window, None where it asks for all rows."""
+"""Lineage key: {last, days} of the job's window, None if it asks for all rows."""
 
 Lineage = Mapping[str, Any] | None
 

@@ -22,7 +22,7 @@ SAMPLED_ROWS = 512
 MAX_DIM = 16_384
 MIN_TRIED = 4
 MIN_EPSILON = 1e-6
-"""What float32 features keep of an inner product."""
+"""Error of an inner product in float32 features."""
 # A spread below this is lost in the rounding of float16, and under it two items look alike to most consumers.
 TINY_SPREAD = 0.005
 NOISY = 0.5

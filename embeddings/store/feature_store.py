@@ -51,7 +51,7 @@ class Store:
     """Collections of item vectors under one directory; thread-safe, and any number of processes may have it open."""
 
     is_remote = False
-    """Whether a server is needed that may be away."""
+    """True if a server is needed that may be away."""
 
     def __init__(self, root: Path):
         self.root = root

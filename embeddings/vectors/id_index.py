@@ -18,9 +18,9 @@ from embeddings.vectors.lazy_rows import Array
 
 NUM_SPANS = 64
 STEPS = 5
-"""How many ids of a bucket are stepped over; what is not found by then is searched for."""
+"""Most ids of a bucket to step over before a binary search."""
 MAX_CROWDED = 0.02
-"""Of one span only: the share of ids that may stand behind more than STEPS others of their bucket."""
+"""Largest share of a span's ids that stand behind more than STEPS others of their bucket."""
 
 
 class IdIndex:

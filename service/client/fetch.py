@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 MAX_IDS = 10_000
-"""In one request."""
+"""Most ids in one request."""
 
 
 class VectorCalls(Session):

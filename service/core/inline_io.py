@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
 SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
-"""How the kinds of file systems begin that are on another machine, or may be."""
+"""Prefixes of the kinds of file systems that are on another machine, or may be."""
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PREFIX = "er_"
 SECRET_FILE = "run_tokens.secret"
 TOKEN_SECONDS = 7 * 24 * 3600.0
-"""For so long a run may be without the service, and catch up after."""
+"""Lifetime of a run's token: the longest outage of the service that a run survives."""
 RENEW_SECONDS = 24 * 3600.0
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 SLEPT_SECONDS = 1.0
-"""By so much more than the monotonic clock has the boot-time clock moved: the machine was suspended."""
+"""If the boot-time clock ran ahead of the monotonic one by more than this, the machine slept."""
 
 
 class Looked(NamedTuple):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trainer.distributed.sharded_state import ShardedState
 
 TOMBSTONE_RUNS = 30
-"""For so many runs publishers are told of an id that lost its row: one of them has to publish."""
+"""Runs for which an evicted id is reported to the publisher."""
 
 Int64s = npt.NDArray[np.int64]
 

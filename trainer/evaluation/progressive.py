@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 SPLIT = "progressive"
 KEPT_WINDOWS = 200
-"""In checkpoints: a job that follows a folder may have any number."""
+"""Most windows in a checkpoint: a job that follows a folder may have any number."""
 SCORES = "progressive.safetensors"
-"""In checkpoints: scores and labels of the window under way."""
+"""Checkpoint entry: scores and labels of the window under way."""
 
 
 class Progressive:

@@ -43,9 +43,9 @@ from trainer.spec.problems import FieldProblem
 MAX_ROWS = 100_000
 REPEATS = 5
 METRICS = {"auc": auc, "logloss": logloss, "rmse": rmse, "mae": mae}
-"""What can be lost, of scores, or of what they are the logs of, and labels."""
+"""Metrics whose loss is measured, of scores (or of exp(score)) and labels."""
 RISES = {"auc"}
-"""Of these higher is better."""
+"""Metrics of which higher is better."""
 
 
 def importance(

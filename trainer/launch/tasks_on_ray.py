@@ -23,9 +23,9 @@ from trainer.storage.base import StorageError
 COST = 1.7
 """Processor time of tasks for that of one process, which writes no column twice (docs/reports/data_pipeline.md)."""
 LOSSES = 3
-"""So often may a task's process die on nodes that stay: then it is the task."""
+"""Crashes of a task on healthy nodes before the task itself is blamed."""
 PROBE_SECONDS = 60.0
-"""So long may a node take for the first, small task: other work may keep its processors for days."""
+"""Longest wait for a node's first, small task: other work may keep its processors for days."""
 NODE_SECONDS = 5.0
 _MARK = "begun"
 

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.5
 RETRY_SECONDS = 60.0
 """After a failure, where a job publishes by rows."""
 PINNED = ".publishing.tmp"
-"""Of a run's directory: the checkpoint that is being published, which retention would take away from under it."""
+"""File in a run's directory that names the checkpoint being published, so that retention spares it."""
 
 Emit = Callable[..., None]
 

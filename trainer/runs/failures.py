@@ -69,7 +69,7 @@ class Failure:
 
 
 TRACEBACK_FILE = "traceback.txt"
-"""In the run directory: the traceback of the last error that is no fault of evenkeel."""
+"""File in the run directory: the traceback of the last error that is no fault of evenkeel."""
 CONSEQUENCES = ("peer_lost", "internal")
 """Codes of what a rank may fail with because another one has died."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

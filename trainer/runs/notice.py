@@ -20,7 +20,7 @@ from trainer.runs.protocol import ATTEMPT_VARIABLE, EXIT_FILE, RUN_DIR_VARIABLE,
 _POLL_SECONDS = 0.2
 _DEFAULT_SECONDS = 60.0
 _SILENT_SECONDS = 30.0
-"""Without an event, of which heartbeats come every 5 s: the run has died."""
+"""Time without an event after which a run has died; heartbeats come every 5 s."""
 
 
 def main() -> int:

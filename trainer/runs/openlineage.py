@@ -29,7 +29,7 @@ DISABLED_VARIABLE = "OPENLINEAGE_DISABLED"
 DEFAULT_ENDPOINT = "api/v1/lineage"
 ANSWER_SECONDS = 5.0
 LAST_WORDS_SECONDS = 5.0
-"""How long a run that has ended waits for its events to be taken."""
+"""Longest wait of an ended run for its events to be sent."""
 MAX_WAITING = 100
 
 Tell = Callable[..., None]

@@ -26,7 +26,7 @@ NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
 SPECIFICATION = "https://openlineage.io/spec"
 PRODUCER = f"urn:evenkeel:{version('evenkeel')}"
 Columns = dict[str, str]
-"""What the run takes a column for, by its name."""
+"""Roles of columns in the run, by name."""
 
 
 def event(

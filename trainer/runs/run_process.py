@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-m", "trainer.launch.entrypoint")
 SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
-"""Of the stores a run is given its tenant's, in run.json."""
+"""Secrets of the service; a run gets its tenant's store in run.json."""
 
 _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05

@@ -47,7 +47,7 @@ PROGRESS_SECONDS = 1.0
 FOLLOWING_PROGRESS_SECONDS = 10.0
 """Between progress events of a job that follows a folder: it may go on for months."""
 IDLE_SECONDS = 0.5
-"""For so long a rank waits for a batch until ranks agree that some have none yet, and on what is due meanwhile."""
+"""Wait of a rank for a batch before ranks agree that some have none yet, and on what is due meanwhile."""
 HELD_OUT = ("validation", "test")
 
 
@@ -73,9 +73,9 @@ class Trainer:
     history: list[dict[str, Any]]
     stop_asked: bool
     save_asked: bool
-    """Whether it is time for a checkpoint, whatever the step."""
+    """True if it is time for a checkpoint, whatever the step."""
     waited_seconds: float
-    """How long steps of this attempt waited for their batches."""
+    """Seconds that steps of this attempt waited for their batches."""
 
     hooks: Hooks
 

@@ -52,7 +52,7 @@ class Shorter:
 
 
 MIN_EVIDENT = 30
-"""Where fewer shared items are evident than this, all shared items are measured: a few would say little."""
+"""Fewest evident shared items to measure alone; with fewer, all shared items are measured."""
 MIN_ROWS = 2
 """Fewest training rows, in both versions, for an item's norm to be judged; a single row is noise."""
 

@@ -48,7 +48,7 @@ _DTYPES = {str(dtype): dtype for dtype in (
 )}  # fmt: skip
 
 Part = Tensor | Sequence[Tensor]
-"""What a rank shares: a tensor, or matrices that stand side by side there."""
+"""A rank's share: a tensor, or matrices that stand side by side in memory."""
 
 _of_group: WeakKeyDictionary[dist.ProcessGroup, HostMemory | None] = WeakKeyDictionary()
 _by_network = False

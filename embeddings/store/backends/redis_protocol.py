@@ -12,7 +12,7 @@ Client = Any
 """redis.Redis; its answers are typed as bytes or str, and here they are bytes."""
 
 UNANSWERED_COMMANDS = 8
-"""So many are sent before their answers are read."""
+"""Commands per pipeline."""
 
 
 class Loader:

@@ -47,9 +47,9 @@ ENDED = ("Complete", "Failed", "ValidationFailed")
 LOG_SECONDS = 3.0
 """Between looks at a log."""
 LOG_SHARE = 20.0
-"""Of the time, at most one part in so many is spent on fetching a log."""
+"""Fetch logs for at most 1/LOG_SHARE of the time."""
 GONE_SECONDS = 60.0
-"""How long deleted pods may take to leave, before they are forced, and after."""
+"""Longest wait for deleted pods to leave, before they are forced, and after."""
 WATCH_SECONDS = 1.0
 TEMPLATE_REMEDY = "correct the cluster template (EVENKEEL_KUBERAY_TEMPLATE) or the job's resources"
 

@@ -48,7 +48,7 @@ from trainer.data.sources.topics.followed_topic import FollowedTopic
 from trainer.spec import DatasetSpec, Follow, JobSpec
 
 SEGMENTS_SUFFIX = ".segments.jsonl"
-"""Of the file beside a run's data, named like them, of the segments of a topic that were decided on."""
+"""Suffix of the file beside a run's data that records the segments of a topic."""
 UNKNOWN_STEPS = 1 << 62
 """Stands for the number of steps before the last row is read."""
 
@@ -82,7 +82,7 @@ class OnePassData(PreparedData):
     followed: Followed | None = None
     """The folder or topic that is followed, on rank 0 alone."""
     notes: queue.SimpleQueue[str]
-    """What the owner of the job should know of it."""
+    """Notes for the job's owner."""
     _pieces: PieceRows
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):

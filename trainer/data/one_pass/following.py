@@ -22,7 +22,7 @@ from trainer.data.sources.source import Chunk
 from trainer.spec import Follow
 
 FILES = "followed.json"
-"""In checkpoints: the files, or segments of a topic, that were read."""
+"""Checkpoint entry: the files, or segments of a topic, that were read."""
 _END = json.dumps(None)
 
 

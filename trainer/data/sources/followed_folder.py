@@ -27,7 +27,7 @@ from trainer.spec import Follow
 COLUMNS_FILE = "columns.parquet"
 """Beside what a run keeps of its data: no row, and the columns of the first file that was there."""
 UNREADABLE_SECONDS = 60.0
-"""For so long nobody is told of a file that is there and cannot be opened: it is being written."""
+"""Time for which an unreadable file is taken for one that is being written, without a warning."""
 _NAMED = 5
 
 

@@ -55,7 +55,7 @@ _NUMBER_WITH_COMMA = r"^\s*[-+]?\d[\d.]*(,\d{3})*,\d+(\.\d+)?\s*$"
 _CODES = r"^\s*[^\s,;]*\d[^\s,;]*([\s,;]+[^\s,;]*\d[^\s,;]*)+\s*$|^[^,;]+([,;][^,;]+)+$"
 """Pattern of codes with blanks between them, and of words with commas: lists of ids, or ids."""
 _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
-"""From so many words on average, and so many distinct values, strings are texts and no names of categories."""
+"""Fewest mean words and distinct values of strings that are texts, not names of categories."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class _Column:
     whole: bool = False
     mean_length: float = 0.0
     mean_words: float = 0.0
-    """Of distinct values."""
+    """Mean number of words of its distinct values."""
     dim: int = 0
-    """Of lists of numbers that are all of one length."""
+    """Length of its lists of numbers if all have one length."""
     is_dates: bool = False
     text_lists: str = ""
-    """What its texts are where they may be lists: ``lists``, ``unclear``, ``numbers`` with commas, ``unreadable``."""
+    """Form of texts that may be lists: ``lists``, ``unclear``, ``numbers`` with commas, ``unreadable``."""
     pair: tuple[str, ...] = ()
     """Its texts, where there are two."""
     example: str = ""

@@ -49,7 +49,7 @@ class SourceFile:
     path: FilePath
     partitions: tuple[tuple[str, str], ...] = ()
     parts: tuple[str, ...] = ()
-    """Of its path below the dataset's uri, empty where that is the file itself."""
+    """Parts of its path below the dataset's uri, empty where that is the file itself."""
 
 
 @dataclass(frozen=True)
@@ -350,9 +350,9 @@ class _Found:
     files: tuple[SourceFile, ...]
     reader: Callable[[Sequence[FilePath]], Reader]
     version: str = ""
-    """Of a table."""
+    """Version of the table."""
     partition_types: Mapping[str, pa.DataType] = field(default_factory=dict)
-    """Of a table."""
+    """Types of the table's partition columns."""
     others: tuple[str, ...] = ()
     """Names of the files of a folder whose endings are of no format."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 LookedUp: TypeAlias = KeyedTensor | dict[str, JaggedTensor]
-"""What tables give: pooled bags side by side, or by feature the rows of a sequence."""
+"""Output of tables: pooled bags side by side, or by feature the rows of a sequence."""
 
 
 class RowsOnce(nn.Module):

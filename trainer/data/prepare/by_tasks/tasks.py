@@ -24,7 +24,7 @@ from trainer.storage.trees import put_tree
 
 STATE = "state.json"
 PARTS = "parts"
-"""Where the results of tasks lie in a run's storage."""
+"""Folder of the results of tasks in a run's storage."""
 
 
 class Setting(NamedTuple):
@@ -34,12 +34,12 @@ class Setting(NamedTuple):
     """The specs, as JSON."""
     job: str
     files: str
-    """What identifies the files of the rows, as JSON: another host must find the same."""
+    """Identity of the files of the rows, as JSON: another host must find the same."""
     storage: str
     prefix: str
-    """Of the results in the storage."""
+    """Prefix of the results in the storage."""
     threads: int
-    """Of each task."""
+    """Threads of each task."""
     text_tables: tuple[str, ...] = ()
     """Tables whose ids are text, also where the rows have integers."""
 
@@ -77,7 +77,7 @@ class Hosts(Protocol):
 
     storage: str
     threads: int
-    """Of each task."""
+    """Threads of each task."""
 
     def runner(self, setting: Setting, log: Callable[[str], Any]) -> AbstractContextManager[TaskRunner | None]:
         """Return a context with the runner of tasks; None in it where one host would do them all."""

@@ -62,7 +62,7 @@ class Journal:
     """
 
     KEPT = 1000
-    """So many segments before the newest checkpoint's stay, for older checkpoints."""
+    """Segments kept before the newest checkpoint's, for older checkpoints."""
 
     def __init__(self, path: Path | None):
         self._path = path
