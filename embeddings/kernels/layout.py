@@ -112,7 +112,7 @@ class Layout:
 
     Weights of a table are contiguous [row_count, dim]. Its state vectors are interleaved: row after row of [m | v], so
     that a touched row is two runs of memory, not three. Last steps stand apart, sixteen to a cache line, because every
-    lookup reads one (docs/adr/0002 has the measurement); so does state that is one number for each row.
+    lookup reads one (docs/adr/0046 has the measurement); so does state that is one number for each row.
 
     Attributes:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.

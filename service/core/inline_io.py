@@ -1,7 +1,7 @@
 """Brief work is done on the event loop itself, as long as it only reads memory.
 
 A hundred rows of mapped memory take less time than handing them to a thread and back, where Python's threads block each
-other for milliseconds (docs/adr/0042).
+other for milliseconds (docs/adr/0020).
 
 Pages that must be read from disk would block all other requests. The kernel counts those: after one, threads do the
 work for a moment, for longer each time that it happens again, and wait for the disk instead. Reads from a file server,

@@ -1,6 +1,6 @@
 """The ranks of a run as Ray actors: room for them, who is which rank, and the end of all when one has failed.
 
-Not Ray Train's: its five actors beside the ranks, and what these import, are most of what a short run costs (ADR 0081).
+Not Ray Train's: its five actors beside the ranks, and what these import, are most of what a short run costs (ADR 0047).
 """
 
 from __future__ import annotations

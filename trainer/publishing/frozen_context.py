@@ -1,6 +1,6 @@
 """Frozen context (``publish.frozen_context``): what items are trained against is the parent's, and stays as it is.
 
-Two trainings of a model of products differ by a basis, and by more (docs/adr/0023): of items and context each follows
+Two trainings of a model of products differ by a basis, and by more (docs/adr/0039): of items and context each follows
 the other. With the context of the parent frozen (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings
 with a compass, AAAI 2019) the loss alone says where an item belongs, in the parent's basis. What the context is:
 

@@ -1,4 +1,4 @@
-"""Sends what OpenLineage wants to know of a run, where ``OPENLINEAGE_URL`` is set (docs/adr/0054). Torch-free.
+"""Sends what OpenLineage wants to know of a run, where ``OPENLINEAGE_URL`` is set (docs/adr/0038). Torch-free.
 
 The variables are those of OpenLineage's own clients. A receiver that is away, and an event that cannot be made, cost
 one line of the run's log and nothing else.

@@ -10,7 +10,7 @@
 
 The index is replaced by a script that looks at the lock first, so a writer that lost it commits nothing. A server that
 was restarted while rows were loaded may have lost some of them: its run id is compared before the commit. See
-docs/adr/0018-redis.md.
+docs/adr/0019-remote-stores.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A reader takes the ids of a version when it first looks something up, some 25 bytes an item for integers, and asks for
 ranges of blocks: all of a lookup in one round trip, with ``alive`` asked behind them. ``alive`` is removed before the
-blocks are: a reader that sees it had everything that was loaded. docs/adr/0024-row-lookup.md has what it saves and
+blocks are: a reader that sees it had everything that was loaded. docs/adr/0019-remote-stores.md has what it saves and
 what it costs.
 """
 

@@ -1,4 +1,4 @@
-"""Runs as RayJobs of a Kubernetes cluster, each with a Ray cluster of its own that KubeRay makes (docs/adr/0053).
+"""Runs as RayJobs of a Kubernetes cluster, each with a Ray cluster of its own that KubeRay makes (docs/adr/0026).
 
 There is one RayJob per attempt, with a name that the attempt gives and labels that say whose it is, so that it is found
 again after a crash at any point. Its log is that of the pod that submits it.
