@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from embeddings.object_storage import MissingFileError, NotWholeError, StorageError, StoredFile
 
-class StorageError(RuntimeError):
-    """The storage did not do what it was asked; what it holds under other names is unchanged."""
-
-
-class NotWholeError(StorageError):
-    """What the storage holds is not, or not all of, what was put there."""
-
-
-class MissingFileError(NotWholeError):
-    """The storage holds no file of this name."""
-
-
-class StoredFile(NamedTuple):
-    """A file in a storage: its name below the storage's URI, and its size in bytes."""
-
-    name: str
-    num_bytes: int
+__all__ = ["MissingFileError", "NotWholeError", "RunStorage", "StorageError", "StoredFile"]
 
 
 class RunStorage(Protocol):

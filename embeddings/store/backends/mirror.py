@@ -269,7 +269,7 @@ class Mirror(CollectionDirectory):
         assert self._lease is not None
         self._lease.check()
         data = encode_index(self.name, files)
-        self.remote.commit(data, self._lease)
+        self.remote.commit(data, self._seen, self._lease)
         self._adopt(data)
         for path in files:
             if self.rows_are_remote and is_items_file(PurePosixPath(path).name):

@@ -169,7 +169,7 @@ class InRedis:
                 self._known = known
             return known[1]
 
-    def commit(self, index: bytes, lease: Lease) -> None:
+    def commit(self, index: bytes, before: bytes | None, lease: Lease) -> None:
         lease.check()
         with reaching(self._where):
             if self._server() != self._run_id:

@@ -30,8 +30,12 @@ class Remote(Protocol):
         """Return the index, None before the first commit."""
         ...
 
-    def commit(self, index: bytes, lease: Lease) -> None:
-        """Replace the index in one step; raise StoreBusy if this writer does not hold the lock any more."""
+    def commit(self, index: bytes, before: bytes | None, lease: Lease) -> None:
+        """Replace the index ``before`` (None: there is none) in one step.
+
+        Raises:
+            StoreBusy: this writer does not hold the lock any more, or another has replaced the index.
+        """
         ...
 
     def put(self, path: str, file: Path, sha256: str) -> str:
