@@ -122,7 +122,7 @@ class Evaluator:
         return shown if rows is None or not self.calibration.is_of(split) else shown | self._calibrated(split, rows)
 
     def _calibrated(self, split: str, rows: Columns) -> dict[str, Any]:
-        """Return what calibration does to the figures of a split, fitting it on validation rows; {} but on rank 0.
+        """Return a split's figures of calibrated outputs, fitted on validation rows; {} but on rank 0.
 
         Of a split that is too large to be gathered every second, third, ... row is taken.
         """

@@ -164,7 +164,7 @@ class HeldOut:
         return pairs[begin:end] // len(self.items) - first, pairs[begin:end] % len(self.items)
 
     def unseen(self) -> SeenItems:
-        """Return what to draw items from that a user never had, in no split, as for sequence models."""
+        """Return the items that a user never had in any split, to draw from, as for sequence models."""
         every = [self._excluded, *(self._of_own(*self._positives(split)[:2]) for split in ("validation", "test"))]
         pairs = np.concatenate(every)
         return SeenItems.from_pairs(pairs // len(self.items), pairs % len(self.items), len(self.users), len(self.items))
@@ -291,7 +291,7 @@ def ranks_of_relevant(
 
 
 def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
-    """Return how many entries of each row [n, m] are below its goal [n]."""
+    """Count the entries of each row [n, m] that are below its goal [n]."""
     if rows.device.type != "cpu":
         return (rows < goal[:, None]).sum(1).cpu().numpy()
     # torch's sum of booleans takes eight times as long on a CPU.

@@ -67,7 +67,7 @@ MAX_NEGATIVES = 100
 MAX_DRAWS = 2_000_000
 """Most comparisons of a positive with another item, of all rows."""
 REDRAWS = 4
-"""How often an item that is the positive itself is drawn anew."""
+"""Most redraws of an item that is the positive itself."""
 ROWS_AT_ONCE = 1 << 12
 """Rows whose drawn items are scored at a time."""
 SLICE_VALUES = 10

@@ -62,7 +62,7 @@ class NextItemModel(RankingModel):
 
     @abstractmethod
     def candidates(self, rows: Tensor) -> Tensor:
-        """Return what a query is multiplied with [n, dim], from looked-up rows of the item table [n, ...]."""
+        """Return the item vectors that queries are multiplied with [n, dim], from looked-up rows [n, ...]."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Return scores of the targets [b], one for each sample."""

@@ -33,7 +33,7 @@ class RunStorage(Protocol):
     """
 
     uri: str
-    """What :func:`trainer.storage.opening.open_storage` opens it by."""
+    """URI that :func:`trainer.storage.opening.open_storage` opens it by."""
 
     def put_file(self, name: str, source: Path) -> None:
         """Put the content of ``source``, which nobody changes any more, at ``name``; what was there is replaced."""
@@ -59,7 +59,7 @@ class RunStorage(Protocol):
         """
 
     def path(self, name: str) -> Path | None:
-        """Return where the file lies in a mounted directory, to be read alone; None if the storage is none."""
+        """Return the path of the file in a mounted directory, for reading alone; None if the storage is none."""
 
     def list(self, prefix: str) -> list[StoredFile]:
         """Return the files whose names begin with ``prefix``, which is empty or ends with ``/``, by name."""

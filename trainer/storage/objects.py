@@ -21,7 +21,7 @@ from obstore.store import GCSStore, S3Store
 from trainer.storage.base import MissingFileError, StorageError, StoredFile
 
 PART_BYTES = 8 << 20
-"""Of a large file, what one request puts. A host with 8 ranks holds PARTS_AT_ONCE of them for each."""
+"""Bytes of a large file in one request. A host with 8 ranks holds PARTS_AT_ONCE of them for each."""
 PARTS_AT_ONCE = 4
 DELETED_AT_ONCE = 1000
 RETRIES = 5
@@ -34,7 +34,7 @@ STORES: dict[str, tuple[type[S3Store] | type[GCSStore], str]] = {
     "s3": (S3Store, "AWS_ENDPOINT_URL"),
     "gs": (GCSStore, "GOOGLE_BASE_URL"),
 }
-"""Of each scheme its store, and the variable of a server that is not the provider's."""
+"""Store of each scheme, and the variable of a server that is not the provider's."""
 
 
 class ObjectStorage:

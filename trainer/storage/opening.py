@@ -56,4 +56,4 @@ RUN_STORAGES: Registry[Callable[[str], RunStorage]] = Registry(
         "file": UrlScheme("file:///DIRECTORY", _directory),
     },
 )
-"""What opens a URI, by its scheme."""
+"""Functions that open a URI, by its scheme."""

@@ -24,7 +24,7 @@ class Remote(Protocol):
     """The remote side of one collection: objects, the index, a lock; each call raises StoreUnavailable."""
 
     items_stay_there: bool
-    """Whether item rows are read where they lie, instead of being fetched with the other files of a version."""
+    """True if item rows are read where they lie, instead of being fetched with the other files of a version."""
 
     def index(self) -> bytes | None:
         """Return the index, None before the first commit."""

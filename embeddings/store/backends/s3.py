@@ -8,7 +8,7 @@
 An object is there whole or not at all, and a listing shows every one that is there (Amazon has promised both since
 2020), so the lock is a marker that is alone: every writer puts a marker and then looks; one that sees no other has the
 lock, one that does removes its own and tries again. A marker that was not put again for a lease belongs to a dead
-writer. Ages are by the server's clock. See docs/adr/0019-object-storage.md.
+writer. Ages are by the server's clock. See docs/adr/0019-remote-stores.md.
 """
 
 from __future__ import annotations
