@@ -31,6 +31,7 @@ Prints one JSON line for each seed and day; Markdown tables end the output.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -208,13 +209,14 @@ def scored(
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """Return Markdown tables: a row for each day, then one for each way."""
+    """Return Markdown tables: a row for each day, then one for each way; means over seeds ± their sample deviation."""
     seeds, days = sorted({line["seed"] for line in lines}), sorted({line["day"] for line in lines})
 
     def cell(chosen: Sequence[int], figure: str) -> str:
         own = [line for line in lines if line["day"] in chosen]
         means = [np.nanmean([line[figure] for line in own if line["seed"] == seed]) for seed in seeds]
-        return f"{np.mean(means):.3f}" + (f" ± {np.std(means, ddof=1):.3f}" if len(seeds) > 1 else "")
+        spread = f" ± {np.std(means, ddof=1):.3f}" if len(seeds) > 1 and len(chosen) > 1 else ""
+        return f"{np.mean(means):.3f}{spread}"
 
     figures = [f"coverage, {name}" for name in COVERAGES]
     figures += [f"audience, {way}, {kind}" for way in ("daily", "retrained") for kind in KINDS]
@@ -224,11 +226,10 @@ def tables(lines: Sequence[Line]) -> str:
     for line in by_way:
         ends = (sum(at[f"{end}, {line[0]}"] for at in lines if at["day"] == days[-1]) for end in ENDS)
         line.append(" of ".join(map(str, ends)))
-    for name, chosen in (("", days[1:]), (", last 4 days", days[-4:])):
-        for case in (f"{question}, {{}}, {kind}" for question in QUESTIONS for kind in KINDS):
-            header.append(case.replace("{}, ", "") + name)
-            for line in by_way:
-                line.append(cell(chosen, case.format(line[0])))
+    for question, kind in itertools.product(QUESTIONS, KINDS):
+        header.append(f"{question}, {kind}")
+        for line in by_way:
+            line.append(cell(days[1:], f"{question}, {line[0]}, {kind}"))
     return table_of(["day", *figures], by_day) + "\n\n" + table_of(header, by_way)
 
 

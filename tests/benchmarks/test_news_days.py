@@ -40,13 +40,14 @@ def test_versions_within_the_day_know_the_clicks_until_then(rows: Rows, tmp_path
 
 def test_answers_are_those_of_the_clicks(rows: Rows) -> None:
     log = Log(rows)
-    counts = np.full(len(log.ids), 5)
-    counts[7] = 4
-    statuses = np.full(len(log.ids), FOUND, dtype=np.uint8)
-    statuses[9] = CARRIED
-    items = ItemVectors(log.ids, np.eye(len(log.ids), dtype=np.float32), counts=counts, statuses=statuses)
     asked = log.clicks >= news_days.MIN_CLICKS
-    asked[[7, 9]] = False
+    few, carried = np.flatnonzero(asked)[[7, 9]]
+    counts = np.full(len(log.ids), 5)
+    counts[few] = 4
+    statuses = np.full(len(log.ids), FOUND, dtype=np.uint8)
+    statuses[carried] = CARRIED
+    items = ItemVectors(log.ids, np.eye(len(log.ids), dtype=np.float32), counts=counts, statuses=statuses)
+    asked[[few, carried]] = False
     vectors, label, fitted_on = log.task(items, 2, 0)
     np.testing.assert_array_equal(vectors.argmax(1), np.flatnonzero(asked))
     # Articles of the more frequent kind of users are above the median, but for those by which one kind has more.
@@ -65,10 +66,10 @@ def test_a_consumer_is_judged_on_the_other_half() -> None:
     rng = np.random.default_rng(0)
     vectors, label = rng.standard_normal((400, 4)), rng.random(400) < 0.5
     half = rng.random(400) < 0.5
-    # A label that only the half to fit on has in its vectors tells nothing of the other.
-    vectors[half, 0] += 4 * label[half]
-    assert 0.35 < auc(fit(vectors, label, half), vectors, label, half) < 0.65
-    vectors[~half, 0] += 4 * label[~half]
+    # The other half's vectors say the contrary.
+    vectors[:, 0] += np.where(half, 4, -4) * label
+    assert auc(fit(vectors, label, half), vectors, label, half) < 0.05
+    vectors[~half, 0] += 8 * label[~half]
     assert auc(fit(vectors, label, half), vectors, label, half) > 0.95
     assert np.isnan(auc(fit(vectors, label, half), vectors, np.ones(400), half))
     assert fit(vectors, np.ones(400), half) is None
