@@ -117,9 +117,9 @@ PLOTS = {
         (Source("random_fourier_features", "| d, m | sigma", keys=2),),
     ),
     "news_days_consumer": Plot(
-        "Accuracy of a consumer on items that live for two days",
+        "AUC of a consumer on articles that live for two days, fitted once and fitted each day",
         refreshes.news_days_consumer,
-        (Source("news_days", "| topic, frozen on day 0"),),
+        (Source("news_days", "| way"),),
     ),
     "sse": Plot(
         "Test RMSE of MF with and without SSE, here and as published",
