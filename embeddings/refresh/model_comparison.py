@@ -24,6 +24,7 @@ class ModelDifference:
         high: its upper end.
         popularity: value of ranking by popularity alone, None where the metric is of labelled rows.
         lower_is_better: True for losses and errors.
+        served_error: standard error of ``served``; 0 where an earlier version compared.
     """
 
     metric: str
@@ -35,6 +36,7 @@ class ModelDifference:
     high: float
     popularity: float | None = None
     lower_is_better: bool = False
+    served_error: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from trainer.evaluation.held_out_by_both import (
     column_of,
     splits_of_both,
 )
-from trainer.metrics.paired import PAIRED, Paired, interval, paired_mean
+from trainer.metrics.paired import PAIRED, Paired, interval, paired_mean, standard_error
 from trainer.metrics.pointwise import Rows
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE
 from trainer.spec import DatasetSpec, JobSpec
@@ -286,7 +286,7 @@ class _Scorer:
         low, high = interval(paired, units, level)
         return ModelDifference(
             metric, name, len(paired.influence), paired.first, paired.second, low, high, self.popularity(used),
-            is_lower_better(metric),
+            is_lower_better(metric), standard_error(paired.first_influence, units),
         )  # fmt: skip
 
     def paired(

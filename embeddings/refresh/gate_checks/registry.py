@@ -34,7 +34,7 @@ def limit_of(metric: str) -> Limit | None:
 
 def takes_group(base: str) -> bool:
     """Return True for a metric that has a name in brackets: of a probe, or of a slice of the rows."""
-    return base.startswith(("canary_", "model_"))
+    return base.startswith("canary_") or base in ("model_gain", "model_metric_before")
 
 
 _SUBJECTS: dict[str, Subject] = {limit.metric: check.about for check in CHECKS for limit in check.limits}
