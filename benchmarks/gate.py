@@ -1,6 +1,6 @@
 """Honest refreshes and faulty ones under the default gate: which are published, which are held, and by what.
 
-    python -m benchmarks.gate [--logs news ml1m sports generated ratings] [--faults NAME ...] [--skip-faults] [--folder DIR]
+    python -m benchmarks.gate [--logs news ml1m ...] [--faults NAME ...] [--skip-faults] [--folder DIR]
 
 Each log is cut into days. A first job trains on the first days, then a job a day refreshes the collection on the last
 three days: a warm start from what is served, or from a held version that is sound, the refresh stage with its average,
@@ -63,18 +63,12 @@ JOB: dict[str, Any] = {
     "publish": {"collection": COLLECTION, "feature": "item"},
 }
 FIRST_EPOCHS = 6
-DATASET: dict[str, Any] = {
-    "name": "log",
-    "features": {"user": {"type": "id"}, "item": {"type": "id"}},
-    "label": {"column": "label"},
-    "timestamp": "time",
-    "partition": "date",
-}
+ID_FEATURES = ("user", "item")
+DATASET: dict[str, Any] = {"name": "log", "label": {"column": "label"}, "timestamp": "time", "partition": "date"}
 RATINGS_JOB: dict[str, Any] = JOB | {
     "model": JOB["model"] | {"kind": "deepfm", "hidden": [32]},
     "evaluation": {"slices": ["gender", "age"]},
 }
-RATINGS_FEATURES = {name: {"type": "id"} for name in ("user", "item", "gender", "age")}
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------
@@ -133,11 +127,11 @@ def generated(data: Path, folder: Path) -> Rows:
 
 @dataclass(frozen=True)
 class Log:
-    """Rows, and the job and the dataset that read them. ``labelled``: some of the rows are negatives."""
+    """Rows, and the job and its features that read them. ``labelled``: some of the rows are negatives."""
 
     rows: Callable[[Path, Path], Rows]
     job: Mapping[str, Any] = field(default_factory=lambda: JOB)
-    dataset: Mapping[str, Any] = field(default_factory=lambda: DATASET)
+    features: tuple[str, ...] = ID_FEATURES
     labelled: bool = False
 
 
@@ -146,7 +140,7 @@ LOGS: dict[str, Log] = {
     "ml1m": Log(ml1m),
     "sports": Log(sports),
     "generated": Log(generated),
-    "ratings": Log(ratings, RATINGS_JOB, DATASET | {"features": RATINGS_FEATURES}, labelled=True),
+    "ratings": Log(ratings, RATINGS_JOB, (*ID_FEATURES, "gender", "age"), labelled=True),
 }
 
 
@@ -164,13 +158,13 @@ def _equal_days(rows: Rows, num_days: int = 16) -> Rows:
 class Fault:
     """A fault of the rows of a window, of the job that trains on them, or of the vectors' norms.
 
-    ``rows``: (rows, flags of the last day, generator) -> rows; ``job``: changes of the job; ``cold``: no warm start;
+    ``rows``: (rows, flags of the last day, generator) -> rows; ``job``: fields that change; ``cold``: no warm start;
     ``item``: column behind the item; ``norms``: the share of the items whose norms are 1.5 times as large;
     ``labelled``: True for logs with labels alone, False for logs of clicks alone.
     """
 
     rows: Callable[[Rows, Array, np.random.Generator], Rows] = lambda rows, last, rng: rows
-    job: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda job: {}
+    job: Mapping[str, Any] = field(default_factory=dict)
     item: str = "item"
     cold: bool = False
     norms: float = 0.0
@@ -224,21 +218,6 @@ def robot(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
     return {name: np.concatenate([column, more[name]]) for name, column in rows.items()}
 
 
-def fast(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the change of a job to 30 times the learning rate."""
-    return {"optimizer": job["optimizer"] | {"learning_rate": 30 * job["optimizer"]["learning_rate"]}}
-
-
-def by_popularity(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the change of a job to negatives that are drawn by popularity."""
-    return {"model": job["model"] | {"negative_distribution": "popularity"}}
-
-
-def alone(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the change of a job to another seed, without alignment."""
-    return {"seed": 77, "publish": job["publish"] | {"align": False}}
-
-
 def columns_exchanged(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
     """Return the rows with users where items were and items where users were."""
     return rows | {"user": rows["item"], "item": rows["user"]}
@@ -255,12 +234,12 @@ FAULTS: dict[str, Fault] = {
     "a robot makes half of the rows": Fault(robot),
     "user and item columns exchanged": Fault(columns_exchanged),
     "another column behind the item": Fault(item="other"),
-    "learning rate x 30": Fault(job=fast),
-    "half the epochs": Fault(job=lambda job: {"epochs": job["epochs"] // 2}),
-    "negatives by popularity": Fault(job=by_popularity, labelled=False),
+    "learning rate x 30": Fault(job={"optimizer": {"learning_rate": 0.15}}),
+    "half the epochs": Fault(job={"epochs": 1}),
+    "negatives by popularity": Fault(job={"model": {"negative_distribution": "popularity"}}, labelled=False),
     "norms x 1.5, all items": Fault(norms=1.0),
     "norms x 1.5, a tenth of the items": Fault(norms=0.1),
-    "another seed, neither warm nor aligned": Fault(job=alone, cold=True),
+    "another seed, neither warm nor aligned": Fault(job={"seed": 77, "publish": {"align": False}}, cold=True),
     "labels of a fifth flipped": Fault(flipped(), labelled=True),
     "labels of one gender flipped": Fault(flipped("gender", "F"), labelled=True),
     "labels of one age group flipped": Fault(flipped("age", 45), labelled=True),
@@ -294,10 +273,13 @@ class Refreshes:
             shutil.copytree(self.store, store)
         rows = fault.rows(rows, rows["day"] == day, np.random.default_rng(day))
         run_id = f"{name}-{day}".replace(" ", "-").replace(",", "").replace("%", "percent").replace(".", "-")
-        features = self.log.dataset["features"] | {"item": {"type": "id", "column": fault.item}}
-        dataset = dict(self.log.dataset) | {"uri": str(self._write(rows)), "features": features}
+        features: dict[str, Any] = {feature: {"type": "id"} for feature in self.log.features}
+        features["item"] = {"type": "id", "column": fault.item}
+        dataset = DATASET | {"uri": str(self._write(rows)), "features": features}
         spec = dict(self.log.job) | {"dataset": {"name": "log", "window": {"start": _date(day), "days": WINDOW}}}
-        spec |= dict(fault.job(self.log.job)) | ({"epochs": FIRST_EPOCHS} if first else {})
+        for name, change in fault.job.items():
+            spec[name] = spec[name] | change if isinstance(change, dict) else change
+        spec |= {"epochs": FIRST_EPOCHS} if first else {}
         start, parent = None, None
         if not first:
             parent = open_store(str(store)).collection(COLLECTION).current()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embeddings.refresh.model_comparison import ALL_ROWS, ModelDifference
+from embeddings.refresh.model_comparison import ALL_ROWS, NEWEST_ROWS, ModelDifference
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.warm_start import (
     id_maps,
@@ -31,6 +31,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, hashes_of
 from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
 from trainer.data.columns.numeric import open_numeric
 from trainer.data.prefetch import Prefetched
+from trainer.data.prepare.row_figures import NEWEST
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.distributed.inherited import InheritedCheckpoint
 from trainer.evaluation.evaluator import Columns, Evaluator
@@ -279,14 +280,16 @@ class _Scorer:
         metric, paired, used = self.paired(served, candidate, rows)
         if paired is None or len(paired.influence) < MIN_ROWS:
             return None
-        units = None
+        units, by_user = None, None
         if users is not None:
-            known, units = np.unique(users[used], return_inverse=True)
-            units = None if len(known) < MIN_USERS else units
+            known, by_user = np.unique(users[used], return_inverse=True)
+            units = None if len(known) < MIN_USERS else by_user
         low, high = interval(paired, units, level)
+        # Few users differ more from those of other days than their rows do.
+        errors = [max(standard_error(one, by) for by in (None, by_user)) for one in paired.influences]
         return ModelDifference(
             metric, name, len(paired.influence), paired.first, paired.second, low, high, self.popularity(used),
-            is_lower_better(metric), standard_error(paired.first_influence, units),
+            is_lower_better(metric), *errors,
         )  # fmt: skip
 
     def paired(
@@ -313,7 +316,11 @@ class _Scorer:
     # --- slices
 
     def slices(self) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-        """Yield the name and the rows of each slice of ``evaluation.slices``."""
+        """Yield the name and the rows of the newest rows and of each slice of ``evaluation.slices``."""
+        if self.job.dataset.window is not None and self.data.sequence is None:
+            # Rows lie in the order of their days.
+            counts = self.data.num_examples
+            yield NEWEST_ROWS, np.concatenate([rows >= (1.0 - NEWEST) * counts[split] for split, rows in self.chosen])
         for name in self.job.evaluation.slices:
             if self.dataset.features[name].type == "dense":
                 yield from self._slices_of_number(name)

@@ -26,14 +26,14 @@ class Paired(NamedTuple):
         second: value of the second.
         improvement: of the second over the first, in units of the metric; positive is better.
         influence: float64 [n], part of each row in the error of the improvement.
-        first_influence: float64 [n], part of each row in the error of the first model's value.
+        influences: the same for the errors of both models' values.
     """
 
     first: float
     second: float
     improvement: float
     influence: Float64s
-    first_influence: Float64s
+    influences: tuple[Float64s, Float64s]
 
 
 def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
@@ -46,7 +46,7 @@ def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
     """
     is_positive = labels > 0.5
     (area, influence), (other_area, other_influence) = (_auc(one, is_positive) for one in (first, second))
-    return Paired(area, other_area, other_area - area, other_influence - influence, influence)
+    return Paired(area, other_area, other_area - area, other_influence - influence, (influence, other_influence))
 
 
 def _auc(scores: Float64s, is_positive: npt.NDArray[np.bool_]) -> tuple[float, Float64s]:
@@ -77,7 +77,8 @@ def paired_mean(first: Float64s, second: Float64s, *, lower_is_better: bool = Fa
     better = first - second if lower_is_better else second - first
     improvement = float(better.mean())
     scale = _unbiased(len(first)) / len(first)
-    return Paired(*means, improvement, (better - improvement) * scale, (first - means[0]) * scale)
+    influences = (first - means[0]) * scale, (second - means[1]) * scale
+    return Paired(*means, improvement, (better - improvement) * scale, influences)
 
 
 def paired_rmse(first: Float64s, second: Float64s) -> Paired:
@@ -85,11 +86,11 @@ def paired_rmse(first: Float64s, second: Float64s) -> Paired:
     squares = [np.square(errors) for errors in (first, second)]
     roots = [float(square.mean()) ** 0.5 for square in squares]
     scale = _unbiased(len(first)) / len(first)
-    influences = [
+    of_first, of_second = (
         (square - root**2) * (scale / (2.0 * root)) if root else np.zeros(len(first))
         for square, root in zip(squares, roots, strict=True)
-    ]
-    return Paired(roots[0], roots[1], roots[0] - roots[1], influences[0] - influences[1], influences[0])
+    )
+    return Paired(roots[0], roots[1], roots[0] - roots[1], of_first - of_second, (of_first, of_second))
 
 
 def _unbiased(number: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embeddings.refresh.gate_checks.base import STANDARD_ERROR, GateCheck, Limit
 from embeddings.refresh.gate_checks.comparison import Comparison
-from embeddings.refresh.model_comparison import ALL_ROWS
+from embeddings.refresh.model_comparison import ALL_ROWS, NEWEST_ROWS
 
 MARGIN = 0.005
 """Loss of the main metric (AUC, NDCG, ...) below which a model does not count as worse."""
@@ -14,10 +14,10 @@ class ModelQuality(GateCheck):
     """Figures of :class:`embeddings.refresh.model_comparison.ModelComparison`.
 
     ``model_gain[SLICE]``: upper end of the interval of what the candidate's metric gains on the served model's; held
-    below ``-MARGIN``. ``model_metric``: the candidate's own metric; ``model_metric_before`` and
-    ``model_metric_before[SLICE]``: the served model's on today's rows. They are held where they fall below what they
-    usually are: rows that no model can read make all models equally bad, and a model that learns wrong labels is the
-    better one on rows that have them.
+    below ``-MARGIN``. ``model_metric``, ``model_metric[newest]``: the candidate's own metric; ``model_metric_before``,
+    ``model_metric_before[SLICE]``: the served model's on today's rows. They are held where they fall below their usual
+    values: rows that no model can read make all models equally bad, and a model that learns wrong labels is the better
+    one on rows that have them.
     """
 
     about = "model"
@@ -47,12 +47,13 @@ class ModelQuality(GateCheck):
         models = comparison.models
         if models is None or not models.differences:
             return {}
-        of_all = models.differences[0]
-        gains = {f"model_gain[{difference.slice}]": difference.high for difference in models.differences}
-        sign = -1.0 if of_all.lower_is_better else 1.0
-        before = {}
-        for difference in models.differences:
-            group = "" if difference.slice == ALL_ROWS else f"[{difference.slice}]"
-            before[f"model_metric_before{group}"] = sign * difference.served
-            before[f"model_metric_before{STANDARD_ERROR}{group}"] = difference.served_error
-        return {**gains, "model_metric": sign * of_all.candidate, **before}
+        metrics = {f"model_gain[{difference.slice}]": difference.high for difference in models.differences}
+        for one in models.differences:
+            group = "" if one.slice == ALL_ROWS else f"[{one.slice}]"
+            sign = -1.0 if one.lower_is_better else 1.0
+            if one.slice in (ALL_ROWS, NEWEST_ROWS):
+                metrics[f"model_metric{group}"] = sign * one.candidate
+                metrics[f"model_metric{STANDARD_ERROR}{group}"] = one.candidate_error
+            metrics[f"model_metric_before{group}"] = sign * one.served
+            metrics[f"model_metric_before{STANDARD_ERROR}{group}"] = one.served_error
+        return metrics
