@@ -277,8 +277,8 @@ class Refreshes:
         features["item"] = {"type": "id", "column": fault.item}
         dataset = DATASET | {"uri": str(self._write(rows)), "features": features}
         spec = dict(self.log.job) | {"dataset": {"name": "log", "window": {"start": _date(day), "days": WINDOW}}}
-        for name, change in fault.job.items():
-            spec[name] = spec[name] | change if isinstance(change, dict) else change
+        for part, change in fault.job.items():
+            spec[part] = spec[part] | change if isinstance(change, dict) else change
         spec |= {"epochs": FIRST_EPOCHS} if first else {}
         start, parent = None, None
         if not first:
