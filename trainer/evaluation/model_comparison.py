@@ -67,6 +67,8 @@ MIN_ROWS = 200
 """Fewest rows of a comparison, and of a slice."""
 MIN_USERS = 50
 """Fewest users whose rows count as one observation each; with fewer, rows count as independent."""
+FEW_USERS_ERROR = 2.0
+"""Factor on the standard error of a metric of fewer users, which is itself uncertain: Student's t of about 8 users."""
 MAX_NEGATIVES = 100
 """Most items that a positive is compared with."""
 MAX_DRAWS = 2_000_000
@@ -285,8 +287,10 @@ class _Scorer:
             known, by_user = np.unique(users[used], return_inverse=True)
             units = None if len(known) < MIN_USERS else by_user
         low, high = interval(paired, units, level)
-        # Few users differ more from those of other days than their rows do.
-        errors = [max(standard_error(one, by) for by in (None, by_user)) for one in paired.influences]
+        errors = [standard_error(one, units) for one in paired.influences]
+        if by_user is not None and units is None:
+            by_users = (FEW_USERS_ERROR * standard_error(one, by_user) for one in paired.influences)
+            errors = [max(both) for both in zip(errors, by_users, strict=True)]
         return ModelDifference(
             metric, name, len(paired.influence), paired.first, paired.second, low, high, self.popularity(used),
             is_lower_better(metric), *errors,
