@@ -254,24 +254,24 @@ FAULTS: dict[str, Fault] = {
 class Refreshes:
     """A collection that is refreshed daily from one log."""
 
-    def __init__(self, log: Log, rows: Rows, folder: Path):
+    def __init__(self, rows: Rows, folder: Path, log: Log = LOGS["news"]):
         self.log, self.folder = log, folder
         self.rows = {"label": np.ones(len(rows["day"]), np.int64)} | rows
         self.store = folder / "store"
         self.num_days = int(rows["day"].max()) + 1
 
-    def window(self, day: int) -> Rows:
+    def window(self, day: float) -> Rows:
         chosen = (self.rows["day"] <= day) & (self.rows["day"] > day - WINDOW)
         return {name: column[chosen] for name, column in self.rows.items()}
 
-    def refresh(self, day: int, name: str = "honest", fault: Fault | None = None, first: bool = False) -> Line:
+    def refresh(self, day: float, name: str = "honest", fault: Fault | None = None, first: bool = False) -> Line:
         """Run a day's job; with a fault, on a copy of the store. Return its end."""
         fault, rows, store = fault or Fault(), self.window(day), self.store
         if name != "honest":
             store = self.folder / "copy"
             shutil.rmtree(store, ignore_errors=True)
             shutil.copytree(self.store, store)
-        rows = fault.rows(rows, rows["day"] == day, np.random.default_rng(day))
+        rows = fault.rows(rows, rows["day"] == day, np.random.default_rng(int(day)))
         run_id = f"{name}-{day}".replace(" ", "-").replace(",", "").replace("%", "percent").replace(".", "-")
         features: dict[str, Any] = {feature: {"type": "id"} for feature in self.log.features}
         features["item"] = {"type": "id", "column": fault.item}
@@ -337,7 +337,7 @@ class Refreshes:
         return {"case": name, "day": day, **_end_of(store.collection(COLLECTION).versions()[-1])}
 
 
-def _date(day: int) -> str:
+def _date(day: float) -> str:
     return str(FIRST_DATE + np.timedelta64(int(day), "D"))
 
 
@@ -410,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             own.mkdir(parents=True, exist_ok=True)
             kind = LOGS[log]
             own_faults = {name: one for name, one in faults.items() if one.labelled in (None, kind.labelled)}
-            for line in study(Refreshes(kind, kind.rows(options.data, own), own), own_faults):
+            for line in study(Refreshes(kind.rows(options.data, own), own, kind), own_faults):
                 lines.append({"log": log, **line})
                 print(json.dumps(lines[-1]), flush=True)
     print(table(lines))

@@ -154,7 +154,7 @@ def figures_of(run: Path, metric: str) -> Iterator[tuple[int, float | None]]:
 
 
 def exit_of(run: Path) -> dict[str, Any]:
-    """Return how a run ended; {} if it has not."""
+    """Return the end of a run; {} if it has not ended."""
     try:
         document: dict[str, Any] = json.loads((run / EXIT_FILE).read_text("utf-8"))
     except (OSError, ValueError):

@@ -21,7 +21,7 @@ from trainer.spec import JobSpec
 from trainer.spec.problems import InvalidFieldsError
 
 FOLDER, WORKING_DIRECTORY = "folder", "working_directory"
-"""Of a trial's configuration beside the values of the space."""
+"""Keys of a trial's configuration beside the values of the space."""
 POLL_SECONDS = 0.2
 STOP_SECONDS = 30.0
 """For a run that is stopped to write its checkpoint."""

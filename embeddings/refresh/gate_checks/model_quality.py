@@ -14,7 +14,8 @@ class ModelQuality(GateCheck):
     """Figures of :class:`embeddings.refresh.model_comparison.ModelComparison`.
 
     ``model_gain[SLICE]``: upper end of the interval of what the candidate's metric gains on the served model's; held
-    below ``-MARGIN``. ``model_metric``, ``model_metric[newest]``: the candidate's own metric; ``model_metric_before``,
+    below ``-MARGIN``. ``model_gain[ndcg_20_full]``: the same of all items ranked for each user, where they are.
+    ``model_metric``, ``model_metric[newest]``: the candidate's own metric; ``model_metric_before``,
     ``model_metric_before[SLICE]``: the served model's on today's rows. They are held where they fall below their usual
     values: rows that no model can read make all models equally bad, and a model that learns wrong labels is the better
     one on rows that have them.
@@ -47,8 +48,14 @@ class ModelQuality(GateCheck):
         models = comparison.models
         if models is None or not models.differences:
             return {}
-        metrics = {f"model_gain[{difference.slice}]": difference.high for difference in models.differences}
+        of_all = models.differences[0]
+        metrics = {
+            f"model_gain[{one.slice if one.metric == of_all.metric else one.metric}]": one.high
+            for one in models.differences
+        }
         for one in models.differences:
+            if one.metric != of_all.metric:
+                continue
             group = "" if one.slice == ALL_ROWS else f"[{one.slice}]"
             sign = -1.0 if one.lower_is_better else 1.0
             if one.slice in (ALL_ROWS, NEWEST_ROWS):
