@@ -20,6 +20,7 @@ from trainer.distributed.materialize import stored_rows
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
+from trainer.models.registry import MODELS
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
 from trainer.training.dense_parameters import dense_optimizer
@@ -37,6 +38,7 @@ BASE = {
 CLICK = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "pnn", "finalmlp", "din", "wukong", "autoint")
 SEVERAL = ("esmm", "mmoe", "ple", "shared_bottom")
 KINDS = (*CLICK, *SEVERAL, "two_tower")
+PAIRS, SEQUENCES = ("mf", "bpr"), ("item2vec", "gru4rec", "sasrec", "hstu")
 TOGETHER = ("wukong", "autoint")
 """Kinds that normalise fields together."""
 SMALL = {
@@ -66,6 +68,7 @@ def table():
         "liked": pa.array([list(rng.integers(0, 40, rng.integers(0, 4))) for _ in range(size)]),
         "price": price, "age": rng.normal(30.0, 9.0, size), "embedding": pa.array(list(rng.normal(size=(size, 3)))),
         "other": pa.array(list(rng.normal(size=(size, 2)))), "click": click, "buy": click * (item % 2),
+        "ts": np.arange(size),
     }  # fmt: skip
     return pa.table(columns)
 
@@ -81,10 +84,13 @@ class Runs:
         label = {"labels": {"click": {"column": "click"}, "buy": {"column": "buy"}}}
         label = label if kind in SEVERAL else {"label": {"column": "click"}}
         document = {"name": "rows", "uri": str(self.folder / "rows.parquet"), "features": features}
+        if kind in (*PAIRS, *SEQUENCES):
+            document["features"] = {name: {"type": "id"} for name in ("user", "item")}
+            document |= {"timestamp": "ts"} if kind in SEQUENCES else {}
         return parse_dataset(document | label)
 
     def job(self, kind, **changes):
-        hidden = {} if kind == "fm" else {"hidden": [8, 6]}
+        hidden = {} if kind in ("fm", *PAIRS, *SEQUENCES) else {"hidden": [8, 6]}
         model = {
             "kind": kind,
             "embedding_dim": 4,
@@ -212,6 +218,36 @@ def test_a_renamed_feature_and_dropped_ones_go_on_as_they_were(runs):
     names += [f"embedding {column}" for column in range(4)] + ["price 0"]
     left = [place for place, name in enumerate(names) if not name.startswith(("query", "price"))]
     assert torch.equal(dropped.read_dense()["model/tower.0.weight"], first[:, left])
+
+
+DEEPER = {kind: {"hidden": [8, 7, 9]} for kind in KINDS if kind not in ("fm", "finalmlp")} | {
+    "finalmlp": {"gate_hidden": [5, 7]},
+    "wukong": {"hidden": [9, 6, 6, 7], "fm_hidden": [7, 6, 8]},
+    "mmoe": {"hidden": [8, 6, 6], "tower_hidden": [4, 4]},
+    "ple": {"hidden": [8, 7, 9], "tower_hidden": [5, 6]},
+    "shared_bottom": {"tower_hidden": [4, 5, 4]},
+}
+WIDER = {kind: {"embedding_dim": 7} for kind in MODELS if kind not in ("wukong", "sasrec", "hstu")}
+SIZES = [(kind, one) for sizes in (DEEPER, WIDER) for kind, one in sizes.items()]
+
+
+@pytest.mark.parametrize(("kind", "larger"), SIZES, ids=lambda one: one if isinstance(one, str) else "-".join(one))
+def test_deeper_layers_and_wider_vectors_leave_the_scores_as_they_are_and_learn(runs, kind, larger):
+    parent = runs.parent(kind)
+    model = SMALL.get(kind, {}) | larger
+    name = f"{'wider' if 'embedding_dim' in larger else 'deeper'}-{kind}"
+    child = runs.run(f"{name}-still", kind, BASE, parent, **STILL, epochs=1, model=model)
+    check_scores(runs, parent, child)
+    trained = runs.run(name, kind, BASE, parent, model=model)
+    assert np.abs(runs.scores(trained) - runs.scores(parent)).max() > 1e-3
+    before, after, learned = (latest_valid(one.checkpoints) for one in (parent, child, trained))
+    for table in before.tables:
+        (rows, _), (now, _), (later, _) = (one.read_rows(table) for one in (before, after, learned))
+        dim = child.job.model.embedding_dim
+        vectors = [now[:, part * dim : part * dim + 4] for part in range(now.shape[1] // dim)]
+        kept = torch.cat([*vectors, now[:, now.shape[1] // dim * dim :]], dim=1)
+        assert torch.equal(kept, rows)
+        assert (later[2:].std(0) > 1e-4).all(), f"a column of {table} is dead"
 
 
 MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05, "decay": "at_read"}
