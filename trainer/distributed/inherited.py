@@ -191,7 +191,7 @@ class InheritedCheckpoint(Checkpoint):
                 begins = torch.zeros_like(fresh) if self._is_silent_projection(name) else fresh
                 found[_MODEL + name] = self._moved(begins, axes, stored, axes_before) if name in here else begins
                 continue
-            named = there.get(old or name, {})
+            named = {} if old is None else there.get(old, {})
             axes_before = [
                 self._axis(named[number]) if number in named else _counted(number, size)
                 for number, size in enumerate(before.shape)
@@ -319,15 +319,14 @@ def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict
 
 def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
     """Return the linear layers that follow each other, with their names, by the name of what holds them."""
-    found = {}
+    found: dict[str, list[tuple[str, nn.Linear]]] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):
-            layers = [
-                (f"{path}.{name}.linear", one.linear) if isinstance(one, HiddenLayer) else (f"{path}.{name}", one)
-                for name, one in module.named_children()
-                if isinstance(one, HiddenLayer | nn.Linear)
-            ]
-            found |= {path: layers} if layers else {}
+            for name, one in module.named_children():
+                if isinstance(one, HiddenLayer):
+                    found.setdefault(path, []).append((f"{path}.{name}.linear", one.linear))
+                elif isinstance(one, nn.Linear):
+                    found.setdefault(path, []).append((f"{path}.{name}", one))
     return found
 
 

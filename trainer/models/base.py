@@ -213,12 +213,12 @@ class RankingModel(nn.Module):
 
     def making_vectors(self) -> Axes:
         """Return the axes of the projections of vectors, whose outputs are columns like those of rows."""
-        projections = {} if self.vector_fields is None else self.vector_fields.projections
         found: Axes = {}
-        for name, projection in projections.items():
-            of, count = (name.removeprefix("of_"),), projection.out_features
+        for name, projection in () if self.vector_fields is None else self.vector_fields.projections.items():
+            assert isinstance(projection, nn.Linear)
+            of, columns = (name.removeprefix("of_"),), range(projection.out_features)
             # Where a row is longer than a vector, what is behind it stays behind it.
-            axis = Axis(tuple((of, RowColumn(divmod(column, self.dim))) for column in range(count)), reads=False)
+            axis = Axis(tuple((of, RowColumn(divmod(column, self.dim))) for column in columns), reads=False)
             found |= {f"vector_fields.projections.{name}.{part}": {0: axis} for part in ("weight", "bias")}
         return found
 

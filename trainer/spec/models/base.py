@@ -319,7 +319,7 @@ class PointwiseSpec(ModelSpec, LossSettings):
     reads_numbers = True
     has_dynamic_tables = True
     has_context = True
-    counts_columns = None
+    counts_columns: ClassVar[str | None] = None
 
 
 class ClickSpec(TowerSpec, PointwiseSpec):
