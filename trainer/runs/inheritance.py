@@ -365,7 +365,7 @@ class _Matching:
             if self._job.publish is not None:
                 notes.append(
                     f"publish: no rotation leads from {before} coordinates to {after}: where the served version of "
-                    f"'{self._job.publish.collection}' has {before}, the new one is held, as the first of a new anchor "
+                    f"'{self._job.publish.collection}' has {before}, the gate holds the new one, which begins an anchor "
                     "generation; publish to another collection to leave consumers as they are"
                 )
         return Inheritance(
