@@ -234,7 +234,7 @@ class InheritedCheckpoint(Checkpoint):
         return value
 
     def _is_padding(self, features: tuple[str, ...], column: Hashable) -> bool:
-        """Return True if a new position is a column of vectors that the parent had with fewer."""
+        """Return True if a new position is a column that vectors of the parent did not have."""
         return isinstance(column, RowColumn) and self._known.issuperset(features)
 
     def _counts_at_once(self, features: tuple[str, ...], column: Hashable) -> bool:
@@ -267,7 +267,7 @@ class InheritedCheckpoint(Checkpoint):
         return name
 
     def _passing_on(self, name: str) -> Tensor | None:
-        """Return a parameter of an added layer over the units that it passes on, None for other parameters."""
+        """Return the identity that an added layer begins with, as a parent's parameter; None for other parameters."""
         layer, _, part = name.rpartition(".")
         units = self._added_layers.get(layer)
         return None if units is None else torch.eye(units) if part == "weight" else torch.zeros(units)

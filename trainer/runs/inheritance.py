@@ -60,7 +60,7 @@ class Inheritance:
 
     @property
     def is_wider(self) -> bool:
-        """Whether vectors have more columns than the parent's."""
+        """True if vectors have more columns than the parent's."""
         return len(set(self.embedding_dim)) > 1
 
     def parent_of(self, table: str) -> str:
@@ -127,9 +127,9 @@ def _model_problems(model: ModelSpec, parent: ModelSpec) -> Iterator[FieldProble
 
 
 def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> str | None:
-    """Return how layers would go on from those of a parent; None: they do.
+    """Return the remedy where layers do not go on from a parent's, None where they do.
 
-    A layer more passes on what ReLU made of the one before, so that scores are the parent's.
+    An added layer begins as the identity, which ReLU leaves as it is behind another ReLU.
     """
     here = getattr(model, name)
     deeper, may_be = len(here) > len(there), name in model.fields_that(May.DEEPEN_ON_WARM_START)
@@ -151,7 +151,7 @@ def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> st
 
 
 def _remedy_of_columns(model: ModelSpec, there: int) -> str | None:
-    """Return how vectors would go on from those of a parent; None: they do, with zeros in the columns beyond."""
+    """Return the remedy where vectors do not go on from a parent's, None where they do, padded with zeros."""
     if model.embedding_dim < there:
         return f"use {there} or more"
     if model.wider_vectors_problem is not None:
@@ -320,6 +320,7 @@ class _Matching:
             )
 
     def _pads_all_in_vain(self) -> bool:
+        """Return True if zeros in all new columns would stay zeros."""
         has_numbers = any(one.gives_numbers for one in self._here.values())
         return self._dims[0] != self._dims[1] and not self._job.model.learns_from_padding(has_numbers)
 
@@ -365,8 +366,8 @@ class _Matching:
             if self._job.publish is not None:
                 notes.append(
                     f"publish: no rotation leads from {before} coordinates to {after}: where the served version of "
-                    f"'{self._job.publish.collection}' has {before}, the gate holds the new one, which begins an anchor "
-                    "generation; publish to another collection to leave consumers as they are"
+                    f"'{self._job.publish.collection}' has {before}, the gate holds the new one, which begins "
+                    "an anchor generation; publish to another collection to leave consumers as they are"
                 )
         return Inheritance(
             self._features,
