@@ -56,18 +56,14 @@ class Wukong(ClickModel):
         fields = [*self.features, *([NUMBERS] if self.num_dense else [])]
         rank = self.layers[0].compressed.shape[1]  # type: ignore[union-attr,index]
         one, all_ranks = Axis(tuple(columns_of(fields, 1))), tuple(columns_of(fields, int(rank)))
-        return (
-            self.making_vectors()
-            | self.reading(numbers, "bottom")
-            | {
-                "layers.0.compressed": {0: one},
-                "layers.0.linear": {1: one},
-                "layers.0.shortcut": {1: one},
-                "layers.0.before.weight": {0: Axis(all_ranks, reads=False)},
-                "layers.0.before.bias": {0: Axis(all_ranks, reads=False)},
-                "layers.0.network.0.weight": {1: Axis(all_ranks)},
-            }
-        )
+        return self.reading(numbers, "bottom") | {
+            "layers.0.compressed": {0: one},
+            "layers.0.linear": {1: one},
+            "layers.0.shortcut": {1: one},
+            "layers.0.before.weight": {0: Axis(all_ranks, reads=False)},
+            "layers.0.before.bias": {0: Axis(all_ranks, reads=False)},
+            "layers.0.network.0.weight": {1: Axis(all_ranks)},
+        }
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features, dense)

@@ -53,6 +53,7 @@ SMALL = {
     "mmoe": {"experts": 3, "tower_hidden": [4]},
     "ple": {"levels": 2, "label_experts": 1, "shared_experts": 1, "tower_hidden": [4]},
     "shared_bottom": {"tower_hidden": [4]},
+    "gru4rec": {"gru_layers": 2},
 }
 LAZY = {"kind": "adam", "moments": "lazy", "learning_rate": 0.05}
 STILL = {"optimizer": LAZY | {"learning_rate": 0.0}, "dense_optimizer": {"learning_rate": 0.0}}
@@ -338,6 +339,33 @@ def test_moments_of_common_parameters_go_on_and_new_ones_have_none(runs):
         assert not new[8].any()
         assert not new[:, 20].any()
     assert torch.equal(found["optimizer/tower.0.weight/step"], before["optimizer/tower.0.weight/step"])
+
+
+IDS = {name: BASE[name] for name in ("user", "item", "query")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "features", "larger"),
+    [
+        ("fm", {}, IDS, {}),
+        ("dlrm", {}, IDS, {"hidden": [8, 7, 8]}),
+        ("autoint", {"hidden": []}, BASE, {}),
+        ("finalmlp", {"first_gate": ["user", "liked"], "gate_hidden": []}, BASE, {}),
+        ("finalmlp", {"second_gate": ["user", "liked"]}, BASE, {"gate_hidden": [6, 8, 9]}),
+        ("dcnv2", {"structure": "stacked", "low_rank": None}, BASE, {"hidden": [10, 7, 9, 7]}),
+        ("dnn", {"init": {"kind": "zero"}}, BASE, {"hidden": [8, 6, 6]}),
+    ],
+)
+def test_larger_sizes_beside_other_settings_and_added_features(runs, kind, model, features, larger):
+    model = SMALL.get(kind, {}) | model
+    parent = runs.parent(kind, model=model) if features is BASE else runs.run(f"ids-{kind}", kind, IDS, model=model)
+    more = {**dict(reversed(features.items())), **({} if kind in TOGETHER or features is IDS else ADDED)}
+    name = f"{len(more)}-{'-'.join(model)}-{kind}"
+    model |= {"embedding_dim": 7, **larger}
+    check_scores(runs, parent, runs.run(f"still-{name}", kind, more, parent, **STILL, epochs=1, model=model))
+    learned = latest_valid(runs.run(name, kind, more, parent, model=model).checkpoints)
+    for table in learned.tables:
+        assert (learned.read_rows(table)[0][2:].std(0) > 1e-4).all(), f"a column of {table} is dead"
 
 
 def test_moments_of_moved_layers_and_longer_rows_go_on_and_those_of_added_ones_begin(runs):

@@ -174,7 +174,7 @@ class ModelSpec(Spec):
         return self.counts_columns
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
-        """True if columns that begin at zero in all tables learn."""
+        """Return True if columns that begin at zero in all tables learn."""
         return not (self.learns_products or self.learns_products_without_numbers)
 
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
