@@ -25,7 +25,8 @@ def commands_page() -> str:
     )
     parts = [paragraph(intro)]
     for name, command in sorted(get_command(main.app).commands.items()):  # type: ignore[attr-defined]
-        parts += _command(f"evenkeel {name}", command, "##")
+        if not command.hidden:
+            parts += _command(f"evenkeel {name}", command, "##")
     return page("Commands", "`service/cli`", *parts)
 
 

@@ -41,12 +41,18 @@ def test_version_and_help(run: Run):
         "doctor",
         "predict",
         "export",
-        "recipe",
         "search",
         "generate",
     )
     for command in (*commands, *later, "search"):
         assert f" {command} " in shown
+
+
+def test_the_papers_tables_are_refused_with_where_they_are(run: Run):
+    done = run("recipe", "sse", "--quick")
+    assert (done.code, done.out) == (2, "")
+    assert "python -m benchmarks.papers NAME" in done.err
+    assert " recipe " not in run("--help").out
 
 
 def test_no_service(run: Run, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.papers.lecture.recipe import recipe
 from embeddings.store import open_store
 from tests.support import forked
 from tests.support.trained_runs import lead, run_of
@@ -32,7 +33,6 @@ from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors
-from trainer.recipes.generalization.recipe import recipe
 from trainer.sizing.estimate import estimate
 from trainer.sizing.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
 from trainer.spec import SpecError, parse_dataset, parse_job

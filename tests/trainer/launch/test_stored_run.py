@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.papers.__main__ import main as recipe
 from embeddings.store import open_store
 from tests.contracts import store_servers
 from tests.support import forked
@@ -25,7 +26,6 @@ from trainer.inference.exported_model import Exported
 from trainer.inference.predict import predict
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.recipes.command import main as recipe
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
 
