@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,8 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, help="seeds 0 .. N-1 (default: 3, of rff 10; with --quick 1, of rff 2)")
     parser.add_argument("--part", metavar="FILTER", help="only trials of these names: globs, with commas between them")
     parser.add_argument("--quick", action="store_true", help="the small form, on generated rows: seconds for a trial")
-    parser.add_argument("--here", action="store_true", help="in this process, one trial after the other")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trials at a time (default: cores)")
+    parser.add_argument("--workers", type=int, default=1, help="jobs that train at a time (default: 1)")
     parser.add_argument("--list", action="store_true", help="print the trials and what they decide; run nothing")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write each trial as a spec; run nothing")
     parser.add_argument("--report", action="store_true", help="report what has ended so far; run nothing")
@@ -156,14 +156,14 @@ def _run(options: argparse.Namespace, command: str) -> int:
     if recipe.prepare is not None:
         recipe.prepare()
     from benchmarks.papers.trials.grid import run_grid
-    from benchmarks.papers.trials.run_trial import Stopped, read_record
+    from benchmarks.papers.trials.run_trial import read_record
 
     if options.report:
         records = [record for trial in trials if (record := read_record(trial, out)) is not None]
     else:
         try:
-            records = run_grid(trials, out, here=options.here, workers=options.workers, command=command)
-        except (Stopped, KeyboardInterrupt):
+            records = run_grid(trials, out, workers=options.workers, command=command)
+        except KeyboardInterrupt:
             print("stopped; the same command goes on from here", file=sys.stderr)
             return 130
     from benchmarks.papers.pages.report import write_report
@@ -178,6 +178,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs that train write a checkpoint and end
     code = main()
     from trainer.launch.on_host import leave
 

@@ -1,48 +1,57 @@
-"""The trials of a recipe, one by one or in processes of their own: what has ended stays, what was killed goes on."""
+"""The trials of a recipe: those that have ended are not run again, those that were killed go on."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.papers.trials.run_trial import read_record, run_trial
-from benchmarks.papers.trials.trial import AnyTrial
+from benchmarks.papers.trials.run_trial import RUNS, read_record, record_experiment, record_job
+from benchmarks.papers.trials.trial import AnyTrial, TextTrial, Trial
+from trainer.launch.worker import use_threads
+from trainer.search.runs import Planned, run_all
 
 Record = dict[str, Any]
 
 
-def run_grid(trials: Sequence[AnyTrial], out: Path, *, here: bool, workers: int, command: str) -> list[Record]:
-    """Run what has not ended well yet and return the records of all, in order.
+def run_grid(trials: Sequence[AnyTrial], out: Path, *, workers: int, command: str) -> list[Record]:
+    """Run the trials that have not ended well, jobs before texts, and return the records of all, in order.
 
-    A trial that fails is recorded and stops nothing; the same command again tries it again. ``here``: in this process,
-    on its main thread, one by one; else ``workers`` at a time, in processes of their own.
+    A trial that fails is recorded and stops nothing; the same command again tries it again. ``workers`` jobs train at a
+    time, with a CPU each; models are measured and texts are trained in this process, one after the other.
 
     Raises:
-        Stopped: it is asked to stop.
         ValueError: another grid has these results.
     """
+    use_threads(1)  # as its run has: sums depend on how they are split
     with _alone(out):
-        return _run(trials, out, here, workers, command)
-
-
-def _run(trials: Sequence[AnyTrial], out: Path, here: bool, workers: int, command: str) -> list[Record]:
-    known = {trial.key: read_record(trial, out) for trial in trials}
-    left = [trial for trial in trials if (known[trial.key] or {}).get("state") != "done"]
-    if left:
-        done = len(trials) - len(left)
-        with tqdm(total=len(trials), initial=done, desc="trials", unit="trial", disable=not sys.stderr.isatty()) as bar:
-            for record in _records(left, out, here, workers, command):
+        known = {trial.key: read_record(trial, out) for trial in trials}
+        left = [trial for trial in trials if (known[trial.key] or {}).get("state") != "done"]
+        bar = tqdm(total=len(trials), initial=len(trials) - len(left), desc="trials", unit="trial",
+                   disable=not left or not sys.stderr.isatty())  # fmt: skip
+        with bar:
+            for record in _records(left, out, workers, command):
                 known[record["key"]] = record
                 bar.update()
                 tqdm.write(_line(record), file=sys.stdout)
                 sys.stdout.flush()
     return [ended for trial in trials if (ended := known[trial.key]) is not None]
+
+
+def _records(trials: Sequence[AnyTrial], out: Path, workers: int, command: str) -> Iterator[Record]:
+    jobs = {trial.key: trial for trial in trials if isinstance(trial, Trial)}
+    planned = [Planned(key, trial.dataset, trial.job) for key, trial in jobs.items()]
+    with contextlib.closing(run_all(planned, out / RUNS, workers)) as runs:
+        for one, run in runs:
+            yield record_job(jobs[one.name], run, out, command)
+    for trial in trials:
+        if isinstance(trial, TextTrial):
+            yield record_experiment(trial, out, command)
 
 
 @contextlib.contextmanager
@@ -55,14 +64,6 @@ def _alone(out: Path) -> Iterator[None]:
         except BlockingIOError:
             raise ValueError(f"{out}: another command trains these: wait for it, or give another --out") from None
         yield
-
-
-def _records(trials: Sequence[AnyTrial], out: Path, here: bool, workers: int, command: str) -> Iterable[Record]:
-    if here:
-        return (run_trial(trial, out, command) for trial in trials)
-    from benchmarks.papers.trials.processes import run_in_processes
-
-    return run_in_processes(trials, out, workers, command)
 
 
 def _line(record: Record) -> str:

@@ -1,4 +1,4 @@
-"""One trial of a recipe: an ordinary run on this host (trainer.launch.in_process), and its figures in one file."""
+"""The record of a trial: figures of a run of its job (trainer.search.runs), or of an experiment on texts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,16 @@ from benchmarks.papers.text.experiments import EXPERIMENTS
 from benchmarks.papers.trials.trial import AnyTrial, TextTrial, Trial, deciding_packages
 from embeddings.durable_files import write_json
 from trainer.generalization.gap import gaps
+from trainer.runs.directory import read_run
 from trainer.runs.events import read_events, utc_now
-from trainer.runs.protocol import EXIT_CANCELLED
+from trainer.search.runs import TrialRun
 from trainer.spec.evaluation import is_table
 
-RECORDS, RUNS, LOGS, KEPT = "points", "runs", "logs", "kept"
-WAIT_SECONDS = 60.0
-"""For a killed grid's task that still holds a run directory: its process ends by itself."""
-
-
-class Stopped(Exception):
-    """A trial was asked to stop, and has written a checkpoint from which it will go on."""
+RECORDS, RUNS, KEPT = "points", "runs", "kept"
 
 
 def path_of(trial: AnyTrial, out: Path) -> Path:
-    """Return the file of a trial's figures, which exists once it has ended."""
+    """Return the file of a trial's record, which exists once the trial has ended."""
     return out / RECORDS / f"{trial.key}.json"
 
 
@@ -42,7 +37,7 @@ def kept_path(trial: AnyTrial, out: Path) -> Path:
 
 
 def read_record(trial: AnyTrial, out: Path) -> dict[str, Any] | None:
-    """Return what is known of a trial; None before it has ended, and for a file that nobody can read."""
+    """Return the record of a trial; None before it has ended, and if the file is broken."""
     try:
         record: dict[str, Any] = json.loads(path_of(trial, out).read_text("utf-8"))
     except (OSError, ValueError):
@@ -50,82 +45,57 @@ def read_record(trial: AnyTrial, out: Path) -> dict[str, Any] | None:
     return record
 
 
-def run_trial(trial: AnyTrial, out: Path, command: str) -> dict[str, Any]:
-    """Train a trial, a job from where a killed attempt was, measure what it has to, and write its record.
+def record_job(trial: Trial, run: TrialRun, out: Path, command: str) -> dict[str, Any]:
+    """Measure the model of a run that is over, write the record, and remove the run unless it failed."""
+    error, measured, started = run.error, {}, time.monotonic()
+    if error is None and trial.measured_by:
+        from benchmarks.papers.trials.post_training_metrics import MEASURES
 
-    The record: ``state`` (done or failed), ``error``, ``metrics`` (one for each epoch and split, the gap among them),
-    ``measured`` (of its ``measured_by``), ``alpha``, ``seconds`` (of all its attempts together), where and with what.
-    Errors of a run end in the record. Must be called on the main thread.
-
-    Raises:
-        Stopped: it was asked to stop.
-    """
-    directory = out / RUNS / trial.key
-    log = out / LOGS / f"{trial.key}.log"
-    for folder in (path_of(trial, out).parent, log.parent, directory.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    before, started = spent(directory), time.monotonic()
-    error: str | None = None
-    measured: dict[str, Any] = {}
-    metrics: list[dict[str, Any]] | None = None
-    with open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        kept_path(trial, out).parent.mkdir(parents=True, exist_ok=True)
         try:
-            if isinstance(trial, TextTrial):
-                metrics = _run_experiment(trial, out)
-            else:
-                error = _train(trial, directory)
-                if error is None and trial.measured_by:
-                    measured = _measured(trial, directory, out)
-        except (Stopped, KeyboardInterrupt):
-            raise
+            measured = MEASURES[trial.measured_by](read_run(run.path), kept_path(trial, out))
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
-    metrics = metrics_of(directory) if metrics is None else metrics
-    record = {
-        "name": trial.name,
-        "key": trial.key,
-        "state": "done" if error is None else "failed",
-        "error": error,
-        "metrics": metrics + gaps(metrics),
+    seconds = spent(run.path) + time.monotonic() - started
+    record = _record(trial, error, metrics_of(run.path), seconds, command) | {
         "measured": measured,
-        "alpha": _last(directory, "info", "alpha"),
-        "seconds": round(before + time.monotonic() - started, 1),
-        "finished_at": utc_now(),
-        "command": command,
-        "machine": machine(),
-        "packages": _last(directory, "lineage", "packages") or deciding_packages(),
-        "git_commit": _last(directory, "lineage", "git_commit"),
-        "dataset_fingerprint": _last(directory, "lineage", "dataset_fingerprint"),
+        "alpha": _last(run.path, "info", "alpha"),
+        "packages": _last(run.path, "lineage", "packages") or deciding_packages(),
+        "git_commit": _last(run.path, "lineage", "git_commit"),
+        "dataset_fingerprint": _last(run.path, "lineage", "dataset_fingerprint"),
     }
-    write_json(path_of(trial, out), record)
+    _write(trial, record, out)
     if error is None:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(run.path, ignore_errors=True)
     return record
 
 
-def _train(trial: Trial, directory: Path) -> str | None:
-    """Train a trial; return None, or why it failed.
+def record_experiment(trial: TextTrial, out: Path, command: str) -> dict[str, Any]:
+    """Run an experiment on texts and write its record; an error ends in the record."""
+    error, metrics, started = None, list[dict[str, Any]](), time.monotonic()
+    try:
+        metrics = _run_experiment(trial, out)
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    record = _record(trial, error, metrics, time.monotonic() - started, command)
+    _write(trial, record, out)
+    return record
 
-    Raises:
-        Stopped: it was asked to stop.
-    """
-    from trainer.launch.driver import RunBusyError
-    from trainer.launch.in_process import train
 
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            code = train(trial.dataset, trial.job, run_dir=directory, store=str(directory / "store"))
-            break
-        except RunBusyError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
-    if code == 0:
-        return None
-    if code == EXIT_CANCELLED:
-        raise Stopped(trial.name)
-    return f"{_last(directory, 'error', 'message')}. Remedy: {_last(directory, 'error', 'remedy')}"
+def _record(
+    trial: AnyTrial, error: str | None, metrics: list[dict[str, Any]], seconds: float, command: str
+) -> dict[str, Any]:
+    return {
+        "name": trial.name, "key": trial.key, "state": "done" if error is None else "failed", "error": error,
+        "metrics": metrics + gaps(metrics), "measured": {}, "alpha": None, "seconds": round(seconds, 1),
+        "finished_at": utc_now(), "command": command, "machine": machine(), "packages": deciding_packages(),
+        "git_commit": None, "dataset_fingerprint": None,
+    }  # fmt: skip
+
+
+def _write(trial: AnyTrial, record: dict[str, Any], out: Path) -> None:
+    path_of(trial, out).parent.mkdir(parents=True, exist_ok=True)
+    write_json(path_of(trial, out), record)
 
 
 def _run_experiment(trial: TextTrial, out: Path) -> list[dict[str, Any]]:
@@ -141,15 +111,6 @@ def _run_experiment(trial: TextTrial, out: Path) -> list[dict[str, Any]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(path, ids=np.arange(rows.shape[1]), steps=np.array(list(vectors)), vectors=rows)
     return figures
-
-
-def _measured(trial: Trial, directory: Path, out: Path) -> dict[str, Any]:
-    from benchmarks.papers.trials.post_training_metrics import MEASURES
-    from trainer.runs.directory import read_run
-
-    path = kept_path(trial, out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return MEASURES[trial.measured_by](read_run(directory), path)
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:

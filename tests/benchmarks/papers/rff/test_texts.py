@@ -43,7 +43,7 @@ def test_the_small_form_reports_every_part(tmp_path: Path, capsys: pytest.Captur
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        code = main(["rff", "--quick", "--here", "--seeds", "2", "--part", PARTS, "--out", str(tmp_path)])
+        code = main(["rff", "--quick", "--seeds", "2", "--part", PARTS, "--out", str(tmp_path)])
     finally:
         torch.set_num_threads(threads)
     report = (tmp_path / "report.md").read_text("utf-8")
