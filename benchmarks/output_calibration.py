@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.papers.pages.markdown import table_of
 from benchmarks.support.harness import mean_and_deviation
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, choose_alpha
@@ -34,6 +33,7 @@ from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.metrics import auc, ece, logloss
 from trainer.output_calibration.registry import CALIBRATORS, fit
+from trainer.report_pages.markdown import table_of
 from trainer.spec import DatasetSpec, JobSpec, load_documents, parse_dataset, parse_job
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer

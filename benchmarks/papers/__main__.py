@@ -23,12 +23,8 @@ from benchmarks.papers.sse.recipe import recipe as sse
 from benchmarks.papers.trials.quick_data import write_quick_data
 from benchmarks.papers.trials.trial import Recipe
 from trainer.data.errors import DataError
-from trainer.launch.in_process import read_spec
-from trainer.runs.directory import read_run
 from trainer.runs.failures import ResourceError
-from trainer.spec import DatasetSpec, JobSpec
 from trainer.storage.base import StorageError
-from trainer.storage.opening import open_storage
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "adamar": adamar.recipe,
@@ -43,8 +39,6 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 }
 """``recipe(data, seeds, quick)``; those of MAKE_ROWS take the folder ``rows`` of files that they write."""
 MAKE_ROWS = ("adamar", "alpha", "dropout", "generalization", "rff", "sse", "towers")
-RENAMED = {"lecture": "generalization"}
-"""Names of before, read for one release more."""
 DATA = Path("data")
 SEEDS = {"rff": 10}
 """Where it is not 3: the paper's variances are of ten runs."""
@@ -70,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description=__doc__)
-    parser.add_argument("name", type=_current_name, choices=sorted(RECIPES), metavar="NAME", help=", ".join(RECIPES))
-    of = "generalization: the job to report on, as a YAML file with a dataset and a job, or as a run directory"
-    parser.add_argument("--of", metavar="SPEC", help=of)
+    parser.add_argument("name", choices=sorted(RECIPES), metavar="NAME", help=", ".join(RECIPES))
     parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the real data sets (default: {DATA})")
     parser.add_argument("--out", type=Path, help="where results are kept (default: EVENKEEL_HOME/papers/NAME)")
     parser.add_argument("--seeds", type=int, help="seeds 0 .. N-1 (default: 3, of rff 10; with --quick 1, of rff 2)")
@@ -83,43 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", type=Path, metavar="DIR", help="write each trial as a spec; run nothing")
     parser.add_argument("--report", action="store_true", help="report what has ended so far; run nothing")
     return parser
-
-
-def _put_report(of: str | None, name: str, out: Path) -> str | None:
-    """Put the files of a report on a run into the run's storage, over those of an earlier one; return where they are.
-
-    None where the report is of no run, or the run has no storage.
-
-    Raises:
-        StorageError: it is away.
-    """
-    if of is None or not Path(of).is_dir() or (storage := read_run(Path(of)).storage) is None:
-        return None
-    files = open_storage(storage)
-    for path in sorted(out.iterdir()):
-        if path.is_file():
-            files.put_file(f"reports/{name}/{path.name}", path)
-    return f"{storage}/reports/{name}"
-
-
-def _current_name(name: str) -> str:
-    if name not in RENAMED:
-        return name
-    print(f"recipe {name} is now {RENAMED[name]}: the old name goes with the next release", file=sys.stderr)
-    return RENAMED[name]
-
-
-def _job(path: Path) -> tuple[DatasetSpec, JobSpec]:
-    """Read dataset and job of a file of specs or of a run directory.
-
-    Raises:
-        ValueError: they are not valid.
-        OSError: the file cannot be read.
-    """
-    if path.is_dir():
-        run = read_run(path)
-        return run.dataset, run.job
-    return read_spec(path)
 
 
 def _run(options: argparse.Namespace, command: str) -> int:
@@ -133,10 +88,6 @@ def _run(options: argparse.Namespace, command: str) -> int:
     if options.quick:
         write_quick_data(data)
     more: dict[str, Any] = {"rows": out / "rows"} if options.name in MAKE_ROWS else {}
-    if options.of is not None:
-        if options.name != "generalization" or options.quick:
-            raise ValueError("--of: recipe generalization takes a job, without --quick; others bring theirs")
-        more["of"] = _job(Path(options.of))
     recipe = RECIPES[options.name](data, seeds, options.quick, **more)
     trials = recipe.part(options.part)
     if options.list:
@@ -169,12 +120,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from benchmarks.papers.pages.report import write_report
 
     report = write_report(recipe, trials, records, out)
-    print(report.markdown)
-    print(f"\nreport: {report.page}")
-    stored = _put_report(options.of, options.name, out)
-    if stored is not None:
-        print(f"in the run's storage: {stored}")
-    return 0 if report.good else 1
+    print(report.markdown())
+    print(f"\nreport: {out / 'report.html'}")
+    return 0 if report.is_good else 1
 
 
 if __name__ == "__main__":

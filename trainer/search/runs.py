@@ -5,6 +5,8 @@ A trial whose run was killed, or whose command was, takes the run up again where
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -19,6 +21,7 @@ from trainer.runs.standby import Standby
 from trainer.spec import DatasetSpec, JobSpec
 
 POLL_SECONDS = 0.2
+LOCK_FILE = "grid.lock"
 STOP_SECONDS = 30.0
 """Time for a run that is stopped to write its checkpoint."""
 
@@ -97,6 +100,22 @@ def run_all(trials: Sequence[Planned], folder: Path, workers: int = 1) -> Genera
         for _, run in running:
             run.end()
         standby.close()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep another command out, which would train the same trials.
+
+    Raises:
+        ValueError: Another command is in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK_FILE, "w", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: another command trains these: wait for it, or give another --out") from None
+        yield
 
 
 def figures_of(run: Path, metric: str) -> Iterator[tuple[int, float | None]]:

@@ -16,11 +16,11 @@ from typing import Any
 
 from benchmarks.papers.pages import documents
 from benchmarks.papers.pages.figures import Figures
-from benchmarks.papers.pages.section import Findings, Panel, Section, Verdict, verdict
 from benchmarks.papers.trials.click_tasks import ClickTask, click_tasks, write_click_log
 from benchmarks.papers.trials.quick_data import LOG as QUICK_LOG
 from benchmarks.papers.trials.trial import Column, Recipe, Table
 from trainer.distributed.build import DEFAULT_HALF_LIFE
+from trainer.report_pages.section import Findings, Panel, Section, Verdict, verdict
 
 HALF_LIVES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.6)
 """Epochs in which an idle row loses half its norm."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.lecture.one_changed_example import ChangedExampleSettings
-from benchmarks.papers.pages.layout import NOT_RUN, facts
-from benchmarks.papers.pages.section import Curve, Panel, Section
 from benchmarks.papers.text.experiments import SENTENCES
 from benchmarks.papers.trials.trial import TextTrial
+from trainer.report_pages.section import NOT_RUN, Curve, Panel, Section
+from trainer.search.records import facts
 
 TABLE = "stability"
 LEVELS = (0.5, 0.3, 0.1)

@@ -1,29 +1,17 @@
-"""A report as text in places: what Markdown and HTML both show."""
+"""The report of a recipe: tables beside published figures, choices by validation, claims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from benchmarks.papers.pages.figures import Cell, Figures, Record
-from benchmarks.papers.pages.section import Curve, Findings, Panel, Section, Verdict, verdict
 from benchmarks.papers.trials.trial import Column, Recipe, Table
-
-NOT_RUN = "–"
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A report laid out. ``not_run``: titles of tables of which no trial has ended."""
-
-    recipe: Recipe
-    sections: tuple[Section, ...]
-    claims: tuple[Verdict, ...]
-    failed: tuple[tuple[str, str], ...]
-    not_run: tuple[str, ...]
+from trainer.report_pages.page import Report
+from trainer.report_pages.section import NOT_RUN, Curve, Findings, Panel, Section, verdict
+from trainer.search.records import facts
 
 
-def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], findings: Findings | None = None) -> Layout:
+def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], findings: Findings | None = None) -> Report:
     """Lay out a report; ``records``: of the trials that were asked for, failed ones too."""
     shown = [section_of(table, figures) for table in recipe.tables]
     not_run = tuple(table.title for table, one in zip(recipe.tables, shown, strict=True) if one is None)
@@ -35,7 +23,8 @@ def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], finding
     failed = tuple((record["name"], str(record["error"])) for record in records if record["state"] != "done")
     findings = findings or Findings()
     sections = (*filter(None, shown), *findings.sections)
-    return Layout(recipe, sections, (*claims, *findings.claims), failed, not_run)
+    verdicts = (*claims, *findings.claims)
+    return Report(recipe.title, recipe.source, recipe.protocol, sections, verdicts, failed, not_run)
 
 
 def section_of(table: Table, figures: Figures) -> Section | None:
@@ -103,27 +92,6 @@ def _lines(table: Table, row: str, columns: Sequence[Column], cells: Sequence[Ce
             pairs = zip(cells, published, strict=True)
             lines.append(("", "difference", *(_difference(cell, one, table.digits) for cell, one in pairs)))
     return lines
-
-
-def facts(records: Sequence[Record]) -> str:
-    """Return command, date, machine, versions, run time of the runs behind a table."""
-    unique = {record["key"]: record for record in records}.values()
-    days = sorted({record["finished_at"][:10] for record in unique})
-    packages: dict[str, set[str]] = {}
-    for record in unique:
-        for name, version in record["packages"].items():
-            packages.setdefault(name, set()).add(version)
-    versions = ", ".join(f"{name} {' and '.join(sorted(releases))}" for name, releases in packages.items())
-    commits = sorted({record["git_commit"][:12] for record in unique if record["git_commit"]})
-    commands = ", ".join(f"`{command}`" for command in sorted({record["command"] for record in unique}))
-    machines = " and ".join(sorted({record["machine"] for record in unique}))
-    seconds = sum(record["seconds"] for record in unique)
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    code = f"; commit {', '.join(commits)}" if commits else ""
-    return (
-        f"{commands}; {when}; {machines}; {versions}{code}; {len(unique)} runs, {seconds:,.0f} seconds of their clocks "
-        "together."
-    )
 
 
 def joined(values: Sequence[float], digits: int) -> str:

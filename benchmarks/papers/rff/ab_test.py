@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.papers.pages.layout import NOT_RUN, facts
-from benchmarks.papers.pages.section import Section, Verdict, verdict
 from benchmarks.papers.rff import day_consumers, held_out_days
 from benchmarks.papers.rff.day_consumers import CONSUMERS, PREDICTS, Consumer
 from benchmarks.papers.rff.figures import Features, aligned, features_of, frozen_claim, unit
 from benchmarks.papers.rff.held_out_days import Impressions, Log, day_name, impressions
 from benchmarks.papers.rff.kept_results import kept, settings_of
 from embeddings.vectors.item_vectors import Array
+from trainer.report_pages.section import NOT_RUN, Section, Verdict, verdict
+from trainer.search.records import facts
 
 WINDOW = 7
 """Days before a held-out one whose rows a consumer is fitted on."""

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.papers.pages.layout import NOT_RUN
-from benchmarks.papers.pages.section import Verdict, verdict
 from embeddings.refresh.probe import fit
 from embeddings.refresh.procrustes import procrustes, rotate
 from embeddings.rff import RandomFourierFeatures
 from embeddings.vectors.item_vectors import Array, unit_rows
+from trainer.report_pages.section import NOT_RUN, Verdict, verdict
 
 NUM_STEPS, NUM_STEPS_AS_THEY_ARE = 300, 1500
 """Of the regression, of features standardised and as they are: more change the third decimal of an accuracy."""

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.papers.pages import documents
-from benchmarks.papers.pages.section import Findings, Section, Verdict, verdict
 from benchmarks.papers.rff import ab_test, theory
 from benchmarks.papers.rff import texts as text_tables
 from benchmarks.papers.rff.figures import HELD_OUT_SHARE, Judged, deviation_claim, frozen_claim
@@ -30,6 +29,7 @@ from benchmarks.papers.trials.quick_data import TASTE_CLASSES, write_tastes
 from benchmarks.papers.trials.run_trial import KEPT, kept_path
 from benchmarks.papers.trials.trial import AnyTrial, Recipe, Trial
 from embeddings.vectors.item_vectors import Array
+from trainer.report_pages.section import Findings, Section, Verdict, verdict
 
 DIMS = (16, 32, 64)
 MAIN_DIM = 32

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.pages import published
-from benchmarks.papers.pages.layout import facts
-from benchmarks.papers.pages.section import Panel, Section
 from benchmarks.papers.rff.figures import (
     Judged,
     LabelTask,
@@ -25,6 +23,8 @@ from benchmarks.papers.rff.figures import (
     unit,
 )
 from embeddings.vectors.item_vectors import Array
+from trainer.report_pages.section import Panel, Section
+from trainer.search.records import facts
 
 VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
 """sigma_Q^2 of figure A.4, and that of the standard Gaussian of table 1."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.pages import published
-from benchmarks.papers.pages.layout import facts
-from benchmarks.papers.pages.section import Section, Verdict, verdict
 from benchmarks.papers.rff import next_item_task
 from benchmarks.papers.rff.figures import Features, deviation_claim, frozen_claim, percent, representations
 from benchmarks.papers.rff.kept_results import kept, settings_of
 from benchmarks.papers.rff.next_item_task import Histories, NextItem, judge_runs
 from embeddings.vectors.item_vectors import Array
+from trainer.report_pages.section import Section, Verdict, verdict
+from trainer.search.records import facts
 
 
 def section_of(

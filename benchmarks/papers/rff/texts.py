@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.papers.pages import published
-from benchmarks.papers.pages.section import Findings, Section, Verdict
 from benchmarks.papers.rff.figures import deviation_claim
 from benchmarks.papers.rff.next_item_task import MAX_EPOCHS, histories
 from benchmarks.papers.rff.sections import Runs, class_table, growth
@@ -22,6 +21,7 @@ from benchmarks.papers.text.experiments import MOVIES, REVIEWS
 from benchmarks.papers.trials.run_trial import KEPT, kept_path
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, TextTrial
 from embeddings.vectors.item_vectors import Array
+from trainer.report_pages.section import Findings, Section, Verdict
 
 TITLES, OPINIONS, RNN = "titles", "reviews", "review_rnn"
 """Tables of trials: doc2vec of movies, of reviews, the RNN over word2vec of reviews."""

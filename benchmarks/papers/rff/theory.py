@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.papers.pages.section import Panel, Section
 from benchmarks.papers.rff.figures import directions, features_of
 from embeddings.refresh.kernel_alignment import SIGMAS, kernel_alignment, nadaraya_watson
 from embeddings.vectors.item_vectors import Array
+from trainer.report_pages.section import Panel, Section
 
 DELTAS = (0.05, 0.5, 1.0)
 """The lemma holds with probability 1 - delta: with 1 it says nothing, and is at its lowest."""

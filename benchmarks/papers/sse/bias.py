@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.papers.pages.layout import facts
-from benchmarks.papers.pages.section import Section
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.vocabulary import Codes
+from trainer.report_pages.section import Section
+from trainer.search.records import facts
 from trainer.spec import DatasetSpec
 
 Floats = npt.NDArray[np.float64]

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.papers.pages.layout import NOT_RUN, facts
-from benchmarks.papers.pages.section import Panel, Section
 from benchmarks.papers.sse import bias
 from trainer.checkpoint.format import Checkpoint, latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.materialize import read_rows
+from trainer.report_pages.section import NOT_RUN, Panel, Section
 from trainer.runs.directory import Run
+from trainer.search.records import facts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

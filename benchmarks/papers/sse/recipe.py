@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 
 from benchmarks.papers.pages import documents
 from benchmarks.papers.pages.figures import Figures
-from benchmarks.papers.pages.layout import NOT_RUN, facts
-from benchmarks.papers.pages.section import Findings, Section
 from benchmarks.papers.sse import bias, figures, graphs
 from benchmarks.papers.sse.tables import BPR_DIMS, CLAIMS, FEW_DIMS, RMSE, TABLES
 from benchmarks.papers.trials.speed import speed
 from benchmarks.papers.trials.trial import Claim, Recipe, Table, Trial
 from trainer.generalization.parquet_file import write_table
+from trainer.report_pages.section import NOT_RUN, Findings, Section
+from trainer.search.records import facts
 from trainer.spec import DatasetSpec
 
 FEW = {"early_stopping": {"patience": 3}}

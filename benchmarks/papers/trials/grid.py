@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from tqdm import tqdm
 from benchmarks.papers.trials.run_trial import RUNS, read_record, record_experiment, record_job
 from benchmarks.papers.trials.trial import AnyTrial, TextTrial, Trial
 from trainer.launch.worker import use_threads
-from trainer.search.runs import Planned, run_all
+from trainer.search.runs import Planned, alone, run_all
 
 Record = dict[str, Any]
 
@@ -29,7 +28,7 @@ def run_grid(trials: Sequence[AnyTrial], out: Path, *, workers: int, command: st
         ValueError: another grid has these results.
     """
     use_threads(1)  # as its run has: sums depend on how they are split
-    with _alone(out):
+    with alone(out):
         known = {trial.key: read_record(trial, out) for trial in trials}
         left = [trial for trial in trials if (known[trial.key] or {}).get("state") != "done"]
         bar = tqdm(total=len(trials), initial=len(trials) - len(left), desc="trials", unit="trial",
@@ -52,18 +51,6 @@ def _records(trials: Sequence[AnyTrial], out: Path, workers: int, command: str) 
     for trial in trials:
         if isinstance(trial, TextTrial):
             yield record_experiment(trial, out, command)
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Keep another grid out, as two would train the same trials."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / "grid.lock", "w", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{out}: another command trains these: wait for it, or give another --out") from None
-        yield
 
 
 def _line(record: Record) -> str:

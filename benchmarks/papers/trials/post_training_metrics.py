@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint.format import Checkpoint, checkpoints_in, latest_valid
+from trainer.checkpoint.format import Checkpoint, checkpoints_in
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.materialize import read_rows
+from trainer.generalization import trainings
+from trainer.generalization.trainings import Measure
 from trainer.runs.directory import Run
-
-Measure = Callable[[Run, Path], dict[str, Any]]
-"""``measure(run, file of arrays)``: figures that JSON can hold."""
 
 
 def item_vectors(run: Run, archive: Path) -> dict[str, Any]:
@@ -41,20 +39,6 @@ def item_vectors(run: Run, archive: Path) -> dict[str, Any]:
     return {"steps_per_epoch": data.steps_per_epoch}
 
 
-def generalization(run: Run, path: Path) -> dict[str, Any]:
-    """Return all of :mod:`trainer.generalization.measures`; keep arrays as :func:`outputs` does."""
-    from trainer.generalization.measures import measures
-
-    return measures(_kept(run, path))
-
-
-def random_fit(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`trainer.generalization.measures.random_fit`; keep no arrays."""
-    from trainer.generalization.measures import random_fit as fit
-
-    return fit(_subject(run))
-
-
 def als(run: Run, path: Path) -> dict[str, Any]:
     """Return :func:`benchmarks.papers.sse.als.baselines`, which asks the run for its rows alone; keep no arrays."""
     from benchmarks.papers.sse.als import baselines
@@ -73,47 +57,20 @@ def tower_by_depth(run: Run, path: Path) -> dict[str, Any]:
     """Return :func:`trainer.generalization.measures.by_depth`; keep no arrays."""
     from trainer.generalization.measures import by_depth
 
-    return by_depth(_subject(run))
+    return by_depth(trainings.subject_of(run))
 
 
 def sharpness(run: Run, path: Path) -> dict[str, Any]:
     """Return :func:`trainer.generalization.measures.sharpness`; keep no arrays."""
     from trainer.generalization.measures import sharpness as near
 
-    return near(_subject(run))
-
-
-def outputs(run: Run, path: Path) -> dict[str, Any]:
-    """Keep arrays, and return no figures.
-
-    They are what uniform stability compares (:func:`trainer.generalization.subject.arrays_of`).
-    """
-    _kept(run, path)
-    return {}
-
-
-def _subject(run: Run) -> Any:
-    from trainer.generalization.subject import Subject
-
-    checkpoint = latest_valid(run.checkpoints)
-    assert checkpoint is not None
-    return Subject(run, checkpoint)
-
-
-def _kept(run: Run, path: Path) -> Any:
-    from trainer.generalization.subject import keep
-
-    subject = _subject(run)
-    keep(path, subject)
-    return subject
+    return near(trainings.subject_of(run))
 
 
 MEASURES: dict[str, Measure] = {
+    **trainings.MEASURES,
     "als": als,
     "item_vectors": item_vectors,
-    "generalization": generalization,
-    "outputs": outputs,
-    "random_fit": random_fit,
     "sharpness": sharpness,
     "sse_figures": sse_figures,
     "tower_by_depth": tower_by_depth,

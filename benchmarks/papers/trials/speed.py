@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.papers.pages.figures import Figures
-from benchmarks.papers.pages.layout import NOT_RUN
-from benchmarks.papers.pages.section import Section
 from benchmarks.papers.trials.trial import Recipe
+from trainer.report_pages.section import NOT_RUN, Section
 
 
 def speed(recipe: Recipe, figures: Figures) -> Section | None:

@@ -13,12 +13,9 @@ from typing import Any, Literal
 
 import yaml
 
-from benchmarks.papers.pages.section import Findings
-from trainer.runs.lineage import installed_packages
+from trainer.report_pages.section import Findings
+from trainer.search.records import deciding_packages
 from trainer.spec import DatasetSpec, JobSpec
-
-DECIDING_PACKAGES = ("evenkeel", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
-"""Whose versions are part of a trial's key: with another one its figures may be others."""
 
 When = Literal["epochs", "best", "last"]
 """Which test figures of a run a cell holds: those of every epoch, of the epoch that is best on validation, of the
@@ -237,11 +234,6 @@ class Recipe:
                 f"--part {pattern}: {self.name} has no such trial; --list names them, such as {self.trials[0].name}"
             )
         return matching
-
-
-def deciding_packages() -> dict[str, str]:
-    """Return the versions of what decides figures."""
-    return {name: version for name, version in installed_packages().items() if name in DECIDING_PACKAGES}
 
 
 def _hash_of(document: Any) -> str:

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.papers.lecture.recipe import recipe
 from embeddings.store import open_store
 from tests.support import forked
 from tests.support.trained_runs import lead, run_of
@@ -27,6 +26,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.distributed import materialize
 from trainer.distributed.build import build
 from trainer.distributed.dynamic_tables import DynamicRows, states, taken_rows
+from trainer.generalization.trainings import comparable
 from trainer.inference.export import export
 from trainer.inference.exported_model import Exported
 from trainer.inference.predict import Predictor
@@ -472,6 +472,6 @@ def test_what_has_no_meaning_is_refused(log, changes, message):
         job_of(**changes).against(log)
 
 
-def test_the_generalization_report_is_of_known_ids(log, tmp_path):
+def test_the_generalization_report_is_of_known_ids(log):
     with pytest.raises(SpecError, match=r"tables.item.capacity: the report compares rows of known ids"):
-        recipe(tmp_path, of=(log, job_of()))
+        comparable(log, job_of())

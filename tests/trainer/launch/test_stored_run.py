@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from benchmarks.papers.__main__ import main as recipe
 from embeddings.store import open_store
 from tests.contracts import store_servers
 from tests.support import forked
@@ -21,6 +20,7 @@ from tests.trainer.launch.detached_runs import everything
 from trainer.checkpoint.select import newest_of, pick
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.stored import fetch_prepared
+from trainer.generalization.command import main as generalization
 from trainer.inference.export import export
 from trainer.inference.exported_model import Exported
 from trainer.inference.predict import predict
@@ -95,8 +95,8 @@ def test_a_run_whose_host_is_lost_goes_on_on_another_with_the_same_bits(
         export(second.directory)
     pq.write_table(examples, tmp_path / "examples.parquet")
     predict(second.directory, tmp_path / "examples.parquet", f"{storage}/predictions/examples.parquet")
-    report = ["generalization", "--of", str(second.directory), "--report", "--out", str(tmp_path / "report")]
-    assert recipe(report) == 0
+    report = [str(second.directory), "--report", "--out", str(tmp_path / "report")]
+    assert generalization(report) == 0
     left = {one.name for one in open_storage(storage).list("")}
     assert {"predictions/examples.parquet", "reports/generalization/report.html"} <= left
 

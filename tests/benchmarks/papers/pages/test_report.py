@@ -15,9 +15,9 @@ from benchmarks.papers.pages import documents
 from benchmarks.papers.pages.figures import Figures
 from benchmarks.papers.pages.layout import joined, lay_out
 from benchmarks.papers.pages.report import write_report
-from benchmarks.papers.pages.section import Findings, Panel, Section
 from benchmarks.papers.trials.speed import speed
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, Trial
+from trainer.report_pages.section import Findings, Panel, Section
 
 OF = documents.dataset("rows", Path("rows.parquet"), {"column": "click"})
 
@@ -87,7 +87,7 @@ def records() -> list[dict[str, Any]]:
 def test_the_table_is_exact(records: list[dict[str, Any]], tmp_path: Path) -> None:
     recipe = a_recipe(table())
     report = write_report(recipe, TRIALS, records, tmp_path)
-    lines = report.markdown.splitlines()
+    lines = report.markdown().splitlines()
     start = lines.index("## test AUC") + 2
     assert lines[start : start + 10] == [
         "| method |  | DNN |",
@@ -104,7 +104,7 @@ def test_the_table_is_exact(records: list[dict[str, Any]], tmp_path: Path) -> No
     assert "Published: other data." in lines
     assert "AdamW, dnn: decay 3, by the validation split." in lines
     assert "AdamAR, dnn: seed 0 alone." in lines
-    assert "Adam, dnn: seed" not in report.markdown
+    assert "Adam, dnn: seed" not in report.markdown()
     assert (
         "`papers x`; 2026-01-02; 2 cores; torch 2.0; commit 0123456789ab; 5 runs, 150 seconds of their clocks "
         "together." in lines
@@ -112,7 +112,7 @@ def test_the_table_is_exact(records: list[dict[str, Any]], tmp_path: Path) -> No
     assert "| holds | AdamAR ends above Adam's best | +0.0400 (at least +0.0120; 1 seed) |" in lines
     assert "| does not hold | Adam ends above AdamAR | -0.0600 (at least +0.0000; 1 seed) |" in lines
     assert "| t/dnn/AdamAR/seed-1 | `rows.parquet: not there` |" in lines
-    assert not report.good
+    assert not report.is_good
 
 
 def test_best_is_the_epoch_that_validation_takes(records: list[dict[str, Any]]) -> None:
@@ -161,8 +161,8 @@ def test_levels_that_do_not_compare_have_no_difference(records: list[dict[str, A
 
 def test_nothing_run_is_said(tmp_path: Path) -> None:
     report = write_report(a_recipe(table()), TRIALS, [], tmp_path)
-    assert "## Not run\n\n- test AUC\n" in report.markdown
-    assert "## Claims" not in report.markdown
+    assert "## Not run\n\n- test AUC\n" in report.markdown()
+    assert "## Claims" not in report.markdown()
 
 
 def test_parquet_has_a_row_for_each_trial_epoch_split_and_metric(records: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_parquet_has_a_row_for_each_trial_epoch_split_and_metric(records: list[d
 def test_the_page_needs_nothing_beside_it(records: list[dict[str, Any]], tmp_path: Path) -> None:
 
     records[-1]["error"] = "<script>alert(1)</script>"
-    report = write_report(a_recipe(table()), TRIALS, records, tmp_path)
-    html = report.page.read_text("utf-8")
+    write_report(a_recipe(table()), TRIALS, records, tmp_path)
+    html = (tmp_path / "report.html").read_text("utf-8")
     assert not re.findall(r'(?:src|href)="(?!data:)', html)
     assert "<script" not in html
     (image,) = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
@@ -231,9 +231,9 @@ def test_sections_stand_in_every_form_of_the_report(tmp_path: Path) -> None:
     )
     recipe = dataclasses.replace(a_recipe(table()), findings=lambda recipe, records, out: found)
     report = write_report(recipe, TRIALS, [], tmp_path)
-    assert "## A section\n\n| a | b |\n|---|---|\n| x | <y> |\n\nA note.\n" in report.markdown
-    assert "| does not hold | a claim | 0 |" in report.markdown
-    html = report.page.read_text("utf-8")
+    assert "## A section\n\n| a | b |\n|---|---|\n| x | <y> |\n\nA note.\n" in report.markdown()
+    assert "| does not hold | a claim | 0 |" in report.markdown()
+    html = (tmp_path / "report.html").read_text("utf-8")
     assert "<td>&lt;y&gt;</td>" in html
     assert base64.b64encode((tmp_path / "s.png").read_bytes()).decode() in html
-    assert not report.good
+    assert not report.is_good

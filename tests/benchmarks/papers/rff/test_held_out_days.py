@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.papers.pages.section import Findings, Section
 from benchmarks.papers.rff import ab_test, day_consumers
 from benchmarks.papers.rff.day_consumers import CONSUMERS, PREDICTS, recall, user_means
 from benchmarks.papers.rff.held_out_days import (
@@ -26,6 +25,7 @@ from benchmarks.papers.rff.held_out_days import (
     write_rows_before,
 )
 from benchmarks.papers.rff.recipe import AB_TEST, _with_days, recipe
+from trainer.report_pages.section import Findings, Section
 
 Array = np.ndarray
 NUM_ITEMS, NUM_USERS, DAYS = 60, 80, 6

@@ -18,10 +18,11 @@ from benchmarks.papers.__main__ import RECIPES, main
 from benchmarks.papers.text.quick_texts import write_quick_texts
 from benchmarks.papers.trials.grid import run_grid
 from benchmarks.papers.trials.quick_data import write_quick_data
-from benchmarks.papers.trials.run_trial import metrics_of, path_of, read_record, spent
+from benchmarks.papers.trials.run_trial import path_of, read_record
 from benchmarks.papers.trials.trial import Trial
 from tests.support import forked
 from trainer.runs import run_process
+from trainer.search.records import metrics_of, spent
 
 WHOLE = bool(os.environ.get("EVENKEEL_TEST_PAPERS"))
 """Whether the small form of each recipe is run whole: `make test-long`."""

@@ -1,49 +1,83 @@
-"""What the generalization report shows beside tables: sharpness, spectra, gradients, bounds and stability."""
+"""Sections of the generalization report: curves, sharpness, spectra, gradients, bounds and stability."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.papers.pages.layout import NOT_RUN, facts
-from benchmarks.papers.pages.section import Findings, Panel, Section, Verdict, verdict
-from benchmarks.papers.trials.run_trial import kept_path
-from benchmarks.papers.trials.trial import Recipe, Trial
 from trainer.generalization.bounds import DELTA, SIGMAS, rademacher_bound
 from trainer.generalization.compression import SHARES
+from trainer.generalization.gap import gaps
 from trainer.generalization.linear_bound import COIN, TRUNCATION
 from trainer.generalization.measures import LEVELS
 from trainer.generalization.stability import distance
+from trainer.generalization.trainings import COINS, NEIGHBOURS, ORIGINAL, PERMUTED, Training
+from trainer.report_pages.section import NOT_RUN, Findings, Panel, Section, Verdict, verdict
+from trainer.search.records import Record, facts
 
-BASE, COINS, NEIGHBOURS = "original", "coins", "neighbours"
-Record = dict[str, Any]
+
+class Ended(NamedTuple):
+    """A training that has ended well: ``record`` of it, ``arrays``: the file of its losses and parameters."""
+
+    training: Training
+    record: Record
+    arrays: Path
 
 
-def findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findings:
-    ended = [
-        (trial, records[trial.key])
-        for trial in recipe.jobs
-        if records.get(trial.key, {}).get("state") == "done"
-    ]  # fmt: skip
-    bases = {_label(trial, recipe): (trial, record) for trial, record in ended if trial.table == BASE}
-    measured = {label: record["measured"] for label, (_, record) in bases.items()}
+def findings(ended: Sequence[Ended]) -> Findings:
+    """Return the sections and claims of the trainings of a report."""
+    is_several = len({one.training.job.seed for one in ended}) > 1
+    labels = {
+        (one.training.label, one.training.job.seed): f"{one.training.label}, seed {one.training.job.seed}"
+        if is_several
+        else one.training.label
+        for one in ended
+    }
+    by_kind: dict[str, dict[str, Record]] = {}
+    for one in ended:
+        label = labels[one.training.label, one.training.job.seed]
+        by_kind.setdefault(one.training.kind, {})[label] = one.record
+    originals = by_kind.get(ORIGINAL, {})
+    measured = {label: record["measured"] for label, record in originals.items()}
     if not measured:
         return Findings()
-    said = facts([record for _, record in bases.values()])
-    neighbours = [(trial, record) for trial, record in ended if trial.table == NEIGHBOURS]
-    fits = {_label(trial, recipe): record["measured"] for trial, record in ended if trial.table == COINS}
-    sections = [_sharpness(measured, said), *_spectra(measured), _gradients(measured), *_bounds(measured, fits)]
-    stability = _stability(bases, neighbours, out)
-    return Findings((*sections, *stability), tuple(_claims(measured)))
+    fits = {label: record["measured"] for label, record in by_kind.get(COINS, {}).items()}
+    sections = [
+        _sharpness(measured, facts([*originals.values()])), *_spectra(measured), _gradients(measured),
+        *_bounds(measured, fits), *_stability(ended, labels),
+    ]  # fmt: skip
+    return Findings(tuple(sections), tuple(_claims(measured)))
 
 
-def _label(trial: Trial, recipe: Recipe) -> str:
-    several = len({one.seed for one in recipe.jobs}) > 1
-    return f"{trial.row}, seed {trial.seed}" if several else trial.row
+def curves(ended: Sequence[Ended]) -> list[Section]:
+    """Return training and test figures after each epoch, of the job and of permuted labels, and the gap."""
+    sections = []
+    for kind, title in (
+        (ORIGINAL, "Training and test figures after each epoch, and the gap (section 2)"),
+        (PERMUTED, "Permuted labels: the same job where labels say nothing of their rows (section 5)"),
+    ):
+        lines, panels, behind = [], [], []
+        for one in ended:
+            if one.training.kind != kind:
+                continue
+            metrics = one.record["metrics"] + gaps(one.record["metrics"])
+            by_curve: dict[str, list[tuple[float, float]]] = {}
+            for row in sorted(metrics, key=lambda row: row["epoch"]):
+                for name in ("auc", "logloss", "rmse"):
+                    if row["split"] in ("train", "test", "gap") and row.get(name) is not None:
+                        by_curve.setdefault(f"{row['split']} {name}", []).append((row["epoch"], float(row[name])))
+            label = f"{one.training.label}, seed {one.training.job.seed}"
+            lines += [(label, name, "/".join(f"{value:.4f}" for _, value in curve)) for name, curve in by_curve.items()]
+            panels.append(Panel(label, "epoch", "", by_curve))
+            behind.append(one.record)
+        if lines:
+            header = ("", "", "by epoch")
+            sections.append(Section(kind, title, header, tuple(lines), (facts(behind),), tuple(panels)))
+    return sections
 
 
 SHARPNESS = ("lambda_max", "ascent", "noise", "relative lambda_max", "relative ascent", "relative noise")
@@ -230,18 +264,14 @@ def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
     ]  # fmt: skip
 
 
-def _stability(
-    bases: Mapping[str, tuple[Trial, Record]],
-    neighbours: Sequence[tuple[Trial, Record]],
-    out: Path,
-) -> list[Section]:
-    places = {(trial.row, trial.seed): (label, trial) for label, (trial, _) in bases.items()}
+def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) -> list[Section]:
+    bases = {(one.training.label, one.training.job.seed): one for one in ended if one.training.kind == ORIGINAL}
     lines, behind = [], []
-    for trial, record in neighbours:
-        label, base = places.get((trial.row.rpartition(", ")[0], trial.seed), ("", None))
-        if base is None:
+    for one in ended:
+        place = one.training.label, one.training.job.seed
+        if one.training.kind != NEIGHBOURS or place not in bases:
             continue
-        with np.load(kept_path(base, out)) as file, np.load(kept_path(trial, out)) as other:
+        with np.load(bases[place].arrays) as file, np.load(one.arrays) as other:
             names = [name for name in ("dense", "rows") if name in file]
             distances = distance(
                 file["losses"], other["losses"],
@@ -251,8 +281,8 @@ def _stability(
             total = len(file["train_labels"])
         apart = " / ".join(f"{distances.parameters[name]:.4f}" for name in names)
         figures = (f"{distances.epsilon:.4f}", f"{distances.mean:.5f}", f"{distances.risk:+.6f}", apart)
-        lines.append((label, f"{count} of {total}", *figures))
-        behind.append(record)
+        lines.append((labels[place], f"{count} of {total}", *figures))
+        behind.append(one.record)
     if not lines:
         return []
     return [

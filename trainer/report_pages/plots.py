@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.pages.section import Curve, Panel, Section
+from trainer.report_pages.section import Curve, Panel, Section
 
 COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#E69F00", "#000000", "#999999")
 """Of Okabe and Ito: told apart by colour-blind readers too; line styles tell what is more than eight."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+NOT_RUN = "–"
+"""What a cell without a figure shows."""
 Curve = Sequence[tuple[float, ...]]
 """Places (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
 Verdict = tuple[str, str, str]
@@ -45,7 +47,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a recipe finds beyond its tables."""
+    """Sections and claims that a report is given."""
 
     sections: tuple[Section, ...] = ()
     claims: tuple[Verdict, ...] = ()
