@@ -72,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="the small form, on generated rows: seconds for a trial")
     parser.add_argument("--workers", type=int, default=1, help="jobs that train at a time (default: 1)")
     parser.add_argument("--list", action="store_true", help="print the trials and what they decide; run nothing")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="write each trial as a spec; run nothing")
     parser.add_argument("--report", action="store_true", help="report what has ended so far; run nothing")
     return parser
 
@@ -97,13 +96,6 @@ def _run(options: argparse.Namespace, command: str) -> int:
         for number, claim in enumerate(recipe.claims, 1):
             print(f"claim {number}: {claim.text}")
         return 0
-    if options.write is not None:
-        options.write.mkdir(parents=True, exist_ok=True)
-        for trial in trials:
-            (options.write / f"{trial.file_name}.yaml").write_text(trial.as_yaml(), "utf-8")
-        print(f"{len(trials)} specs in {options.write}")
-        return 0
-
     if recipe.prepare is not None:
         recipe.prepare()
     from benchmarks.papers.trials.grid import run_grid
@@ -117,9 +109,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
         except KeyboardInterrupt:
             print("stopped; the same command goes on from here", file=sys.stderr)
             return 130
-    from benchmarks.papers.pages.report import write_report
+    from benchmarks.papers.pages.layout import write_report
 
-    report = write_report(recipe, trials, records, out)
+    report = write_report(recipe, records, out)
     print(report.markdown())
     print(f"\nreport: {out / 'report.html'}")
     return 0 if report.is_good else 1

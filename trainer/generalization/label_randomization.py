@@ -47,33 +47,7 @@ def label_column(dataset: DatasetSpec) -> str:
 def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
     """Write the rows with their label column in random order, unless ``path`` is there."""
     draw = np.random.Generator(np.random.Philox(seed))
-    _write(dataset, path, lambda column: column.take(draw.permutation(len(column))))
-
-
-def part(dataset: DatasetSpec, path: Path, num_rows: int, seed: int = 0) -> None:
-    """Write ``num_rows`` random rows with a column ``is_test``, true of a random tenth, unless ``path`` is there."""
-    if not path.exists():
-        draw = np.random.Generator(np.random.Philox(seed))
-        table = read_rows(dataset)
-        chosen = table.take(draw.permutation(len(table))[:num_rows])
-        write_table(chosen.append_column("is_test", pa.array(draw.random(len(chosen)) < 0.1)), path, compression="zstd")
-
-
-def corrupted(dataset: DatasetSpec, path: Path, share: float, seed: int = 0) -> None:
-    """Write the rows with labels permuted among a random share of those that do not test, unless ``path`` is there.
-
-    Figure 1 of the lecture, by Zhang et al. 2016; ``dataset`` has a column ``is_test`` (:func:`part`).
-    """
-    draw = np.random.Generator(np.random.Philox(seed))
-
-    def relabelled(column: pa.ChunkedArray) -> pa.Array:
-        trains = np.flatnonzero(~read_rows(dataset)["is_test"].to_numpy())
-        rows = draw.permutation(trains)[: round(share * len(trains))]
-        values = column.to_numpy().copy()
-        values[rows] = values[draw.permutation(rows)]
-        return pa.array(values, column.type)
-
-    _write(dataset, path, relabelled)
+    write_labels(dataset, path, lambda column: column.take(draw.permutation(len(column))))
 
 
 def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
@@ -96,7 +70,7 @@ def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
             others[side] = values[rows[draw.integers(len(rows), size=int(side.sum()))]]
         return pa.array(others, column.type)
 
-    _write(dataset, path, drawn)
+    write_labels(dataset, path, drawn)
 
 
 def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None:
@@ -118,7 +92,7 @@ def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None
             others[row] = values[rows[int(draw.integers(len(rows)))]]
         return pa.array(others, column.type)
 
-    _write(dataset, path, relabelled)
+    write_labels(dataset, path, relabelled)
 
 
 def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
@@ -163,7 +137,7 @@ def read_rows(dataset: DatasetSpec) -> pa.Table:
     return table
 
 
-def _write(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.ChunkedArray], Any]) -> None:
+def write_labels(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.ChunkedArray], Any]) -> None:
     """Write the rows with another label column, unless ``path`` is there."""
     if not path.exists():
         table, name = read_rows(dataset), label_column(dataset)

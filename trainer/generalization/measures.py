@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from trainer.generalization import compression
 from trainer.generalization.bounds import fit_of_signs, massart_bound, norm_bound, pac_bayes, wrong
-from trainer.generalization.covariate_shift import covariate_shifts
 from trainer.generalization.gradients import gradient_norms
 from trainer.generalization.hessian import top_eigenvalue
-from trainer.generalization.jacobians import LARGE, NUM_ROWS, inputs_of, jacobian_norms, scale_weights, with_moments_of
 from trainer.generalization.linear_bound import derivatives, largest_input, linear_bound, norm_of
 from trainer.generalization.rescaling import ALPHA, rescalable, rescaled
 from trainer.generalization.sharpness import RELATIVE_RHO, RELATIVE_SIGMA, ascent_rise, noise_rise
 from trainer.generalization.spectrum import spectrum
 from trainer.generalization.subject import Subject, is_classifier, is_labelled
-from trainer.models.base import RankingModel
 
 LEVELS = (0.5, 0.25, 0.1)
 """t of the bound on how many singular values lie above t times the largest: stable rank / t^2."""
@@ -100,34 +97,6 @@ def _norm_bound(subject: Subject) -> float:
     tables = [float(matrices[f"table {key.table}"].double().norm()) for key in subject.data.keys]
     layers = [float(one.detach().norm()) for _, one in subject.model.dense_parameters() if one.ndim == 2]
     return norm_bound(layers, tables, subject.mean_squared_input(), subject.data.num_examples["train"])
-
-
-def by_depth(subject: Subject) -> dict[str, list[float]]:
-    """Return the Jacobians and covariate shifts of a model's tower, hidden layer by hidden layer.
-
-    Jacobians, of the first rows of the sample: ``initial``, ``large`` (initial weights times LARGE) and ``trained``.
-    Initial towers read what the trained one does; their batch normalisation has the moments of these rows. Shifts, of
-    the whole sample and a step at the dense rate, without the first layer's: ``initial cosine``, ``initial
-    difference``, ``trained cosine``, ``trained difference``.
-    """
-    tower: Any = subject.model.tower
-    inputs = inputs_of(tower, subject.losses)[:NUM_ROWS]
-    found = {"trained": jacobian_norms(tower, inputs), **_shifts("trained", subject, subject.model)}
-    for name, factor in (("initial", 1.0), ("large", LARGE)):
-        initial: Any = subject.initial_model().tower
-        scale_weights(initial, factor)
-        with_moments_of(initial, inputs)
-        found[name] = jacobian_norms(initial, inputs)
-    return found | _shifts("initial", subject, subject.initial_model())
-
-
-def _shifts(when: str, subject: Subject, model: RankingModel) -> dict[str, list[float]]:
-    rate = subject.job.dense_optimizer.learning_rate
-    shifts = covariate_shifts(cast(nn.Module, model.tower), lambda: subject.losses(model).mean(), rate)
-    return {
-        f"{when} cosine": [one.cosine for one in shifts],
-        f"{when} difference": [one.difference for one in shifts],
-    }
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:

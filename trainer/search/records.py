@@ -54,21 +54,15 @@ def record_of_run(run: TrialRun, name: str, key: str, command: str, measure: Mea
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
     """Return the metrics for each epoch and split, in order, of the attempt that reported them last.
 
-    Tables are numbers of their own. ``seconds``: how long the run had taken by then, from its first step, evaluation
-    and all; left out from where a run was gone on with.
+    Tables are numbers of their own.
     """
     metrics: dict[tuple[int, str], dict[str, Any]] = {}
-    start = None
     for event in read_events(directory):
-        if event.fields["type"] == "state" and event.fields["state"] == "running":
-            start = event.fields["time"] if event.fields["attempt"] == 1 else None
         if event.fields["type"] == "metric":
             fields = {k: v for k, v in event.fields.items() if k not in ("time", "attempt", "type") and not is_table(k)}
             for bucket in event.fields.get("frequency_buckets", ()):
                 number = bucket["bucket"]
                 fields |= {f"bucket_{number}_{what}": bucket[what] for what in ("auc", "norm")}
-            if start is not None:
-                fields["seconds"] = round(_seconds_between(start, event.fields["time"]), 3)
             metrics[fields["epoch"], fields["split"]] = fields
     return [metrics[key] for key in sorted(metrics)]
 

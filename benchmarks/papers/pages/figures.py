@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.papers.trials.trial import AnyTrial, Claim, Column, Recipe, Table
+from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table
 
 Record = dict[str, Any]
 Runs = dict[int, Record]
@@ -96,18 +96,8 @@ class Figures:
 
     def curve(self, table: Table, column: Column, row: str) -> list[tuple[float, float]]:
         """Return (mean, sd or 0) of the metric after each epoch that every seed has."""
-        return self._over_seeds(table, column, row, column.metric)
-
-    def seconds(self, table: Table, column: Column, row: str) -> list[float]:
-        """Return how long the runs had taken, in the mean, by the end of each epoch of :meth:`curve`.
-
-        [] where a run does not know, because it was stopped and gone on with.
-        """
-        return [mean for mean, _ in self._over_seeds(table, column, row, "seconds")]
-
-    def _over_seeds(self, table: Table, column: Column, row: str, metric: str) -> list[tuple[float, float]]:
         _, runs = self.runs(table, column, row)
-        curves = [_curve(record, column.split, metric) for record in runs.values()]
+        curves = [_curve(record, column.split, column.metric) for record in runs.values()]
         places = zip(*(list(curve.values()) for curve in curves), strict=False) if curves else ()
         return [(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for v in places]
 
@@ -148,27 +138,6 @@ def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
         return ()
     pick = min if table.lower else max
     return (curve[pick(validation, key=lambda epoch: validation[epoch])],)
-
-
-def rows_of(trials: Sequence[AnyTrial], records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """Return a row for each trial, epoch, split and metric: what results.parquet holds."""
-    rows = []
-    for trial in trials:
-        record = records.get(trial.key)
-        if record is None:
-            continue
-        for metrics in record["metrics"]:
-            for metric, value in metrics.items():
-                if metric in ("epoch", "split") or not isinstance(value, int | float):
-                    continue
-                rows.append(
-                    {
-                        "table": trial.table, "column": trial.column, "row": trial.row, "tried": trial.tried,
-                        "seed": trial.seed, "epoch": metrics["epoch"], "split": metrics["split"], "metric": metric,
-                        "value": float(value), "alpha": record["alpha"], "state": record["state"], "key": trial.key,
-                    }
-                )  # fmt: skip
-    return rows
 
 
 def _curve(record: Record, split: str, metric: str) -> dict[int, float]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from benchmarks.papers.pages.figures import Cell, Figures, Record
 from benchmarks.papers.trials.trial import Column, Recipe, Table
 from trainer.report_pages.page import Report
-from trainer.report_pages.section import NOT_RUN, Curve, Findings, Panel, Section, verdict
+from trainer.report_pages.section import NOT_RUN, Findings, Panel, Section, verdict
 from trainer.search.records import facts
 
 
@@ -25,6 +26,15 @@ def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], finding
     sections = (*filter(None, shown), *findings.sections)
     verdicts = (*claims, *findings.claims)
     return Report(recipe.title, recipe.source, recipe.protocol, sections, verdicts, failed, not_run)
+
+
+def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Report:
+    """Write the report of records under ``out``."""
+    by_key = {record["key"]: record for record in records}
+    findings = None if recipe.findings is None else recipe.findings(recipe, by_key, out)
+    report = lay_out(recipe, Figures(recipe, by_key), records, findings)
+    report.write(out)
+    return report
 
 
 def section_of(table: Table, figures: Figures) -> Section | None:
@@ -58,25 +68,19 @@ def section_of(table: Table, figures: Figures) -> Section | None:
 
 
 def _panels(table: Table, columns: Sequence[Column], figures: Figures) -> tuple[Panel, ...]:
-    """Return the metric of each column over epochs, and over the seconds of the run where the table asks for it.
+    """Return a panel for each column: its metric over epochs, a curve for each row.
 
-    A curve for each row; none at all where no run has two epochs, or the last one is all that counts.
+    None at all if no run has two epochs, or the last one is all that counts.
     """
-    curves = {(row, column): figures.curve(table, column, row) for row in figures.rows(table) for column in columns}
+    rows = figures.rows(table)
+    curves = {(row, column): figures.curve(table, column, row) for row in rows for column in columns}
     if table.when == "last" or max(map(len, curves.values())) < 2:
         return ()
-    panels = []
-    for x in ("epoch", "seconds of the run") if table.seconds else ("epoch",):
-        for column in columns:
-            drawn: dict[str, Curve] = {}
-            for row in figures.rows(table):
-                curve = curves[row, column]
-                places = range(1, len(curve) + 1) if x == "epoch" else figures.seconds(table, column, row)
-                # A run that was stopped and gone on with does not know its seconds.
-                known = len(places) == len(curve)
-                drawn[row] = [(at, *one) for at, one in zip(places, curve, strict=True)] if known else ()
-            panels.append(Panel(column.label, x, f"{column.split} {column.metric}", drawn))
-    return tuple(panels)
+    return tuple(
+        Panel(column.label, "epoch", f"{column.split} {column.metric}",
+              {row: [(epoch, *one) for epoch, one in enumerate(curves[row, column], 1)] for row in rows})
+        for column in columns
+    )  # fmt: skip
 
 
 def _lines(table: Table, row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) -> list[tuple[str, ...]]:

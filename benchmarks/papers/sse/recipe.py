@@ -15,10 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.papers.pages import documents
-from benchmarks.papers.pages.figures import Figures
 from benchmarks.papers.sse import bias, figures, graphs
 from benchmarks.papers.sse.tables import BPR_DIMS, CLAIMS, FEW_DIMS, RMSE, TABLES
-from benchmarks.papers.trials.speed import speed
 from benchmarks.papers.trials.trial import Claim, Recipe, Table, Trial
 from trainer.generalization.parquet_file import write_table
 from trainer.report_pages.section import NOT_RUN, Findings, Section
@@ -389,7 +387,6 @@ def _findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) 
         _als([one for one in of_records if one["state"] == "done"]),
         *figures.sections(looked_at),
         bias.section(looked_at),
-        speed(recipe, Figures(recipe, records)),
     )
     return Findings(tuple(filter(None, sections)))
 
@@ -426,9 +423,7 @@ def _quick(data: Path, seeds: int, rows: Path) -> Recipe:
         _mf("figures", "MF", of, seed, 8, 0.02, batch_size=64, epochs=2, biases=False, measured_by="sse_figures")
         for seed in range(seeds)
     )
-    table = Table(
-        "quick", "own log, small, MF: test RMSE at the best epoch", RMSE, "best", "rmse", lower=True, seconds=True
-    )
+    table = Table("quick", "own log, small, MF: test RMSE at the best epoch", RMSE, "best", "rmse", lower=True)
     claims = tuple(
         Claim(f"{row} is below plain MF", "quick", "mf", (f"{row} + MF", "best"), ("MF", "best"), 0.0)
         for row in ("SSE-SE", "SSE-Graph")

@@ -10,12 +10,12 @@ FEW_DIMS, BPR_DIMS = (5, 20, 40), (32, 128)
 TABLES = (
     Table(
         "ml1m", "MovieLens-1M, MF, dimension 100, l2 .1: test RMSE at the best epoch", RMSE, "best", "rmse", lower=True,
-        published=published.SSE_ML1M, comparable=False, seconds=True,
+        published=published.SSE_ML1M, comparable=False,
         published_is="table 1: users with fewer than 60 ratings alone, so that levels are not comparable",
     ),
     Table(
         "ml1m_few", "MovieLens-1M, users with fewer than 60 ratings, MF, dimension 10: test RMSE at the best epoch",
-        RMSE, "best", "rmse", lower=True, published=published.SSE_ML1M_FEW, comparable=False, seconds=True,
+        RMSE, "best", "rmse", lower=True, published=published.SSE_ML1M_FEW, comparable=False,
         published_is="table 1, whose dimension, split and rates are not said, with a graph of casts and one of the "
         "users' ages",
     ),
@@ -36,7 +36,7 @@ TABLES = (
     Table(
         "ml1m_bpr", "MovieLens-1M, BPR, all items ranked: precision of the test split",
         tuple(Column(f"P@{k}", "bpr", f"precision_{k}_full") for k in (1, 5, 10)),
-        "best", "precision_5_full", published=published.SSE_BPR, seconds=True,
+        "best", "precision_5_full", published=published.SSE_BPR,
         published_is="table 3, split as in the papers it refers to: 50 ratings train, of users with at least 60",
     ),
     Table(
@@ -53,20 +53,20 @@ TABLES = (
     Table(
         "ml1m_sasrec", "MovieLens-1M, SASRec, two blocks of dimension 100, against 100 negatives",
         (Column("NDCG@10", "sasrec", "ndcg_10"), Column("HR@10", "sasrec", "hit_rate_10")),
-        "best", "ndcg_10", published=published.SSE_SASREC, seconds=True,
+        "best", "ndcg_10", published=published.SSE_SASREC,
         published_is="table 4: sequences of 200, dropout .1, L2 1e-5; of 50, dropout .1 or .2 here, all of a history",
     ),
     Table(
         "ml1m_sasrec_200", "MovieLens-1M, SASRec of dimension 100, sequences of 200, against 100 negatives",
         (Column("NDCG@10", "sasrec", "ndcg_10"), Column("HR@10", "sasrec", "hit_rate_10"),
          Column("NDCG@10, 6 blocks", "sasrec_6", "ndcg_10"), Column("HR@10, 6 blocks", "sasrec_6", "hit_rate_10")),
-        "best", "ndcg_10", published=published.SSE_SASREC_200, seconds=True,
+        "best", "ndcg_10", published=published.SSE_SASREC_200,
         published_is="table 4: two blocks and six, dropout .1, weight decay 1e-5 (here of all but the rows of items)",
     ),
     Table(
         "beauty_sasrec", "Amazon Beauty, SASRec, two blocks of dimension 50, against 100 negatives",
         (Column("NDCG@10", "sasrec", "ndcg_10"), Column("HR@10", "sasrec", "hit_rate_10")),
-        "best", "ndcg_10", seconds=True,
+        "best", "ndcg_10",
     ),
 )  # fmt: skip
 

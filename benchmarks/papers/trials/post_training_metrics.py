@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,40 +41,26 @@ def item_vectors(run: Run, archive: Path) -> dict[str, Any]:
     return {"steps_per_epoch": data.steps_per_epoch}
 
 
-def als(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`benchmarks.papers.sse.als.baselines`, which asks the run for its rows alone; keep no arrays."""
-    from benchmarks.papers.sse.als import baselines
+def _lazily(module: str, function: str, reads: Callable[[Run], Sequence[Any]]) -> Measure:
+    """Return a measure without arrays, whose module is imported with its first run."""
 
-    return baselines(run.dataset, run.job)
+    def measure(run: Run, archive: Path) -> dict[str, Any]:
+        figures: dict[str, Any] = getattr(importlib.import_module(module), function)(*reads(run))
+        return figures
 
-
-def sse_figures(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`benchmarks.papers.sse.figures.measures`; keep no arrays."""
-    from benchmarks.papers.sse.figures import measures
-
-    return measures(run)
+    return measure
 
 
-def tower_by_depth(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`trainer.generalization.measures.by_depth`; keep no arrays."""
-    from trainer.generalization.measures import by_depth
-
-    return by_depth(trainings.subject_of(run))
-
-
-def sharpness(run: Run, path: Path) -> dict[str, Any]:
-    """Return :func:`trainer.generalization.measures.sharpness`; keep no arrays."""
-    from trainer.generalization.measures import sharpness as near
-
-    return near(trainings.subject_of(run))
+def _subject(run: Run) -> Sequence[Any]:
+    return (trainings.subject_of(run),)
 
 
 MEASURES: dict[str, Measure] = {
     **trainings.MEASURES,
-    "als": als,
+    "als": _lazily("benchmarks.papers.sse.als", "baselines", lambda run: (run.dataset, run.job)),
     "item_vectors": item_vectors,
-    "sharpness": sharpness,
-    "sse_figures": sse_figures,
-    "tower_by_depth": tower_by_depth,
+    "sharpness": _lazily("trainer.generalization.measures", "sharpness", _subject),
+    "sse_figures": _lazily("benchmarks.papers.sse.figures", "measures", lambda run: (run,)),
+    "tower_by_depth": _lazily("benchmarks.papers.lecture.depth", "by_depth", _subject),
 }
 """By the name that a trial has for it."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from trainer.report_pages.section import Findings
 from trainer.search.records import deciding_packages
 from trainer.spec import DatasetSpec, JobSpec
@@ -39,11 +37,6 @@ class Named:
         """``TABLE/COLUMN/ROW[/TRIED]/seed-N``, of one recipe each once."""
         parts = [self.table, self.column, self.row, self.tried, f"seed-{self.seed}"]
         return "/".join(part for part in parts if part)
-
-    @property
-    def file_name(self) -> str:
-        """The name, as that of a file."""
-        return re.sub(r"[^A-Za-z0-9_.~-]+", "-", self.name)
 
     def matches(self, pattern: str) -> bool:
         """Return whether one of the globs of ``pattern`` is this name or a folder above it.
@@ -90,11 +83,6 @@ class Trial(Named):
         document += [self.measured_by] if self.measured_by else []
         return _hash_of(document)
 
-    def as_yaml(self) -> str:
-        """Return dataset and job as ``evenkeel validate``, ``submit`` and ``train`` take them."""
-        documents = [spec.model_dump(mode="json", exclude_unset=True) for spec in (self.dataset, self.job)]
-        return f"# {self.name}\n" + yaml.safe_dump_all(documents, sort_keys=False)
-
 
 @dataclass(frozen=True)
 class TextTrial(Named):
@@ -123,11 +111,6 @@ class TextTrial(Named):
         """16 hex digits, of the settings, names and sizes of the files and the packages that decide figures."""
         sizes = {name: _bytes_of(self.data / name) for name in self.files}
         return _hash_of([self.experiment, dict(self.settings), self.seed, sizes, deciding_packages()])
-
-    def as_yaml(self) -> str:
-        """Return experiment and settings; no job takes them."""
-        fields = {"experiment": self.experiment, "seed": self.seed, "settings": json.loads(json.dumps(self.settings))}
-        return f"# {self.name}\n" + yaml.safe_dump(fields, sort_keys=False)
 
 
 AnyTrial = Trial | TextTrial
@@ -162,8 +145,6 @@ class Table:
     published_is: str = ""
     comparable: bool = True
     digits: int = 4
-    seconds: bool = False
-    """Whether its curves are also drawn against the seconds of the run."""
 
     @property
     def trials_of(self) -> str:

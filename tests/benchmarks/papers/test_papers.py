@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.papers.__main__ import RECIPES, main
 from benchmarks.papers.trials.trial import Recipe
-from trainer.spec import load_documents
+from trainer.spec import parse_dataset, parse_job
 
 DATA = Path("nowhere")
 ALPHAS = ("0.001", "0.0032", "0.01")
@@ -55,14 +55,11 @@ def test_metrics_that_tables_show_are_measured(recipe: Recipe) -> None:
                     assert column.metric in trial.job.evaluation.metrics
 
 
-def test_trials_are_written_as_specs_that_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--data", str(tmp_path), "--write", str(tmp_path / "specs"), "--seeds", "1", "--out", str(tmp_path)]
-    assert main(["sse", *asked]) == 0
-    trials = RECIPES["sse"](tmp_path, 1, False, rows=tmp_path / "rows").trials
-    assert len(list((tmp_path / "specs").iterdir())) == len(trials)
-    for trial in trials:
-        dataset, job = load_documents(tmp_path / "specs" / f"{trial.file_name}.yaml")
-        assert (dataset, job) == (trial.dataset, trial.job)
+def test_trials_are_what_users_could_ask_for(recipe: Recipe) -> None:
+    for trial in recipe.jobs:
+        dataset, job = (spec.model_dump(mode="json", exclude_unset=True) for spec in (trial.dataset, trial.job))
+        assert parse_dataset(dataset) == trial.dataset
+        assert parse_job(job).against(trial.dataset) == trial.job
 
 
 def test_a_list_names_trials_and_what_they_decide(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.papers.pages import documents
 from benchmarks.papers.pages.figures import Figures
-from benchmarks.papers.pages.layout import joined, lay_out
-from benchmarks.papers.pages.report import write_report
-from benchmarks.papers.trials.speed import speed
+from benchmarks.papers.pages.layout import joined, lay_out, write_report
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.report_pages.section import Findings, Panel, Section
 
@@ -86,7 +83,7 @@ def records() -> list[dict[str, Any]]:
 
 def test_the_table_is_exact(records: list[dict[str, Any]], tmp_path: Path) -> None:
     recipe = a_recipe(table())
-    report = write_report(recipe, TRIALS, records, tmp_path)
+    report = write_report(recipe, records, tmp_path)
     lines = report.markdown().splitlines()
     start = lines.index("## test AUC") + 2
     assert lines[start : start + 10] == [
@@ -160,23 +157,14 @@ def test_levels_that_do_not_compare_have_no_difference(records: list[dict[str, A
 
 
 def test_nothing_run_is_said(tmp_path: Path) -> None:
-    report = write_report(a_recipe(table()), TRIALS, [], tmp_path)
+    report = write_report(a_recipe(table()), [], tmp_path)
     assert "## Not run\n\n- test AUC\n" in report.markdown()
     assert "## Claims" not in report.markdown()
 
 
-def test_parquet_has_a_row_for_each_trial_epoch_split_and_metric(records: list[dict[str, Any]], tmp_path: Path) -> None:
-    write_report(a_recipe(table()), TRIALS, records, tmp_path)
-    rows = pq.read_table(tmp_path / "results.parquet").to_pylist()
-    assert len(rows) == 7 * 2 * 2 * 2
-    adam = [row for row in rows if (row["row"], row["seed"], row["split"], row["metric"]) == ("Adam", 0, "test", "auc")]
-    assert [(row["epoch"], row["value"]) for row in adam] == [(1, 0.70), (2, 0.68)]
-
-
 def test_the_page_needs_nothing_beside_it(records: list[dict[str, Any]], tmp_path: Path) -> None:
-
     records[-1]["error"] = "<script>alert(1)</script>"
-    write_report(a_recipe(table()), TRIALS, records, tmp_path)
+    write_report(a_recipe(table()), records, tmp_path)
     html = (tmp_path / "report.html").read_text("utf-8")
     assert not re.findall(r'(?:src|href)="(?!data:)', html)
     assert "<script" not in html
@@ -190,35 +178,6 @@ def test_figures_are_printed_as_papers_print_them() -> None:
     assert joined((0.99999,), 4) == "1.0000"
 
 
-def timed(of: Trial, test: list[float], seconds: list[float]) -> dict[str, Any]:
-    found = record(of, test, test)
-    for one in found["metrics"]:
-        one["seconds"] = seconds[one["epoch"] - 1]
-    return found
-
-
-def test_speed_is_seconds_to_the_best_and_to_what_the_first_row_reached() -> None:
-    """AdamAR passes Adam's best, .71, in its second epoch; AdamW never does. A run that was stopped is left out."""
-    adam, other, ar = (next(one for one in TRIALS if one.row == row) for row in ("Adam", "AdamW", "AdamAR"))
-    records = [timed(adam, [0.71, 0.70], [4.0, 8.0]), timed(other, [0.6, 0.65], [5.0, 9.0])]
-    records.append(timed(ar, [0.70, 0.75], [6.0, 12.5]))
-    shown = table(seconds=True)
-    recipe = a_recipe(shown)
-    section = speed(recipe, Figures(recipe, {one["key"]: one for one in records}))
-    assert section is not None
-    assert [line[1:] for line in section.lines] == [
-        ("Adam", "1", "0.7100", "4.0", "4", "4"),
-        ("AdamW", "2", "0.6500", "4.5", "9", "–"),
-        ("AdamAR", "2", "0.7500", "6.2", "12", "12"),
-    ]
-    for one in records[-1]["metrics"]:
-        one.pop("seconds")
-    section = speed(recipe, Figures(recipe, {one["key"]: one for one in records}))
-    assert section is not None
-    assert [line[1] for line in section.lines] == ["Adam", "AdamW"]
-    assert speed(a_recipe(table()), Figures(a_recipe(table()), {})) is None
-
-
 def test_sections_stand_in_every_form_of_the_report(tmp_path: Path) -> None:
     """And their claims count."""
     found = Findings(
@@ -230,7 +189,7 @@ def test_sections_stand_in_every_form_of_the_report(tmp_path: Path) -> None:
         (("does not hold", "a claim", "0"),),
     )
     recipe = dataclasses.replace(a_recipe(table()), findings=lambda recipe, records, out: found)
-    report = write_report(recipe, TRIALS, [], tmp_path)
+    report = write_report(recipe, [], tmp_path)
     assert "## A section\n\n| a | b |\n|---|---|\n| x | <y> |\n\nA note.\n" in report.markdown()
     assert "| does not hold | a claim | 0 |" in report.markdown()
     html = (tmp_path / "report.html").read_text("utf-8")

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.papers.lecture.corrupted_labels import corrupted, part
+from benchmarks.papers.lecture.depth import by_depth
+from benchmarks.papers.lecture.jacobians import LARGE, hidden_layers, jacobian_norms, scale_weights, with_moments_of
 from benchmarks.papers.pages import documents
 from trainer.checkpoint.format import latest_valid
-from trainer.generalization.jacobians import LARGE, hidden_layers, jacobian_norms, scale_weights, with_moments_of
-from trainer.generalization.label_randomization import corrupted, part
-from trainer.generalization.measures import by_depth
 from trainer.generalization.subject import Subject
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks

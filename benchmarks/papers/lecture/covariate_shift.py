@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainer.generalization.jacobians import hidden_layers
+from benchmarks.papers.lecture.jacobians import hidden_layers
 
 
 class Shift(NamedTuple):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from tests.trainer.generalization.test_jacobians import KINDS, made
-from trainer.generalization.covariate_shift import covariate_shifts
-from trainer.generalization.jacobians import hidden_layers
+from benchmarks.papers.lecture.covariate_shift import covariate_shifts
+from benchmarks.papers.lecture.jacobians import hidden_layers
+from tests.benchmarks.papers.lecture.test_jacobians import KINDS, made
 
 RATE = 0.01
 
