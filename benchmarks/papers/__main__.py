@@ -41,9 +41,9 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 MAKE_ROWS = ("adamar", "alpha", "dropout", "generalization", "rff", "sse", "towers")
 DATA = Path("data")
 SEEDS = {"rff": 10}
-"""Where it is not 3: the paper's variances are of ten runs."""
+"""Default number of seeds, if not 3; the variances of the RFF paper are of ten runs."""
 QUICK_SEEDS = {"rff": 2}
-"""Where it is not 1."""
+"""Default number of seeds of the small form, if not 1."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

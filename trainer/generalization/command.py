@@ -39,7 +39,7 @@ order and draws are those of the job."""
 
 
 def protocol(dataset: DatasetSpec, job: JobSpec) -> str:
-    """Return what was trained, and why the job has no labels to change, if so."""
+    """Return the protocol of the report, with the reason if the job has no labels to change."""
     reason = why_no_labels(dataset, job)
     return PROTOCOL if reason is None else f"{PROTOCOL} Without permuted labels and neighbours: {reason}"
 

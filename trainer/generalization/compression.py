@@ -14,7 +14,7 @@ from trainer.generalization.parameters import restored
 from trainer.generalization.spectrum import Spectrum
 
 SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
-"""Of the rank."""
+"""Shares of the rank that are kept."""
 
 
 def rank_of(spectrum: Spectrum, share: float) -> int:

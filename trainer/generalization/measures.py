@@ -1,4 +1,4 @@
-"""Every measure of one trained model: what the ``generalization`` recipe records of it."""
+"""All measures of one trained model for the generalization report."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _norm_bound(subject: Subject) -> float:
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:
-    """Return how well a job on fair coins as labels fits signs.
+    """Return the fit of signs of a job on fair coins as labels.
 
     The labels are of :func:`trainer.generalization.label_randomization.coins`.
     """

@@ -203,7 +203,7 @@ class Subject:
 
 
 def is_labelled(job: JobSpec, data: PreparedData) -> bool:
-    """Return whether the loss of a held-out row is that of a training row.
+    """Return True if a held-out row has the same loss as a training row.
 
     It is not that of pairs, sequences, or other items of a batch.
     """
@@ -211,7 +211,7 @@ def is_labelled(job: JobSpec, data: PreparedData) -> bool:
 
 
 def is_classifier(job: JobSpec, data: PreparedData) -> bool:
-    """Return whether the loss of a held-out row is the log loss of a class."""
+    """Return True if the loss of a held-out row is the log loss of a class."""
     return is_labelled(job, data) and loss_of(job) == "bce"
 
 
@@ -244,7 +244,7 @@ def _in_float64(batch: Batch) -> Batch:
 
 
 def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
-    """Return what :mod:`trainer.generalization.stability` compares.
+    """Return the arrays that :mod:`trainer.generalization.stability` compares.
 
     It is ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
     ``rows``.

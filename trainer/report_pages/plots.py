@@ -8,7 +8,7 @@ from typing import Any
 from trainer.report_pages.section import Curve, Panel, Section
 
 COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#E69F00", "#000000", "#999999")
-"""Of Okabe and Ito: told apart by colour-blind readers too; line styles tell what is more than eight."""
+"""Colours of Okabe and Ito, which colour-blind readers tell apart; line styles tell more than eight curves apart."""
 STYLES = ("-", "--")
 MOST_TICKS = 8
 

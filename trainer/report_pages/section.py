@@ -1,4 +1,4 @@
-"""A part of a report: a table as text, what must be said of it, and charts."""
+"""Sections of a report: a table as text, notes and charts."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def machine() -> str:
 
 
 def last_said(directory: Path, kind: str, field: str) -> Any:
-    """Return what the last event of a kind says of a field, if any."""
+    """Return a field of the last event of a kind that has it, or None."""
     said = None
     for event in read_events(directory):
         if event.fields["type"] == kind and event.fields.get(field) is not None:

@@ -187,7 +187,7 @@ def _metric_problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> 
 
 
 def _problems_with(job: JobSpec, dataset: DatasetSpec, path: str, value: Any) -> list[FieldProblem]:
-    """Return what a job has against the value of a field."""
+    """Return the problems of a job with another value of a field."""
     said = f"with {value:g}" if isinstance(value, float) else f"with {value}"
     return [
         FieldProblem(f"space.{path}", f"{said}: {problem.field}: {problem.message}", problem.remedy)

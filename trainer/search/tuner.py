@@ -30,13 +30,13 @@ DOMAINS: dict[str, Callable[..., Any]] = {
 
 
 def domain(distribution: Distribution) -> Any:
-    """Return where Ray Tune draws the values of a field from."""
+    """Return the domain from which Ray Tune draws the values of a field."""
     (kind,) = distribution.model_fields_set
     return DOMAINS[kind](*distribution.examples)
 
 
 def scheduler(folder: SearchFolder) -> TrialScheduler:
-    """Return what ends trials early: ASHA over epochs, or nothing."""
+    """Return the scheduler that ends trials early: ASHA over epochs, or none."""
     search, epochs = folder.search, folder.job.epochs
     if search.scheduler == "none" or epochs <= search.grace_epochs:
         return FIFOScheduler()

@@ -39,7 +39,7 @@ TUNED: dict[str, dict[str, Any]] = {
 }
 """The same, of the rows whose strength validation takes, as in the paper."""
 FACTORS = (0.25, 1.0, 4.0)
-"""Of lambda_1 = q / (1 - q), the coefficient of the equations."""
+"""Multiples of lambda_1 = q / (1 - q), the coefficient of the equations, that are tried."""
 IDENTITY_FACTORS = (0.0001, 0.001, 0.01, 0.1)
 """The identity's trace is the number of words, the Hessian's of the loss at most 1."""
 L2_STRENGTHS = (1e-6, 1e-5, 1e-4, 1e-3)

@@ -44,15 +44,15 @@ TUNED = (
 )  # fmt: skip
 QUICK_TUNED = ("identity Hessian",)
 FACTORS = (0.0625, 0.25, 1.0, 4.0, 16.0)
-"""Of lambda_1 = q / (1 - q), the coefficient of the equations."""
+"""Multiples of lambda_1 = q / (1 - q), the coefficient of the equations, that are tried."""
 PLAIN, RATES = "DROPOUT_1", (0.1, 0.2, 0.4, 0.6)
-"""Of dropout itself the rate is tuned."""
+"""Row of plain dropout, and the rates that are tried."""
 L2 = "l2"
 L2_STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
 SIZED = ("none", "DROPOUT_1", "DROPOUT_2", "DROPOUT_4", "R_approx", "R_approx + xi_approx")
 QUICK_SIZED = ("none",)
 SHARE = 0.2
-"""Of the training rows, in table 2."""
+"""Share of the training rows in table 2."""
 FIFTH = "fifth"
 ML1M = "ml1m"
 """Its AUC rises for four epochs, where that of epinions falls after the first."""

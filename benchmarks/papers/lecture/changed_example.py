@@ -16,7 +16,7 @@ from trainer.search.records import facts
 
 TABLE = "stability"
 LEVELS = (0.5, 0.3, 0.1)
-"""Of the training logloss: distances are compared where it first is at most this."""
+"""Levels of the training logloss; distances are compared where it first reaches them."""
 DESCENTS = {
     ("linear", "one example a step"): ChangedExampleSettings(0, "one", 1.0, 10_000),
     ("linear", "all examples a step"): ChangedExampleSettings(0, "all", 3.0, 3_000),

@@ -72,7 +72,7 @@ def with_moments_of(tower: nn.Module, inputs: Tensor) -> None:
 
 
 def inputs_of(tower: nn.Module, call: Callable[[], object]) -> Tensor:
-    """Return what a tower is given where ``call()`` runs the model that it is of."""
+    """Return the inputs of a tower while ``call()`` runs its model."""
     seen: list[Tensor] = []
     hook = tower.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
     try:

@@ -17,7 +17,7 @@ from benchmarks.papers.text.corpus import vocabulary
 
 Floats = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.25, 0.5, 0.75)
-"""Of the margins of training rows: each is a gamma, which the other rows are beyond."""
+"""Quantiles of the margins of training rows; each is a gamma."""
 NUM_DRAWS = 50
 HELD_OUT = 0.2
 L2 = 1e-4

@@ -46,7 +46,7 @@ class Judgement:
 
 
 class Figures:
-    """What is known of a recipe's tables. ``records`` by key of the trial."""
+    """Figures of a recipe's tables. ``records``: by key of the trial."""
 
     def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
         self.recipe = recipe

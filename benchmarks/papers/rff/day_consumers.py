@@ -28,20 +28,20 @@ from trainer.metrics.ranking import Ranking, rank_of
 TOP = 5
 NUM_NEIGHBOURS = 3
 NUM_STEPS = 100
-"""Of the logistic regression."""
+"""Steps of the logistic regression."""
 L2 = 1e-4
 HIDDEN, EPOCHS, BATCH_SIZE, LEARNING_RATE = 32, 5, 256, 3e-3
 RIDGE = 10.0
 Judge = Callable[[Array, Impressions], float]
-"""From the features of a day and its impressions to how good a consumer is on it."""
+"""``judge(features of a day, impressions)``: the figure of a consumer on that day."""
 Consumer = Callable[[Array, Impressions], Judge]
-"""From the features and impressions of a fit to what was fitted."""
+"""``consumer(features, impressions)``: fits, and returns the judge of what it fitted."""
 Scores = Callable[[Array, Impressions], Array]
-"""From features and impressions to scores [b, c] of what is shown."""
+"""``scores(features, impressions)``: scores [b, c] of the items shown."""
 
 
 def recall(scores: Array) -> float:
-    """Return how often the first of ``scores`` [b, c] is among the TOP highest; ties are against it."""
+    """Return the share of rows whose first of ``scores`` [b, c] is among the TOP highest; ties are against it."""
     return float(Ranking.of_single(rank_of(scores[:, 0], scores[:, 1:])).hit_rate(TOP).mean())
 
 

@@ -28,7 +28,7 @@ from benchmarks.papers.text.corpus import NUM_RESERVED, Words, tokens_of, vocabu
 NEGATIVE_POWER = 0.75
 """Negatives are drawn by the counts of words to this power."""
 LAST_RATE = 0.004
-"""Of the learning rate, what is left of it at the end: word2vec's .0001 of .025."""
+"""Last learning rate as a share of the first: word2vec's .0001 of .025."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from embeddings.vectors.item_vectors import Array, unit_rows
 from trainer.report_pages.section import NOT_RUN, Verdict, verdict
 
 NUM_STEPS, NUM_STEPS_AS_THEY_ARE = 300, 1500
-"""Of the regression, of features standardised and as they are: more change the third decimal of an accuracy."""
+"""Steps of the regression, with features standardised and as they are; more change the third decimal of an accuracy."""
 NUM_PAIRS = 20_000
 HELD_OUT_SHARE = 0.2
 Features = Callable[[Array], Array]

@@ -16,7 +16,7 @@ from trainer.generalization.parquet_file import write_table
 
 SECONDS_PER_DAY = 86_400
 LENGTH = 10
-"""Of a history: older items are left out."""
+"""Items of a history that a consumer reads, the newest."""
 MIN_LENGTH = 3
 """Users who have taken fewer items are not asked."""
 
@@ -56,7 +56,7 @@ class Impressions(NamedTuple):
 
 
 def day_number(day: str) -> int:
-    """Return how many days an ISO date is after 1970-01-01."""
+    """Return the number of days from 1970-01-01 to an ISO date."""
     return datetime.date.fromisoformat(day).toordinal() - datetime.date(1970, 1, 1).toordinal()
 
 

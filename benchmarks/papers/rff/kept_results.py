@@ -18,7 +18,7 @@ from embeddings.vectors.item_vectors import Array
 def kept(
     folder: Path, name: str, decides: object, arrays: Iterable[Array], compute: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what ``compute`` returned for the same arguments before, or compute it and keep it.
+    """Return the kept result of ``compute`` for the same arguments, or compute and keep it.
 
     ``decides``: a JSON document of all else that decides the result, the settings among them. A result is what JSON
     can hold.

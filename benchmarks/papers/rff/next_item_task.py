@@ -27,7 +27,7 @@ from trainer.metrics.ranking import Ranking, rank_of
 
 HIDDEN = 16
 LENGTH = 50
-"""Of a history: older items are left out."""
+"""Items of a history that the model reads, the newest."""
 NEGATIVES = 3
 CANDIDATES = 100
 BATCH_USERS = 64

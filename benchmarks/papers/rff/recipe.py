@@ -45,7 +45,7 @@ REPEATED, AB_TEST = "item2vec", "ab_test"
 FIRST_DAY, QUICK_FIRST_DAY = "2000-11-24", "1970-01-07"
 MAX_DAYS, QUICK_MAX_DAYS = 10, 2
 DAY_EPOCHS = 6
-"""Of the vectors of a held-out day."""
+"""Epochs of item2vec before a held-out day."""
 
 
 def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
@@ -138,7 +138,7 @@ def _with_days(
 
 
 def _rows_of(ids: Array, known: Array) -> Array:
-    """Return where each of ``ids`` stands in ``known``."""
+    """Return the row of each of ``ids`` in ``known``."""
     order = np.argsort(known)
     rows: Array = order[np.searchsorted(known, ids, sorter=order)]
     return rows
@@ -257,6 +257,6 @@ of a movie's genres counts (half of the movies have several), trains at rate .00
 stops falling, and does not say its batch size. In place of its A/B test: days in a row, vectors of dimension
 {MAIN_DIM} on all timed rows before each ({DAY_EPOCHS} epochs, with another seed each day), and four consumers of them
 which are asked about the rows of that day. Texts: doc2vec (PV-DM, window 3, 3 negatives, SGD, rate .05 falling to
-.0002) of titles and genres (100 epochs), and of reviews (10); word2vec (CBOW, rate .2) of all reviews, 3 epochs where
+.0002) of titles and genres (100 epochs); word2vec (CBOW, rate .2) of all reviews, 3 epochs where
 the paper has 30, before an LSTM of 32 in both directions and a dense layer of 32, Adam of rate .001 (the paper's is
 .0001), at most 20 epochs, the first 200 words of a review; folds 0 to 6 train, 7 validates, 8 and 9 test."""

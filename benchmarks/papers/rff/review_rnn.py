@@ -84,7 +84,7 @@ class ReviewRnn(nn.Module):
 
 
 def rows_read(vectors: Tensor, reads: str) -> Tensor:
-    """Return what a classifier reads of word vectors.
+    """Return the rows that a classifier reads of word vectors.
 
     Args:
         vectors: float32 [n, d] of n words.

@@ -52,9 +52,7 @@ def class_table(
     *,
     is_published: bool,
     name: str = "task1",
-    title: str = "Task 1: the class of an item from its vector",
     of: str = "runs",
-    has_exponential: bool = True,
 ) -> tuple[Section, dict[str, Judged]]:
     """Return the table of a regression's classes from the vectors of each run, and what was judged.
 
@@ -65,9 +63,7 @@ def class_table(
         behind: The records of the runs.
         is_published: Whether the paper's figures stand beside.
         name: Of the section.
-        title: What is told from what.
         of: What the runs are.
-        has_exponential: Whether the exponential vectors of section 4.3 are judged as well.
 
     Returns:
         The section, and by row what was judged.
@@ -76,13 +72,7 @@ def class_table(
     task = LabelTask(labels)
     turned = aligned(vectors) if len(vectors) > 1 else vectors
     rows = representations(vectors, dim) | representations(turned, dim, ", aligned")
-    notes: tuple[str, ...] = ()
-    if has_exponential:
-        rows[f"exp<h_{dim}, h>"] = (vectors[:EXPONENTIAL_RUNS], exponential)
-        notes = (
-            "exp<h, h>: the exponential vector of section 4.3, as many numbers as there are items; of "
-            f"{EXPONENTIAL_RUNS} runs at most.",
-        )
+    rows[f"exp<h_{dim}, h>"] = (vectors[:EXPONENTIAL_RUNS], exponential)
     judged = {row: task.judge(of_runs, features) for row, (of_runs, features) in rows.items()}
     as_they_are = LabelTask(labels, standardised=False)
     plain = {
@@ -96,7 +86,7 @@ def class_table(
         )
     return Section(
         name,
-        f"{title}, dimension {dim}, {len(vectors)} {of}",
+        f"Task 1: the class of an item from its vector, dimension {dim}, {len(vectors)} {of}",
         (
             "features", "accuracy (sd)", "published", "macro F1 (sd)", "published", "fitted on run 0 alone (sd)",
             "accuracy, not standardised (sd)",
@@ -105,7 +95,8 @@ def class_table(
         (
             f"{len(labels)} items, {task.num_held_out} of them held out; the most frequent class is right on "
             f"{100 * task.majority:.2f} %. In per cent, mean and standard deviation over runs.",
-            *notes,
+            "exp<h, h>: the exponential vector of section 4.3, as many numbers as there are items; of "
+            f"{EXPONENTIAL_RUNS} runs at most.",
             "The last but one is no part of the paper's table: a consumer that was fitted on the first run and reads "
             "the vectors of the others, as a downstream model does between its own retrains. Features are standardised "
             "but in the last column.",

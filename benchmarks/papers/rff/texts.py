@@ -1,4 +1,4 @@
-"""Texts of the ``rff`` recipe: doc2vec of movies before task 2 and of reviews, and an RNN over word2vec of reviews.
+"""Texts of the ``rff`` recipe: doc2vec of movies before task 2, and an RNN over word2vec of reviews.
 
 Xu et al., appendix F.1 (figure A.1), F.2 (task 2 of table 1) and table A.1, whose reviews are IMDB's.
 """
@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.papers.pages import published
-from benchmarks.papers.rff.figures import deviation_claim
 from benchmarks.papers.rff.next_item_task import MAX_EPOCHS, histories
-from benchmarks.papers.rff.sections import Runs, class_table, growth
+from benchmarks.papers.rff.sections import Runs, growth
 from benchmarks.papers.rff.task_2 import claims_of, section_of
 from benchmarks.papers.text.experiments import MOVIES, REVIEWS
 from benchmarks.papers.trials.run_trial import KEPT, kept_path
@@ -23,8 +22,8 @@ from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, TextTri
 from embeddings.vectors.item_vectors import Array
 from trainer.report_pages.section import Findings, Section, Verdict
 
-TITLES, OPINIONS, RNN = "titles", "reviews", "review_rnn"
-"""Tables of trials: doc2vec of movies, of reviews, the RNN over word2vec of reviews."""
+TITLES, RNN = "titles", "review_rnn"
+"""Tables of trials: doc2vec of movies, the RNN over word2vec of reviews."""
 CONFIGURATIONS = ((3, 3), (3, 4), (4, 3), (4, 4))
 """(window, negatives) of word2vec in table A.1."""
 DECAYS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
@@ -40,17 +39,16 @@ class Size(NamedTuple):
     decays: tuple[float, ...]
     titles: dict[str, Any]
     titles_every: int
-    reviews: dict[str, Any]
     words: dict[str, Any]
     rnn: dict[str, Any]
     max_epochs: int = MAX_EPOCHS
     """Of task 2."""
 
 
-FULL = Size(32, CONFIGURATIONS, DECAYS, {"epochs": 100}, 10, {"epochs": 10, "min_count": 5},
+FULL = Size(32, CONFIGURATIONS, DECAYS, {"epochs": 100}, 10,
             {"epochs": 3, "min_count": 5, "learning_rate": 0.2}, {})  # fmt: skip
 QUICK_TEXTS = {"epochs": 4, "batch_size": 64}
-QUICK = Size(8, CONFIGURATIONS[:1], DECAYS[1:2], QUICK_TEXTS | {"epochs": 10, "learning_rate": 0.2}, 5, QUICK_TEXTS,
+QUICK = Size(8, CONFIGURATIONS[:1], DECAYS[1:2], QUICK_TEXTS | {"epochs": 10, "learning_rate": 0.2}, 5,
              QUICK_TEXTS, {"hidden": 2, "epochs": 3, "num_words": 9, "learning_rate": 0.02}, max_epochs=2)  # fmt: skip
 
 
@@ -63,15 +61,11 @@ def trials(data: Path, seeds: int, size: Size) -> list[TextTrial]:
         size: FULL or QUICK.
 
     Returns:
-        Doc2vec of both files, then the RNN.
+        Doc2vec, then the RNN.
     """
     found, column = [], f"d{size.dim}"
-    for table, file, settings, every in (
-        (TITLES, MOVIES, size.titles, size.titles_every),
-        (OPINIONS, REVIEWS, size.reviews, 1),
-    ):
-        asked = {"file": file, "doc2vec": {"dim": size.dim} | settings, "every": every}
-        found += [TextTrial(table, column, "doc2vec", "doc2vec", data, (file,), asked, seed) for seed in range(seeds)]
+    doc2vec = {"file": MOVIES, "doc2vec": {"dim": size.dim} | size.titles, "every": size.titles_every}
+    found += [TextTrial(TITLES, column, "doc2vec", "doc2vec", data, (MOVIES,), doc2vec, seed) for seed in range(seeds)]
     for window, negatives in size.configurations:
         for seed in range(seeds):
             word2vec = {"dim": size.dim, "window": window, "negatives": negatives} | size.words
@@ -139,7 +133,7 @@ def findings(
         is_published: Whether the paper's figures stand beside.
 
     Returns:
-        Task 2 of titles, praise of reviews, and variance over runs of both and of the RNN's hidden representation.
+        Task 2 of titles, and variance over runs of titles and of the RNN's hidden representation.
     """
     dim = size.dim
     sections: list[Section] = []
@@ -155,17 +149,6 @@ def findings(
         )  # fmt: skip
         sections += [section, *growth(runs, behind, name="growth_titles", title=_growth("doc2vec of movies"))[0]]
         verdicts += claims_of(judged, dim, is_published=is_published, task="task 2 of titles")
-    opinions, behind = _runs(recipe, records, out, OPINIONS, "doc2vec")
-    if opinions:
-        positive = pq.read_table(data / REVIEWS, columns=["positive"])["positive"].to_pylist()
-        section, classes = class_table(
-            opinions, {row: str(one) for row, one in enumerate(positive)}, dim, behind, is_published=False,
-            name="reviews", title="Praise or blame of a review from its doc2vec vector", has_exponential=False,
-        )  # fmt: skip
-        sections += [section, *growth(opinions, behind, name="growth_reviews", title=_growth("doc2vec of reviews"))[0]]
-        if len(opinions) > 1:
-            text = f"of doc2vec of reviews, phi_{dim} has a tenth of the standard deviation of h_{dim}"
-            verdicts.append(deviation_claim(text, classes[f"phi_{dim}"].accuracy, classes[f"h_{dim}"].accuracy))
     hidden, behind = _runs(recipe, records, out, RNN, JOINT)
     if hidden:
         title = _growth("the hidden representation of training reviews (figure A.1)")
@@ -181,7 +164,7 @@ def _growth(of: str) -> str:
 def _runs(
     recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path, table: str, row: str
 ) -> tuple[Runs, Sequence[dict[str, Any]]]:
-    """Return what was kept of the runs that have ended, by seed, and their records."""
+    """Return the kept arrays of the runs that have ended, by seed, and their records."""
     runs: Runs = {}
     behind = []
     for trial in recipe.trials:

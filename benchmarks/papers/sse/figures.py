@@ -33,7 +33,7 @@ NUM_DRAWS = 500
 NEAR = tuple(n / 20 for n in range(41))
 """Distances to the nearer centre, in root mean squares of the distances to the mean of all."""
 EDGES = tuple(n / 4 for n in range(-8, 9))
-"""Of the bins along the first component, in root mean squares of the distances to the mean of all."""
+"""Edges of the bins along the first component, in root mean squares of the distances to the mean of all."""
 MOST_PLACES = 1000
 """Rows that a picture shows."""
 ROUNDS = 50

@@ -19,7 +19,7 @@ from embeddings.sse import StochasticSharedEmbedding
 from embeddings.sse.config import SSEConfig
 
 MASKED_SHARE, MASK_SHARE, RANDOM_SHARE = 0.15, 0.8, 0.1
-"""Of words those that are to be told; of these those that are read as the mask, and as another word."""
+"""Share of words to predict; shares of these that are read as the mask, and as a random word."""
 EVALUATION_BATCH = 128
 
 
@@ -103,7 +103,7 @@ def read_windows(settings: PretrainingSettings, path: Path) -> tuple[dict[str, i
 
 
 def masked(words: Tensor, num_words: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return what is read of words [b, t], and which are to be told, bool [b, t]: known words alone.
+    """Return words [b, t] with masks, and which of them are to be predicted, bool [b, t]: known words alone.
 
     Of those most are read as the mask (row ``num_words``), some as any word, some as they are.
     """

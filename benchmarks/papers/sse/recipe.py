@@ -51,7 +51,6 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
         _gowalla,
         _sasrec,
         _sasrec_200,
-        _beauty,
     )
     trials = [trial for seed in range(seeds) for part in parts for trial in part(data, seed)]
     prepare = partial(_write, data, rows)
@@ -86,8 +85,8 @@ def _mf(
 
 
 PRODUCTS: dict[str, Any] = {"biases": False, "epochs": 120, "early_stopping": {"patience": 10}}
-"""Of products alone a row that is seldom trained has not learned even the mean, which rows swapped for it tell it. The
-way is longer, and at a constant rate three epochs in turn may rise by chance."""
+"""Settings of MF without biases. A row that is seldom trained has not learned even the mean; training takes longer, and
+at a constant rate three epochs in turn may rise by chance."""
 NO_BIASES: dict[str, Any] = PRODUCTS | {"batch_size": 1024}
 DROP: dict[str, Any] = {"dropout": 0.1, "dropout_layers": "embeddings"}
 Variants = tuple[tuple[str, dict[str, Any] | None, dict[str, Any]], ...]
@@ -209,7 +208,7 @@ def _write(data: Path, rows: Path) -> None:
 
 
 def _users_with(ratings: pa.Table, compare: Callable[[Any, int], Any], number: int) -> pa.Array:
-    """Return which rows are of users whose number of ratings compares so, bool [n]."""
+    """Return a mask of the rows of users whose number of ratings compares so, bool [n]."""
     counts = ratings.group_by("user").aggregate([("item", "count")])
     users = counts.filter(compare(counts["item_count"], number))["user"].combine_chunks()
     return pc.is_in(ratings["user"], value_set=users)
@@ -228,7 +227,7 @@ def _fifty_of_each(ratings: pa.Table) -> pa.Table:
 
 
 def _ages_of(few: Path) -> Callable[[dict[int, Any]], graphs.Edges]:
-    """Return what makes edges of users by age, of those whom the rows have."""
+    """Return a function that makes edges of users of one age, of those whom the rows have."""
 
     def edges(ages: dict[int, Any]) -> graphs.Edges:
         users = set(pq.read_table(few, columns=["user"])["user"].to_pylist())
@@ -348,11 +347,6 @@ def _ml1m_sequences(data: Path) -> DatasetSpec:
     return documents.ml1m(data, {"rule": "rating >= 1"}, "ml1m_sequences", order="pos")
 
 
-def _beauty(data: Path, seed: int) -> Iterator[Trial]:
-    of = documents.dataset("amazon_beauty", data / "amazon_beauty.parquet", documents.NEGATIVES, order="pos")
-    return _sequences("beauty_sasrec", of, seed, dim=50, dropouts=(0.5,), epochs=40)
-
-
 def _sequences(
     table: str, of: DatasetSpec, seed: int, *, dim: int, dropouts: tuple[float, ...], epochs: int, length: int = 50,
     blocks: int = 2, weight_decay: float = 0.0, rows: Sequence[str] = tuple(SASREC),
@@ -392,7 +386,7 @@ def _findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) 
 
 
 def _als(records: Sequence[dict[str, Any]]) -> Section | None:
-    """Return what alternating least squares does on the rows of table 1; None where no run has measured it."""
+    """Return the section of alternating least squares on the rows of table 1; None if no run has measured it."""
     if not records:
         return None
     measured = [record["measured"] for record in records]

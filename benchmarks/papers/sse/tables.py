@@ -63,11 +63,6 @@ TABLES = (
         "best", "ndcg_10", published=published.SSE_SASREC_200,
         published_is="table 4: two blocks and six, dropout .1, weight decay 1e-5 (here of all but the rows of items)",
     ),
-    Table(
-        "beauty_sasrec", "Amazon Beauty, SASRec, two blocks of dimension 50, against 100 negatives",
-        (Column("NDCG@10", "sasrec", "ndcg_10"), Column("HR@10", "sasrec", "hit_rate_10")),
-        "best", "ndcg_10",
-    ),
 )  # fmt: skip
 
 CLAIMS = (
@@ -91,8 +86,6 @@ CLAIMS = (
     Claim("the same with sequences of 200", "ml1m_sasrec_200", "sasrec",
           ("p_x .1, p_y .1", "best"), ("SASRec", "best"), 0.0),
     Claim("the same with six blocks", "ml1m_sasrec_200", "sasrec_6",
-          ("p_x .1, p_y .1", "best"), ("SASRec", "best"), 0.0),
-    Claim("Amazon Beauty: SASRec with p_x and p_y is above SASRec", "beauty_sasrec", "sasrec",
           ("p_x .1, p_y .1", "best"), ("SASRec", "best"), 0.0),
     *(
         Claim(f"{table}: SSE-Graph by {name} is below plain MF", table, "mf",

@@ -51,10 +51,9 @@ def _fine_tuning(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator
 
 
 def _doc2vec(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the loss and the vectors of the texts of ``file`` in its order, every ``every`` epochs."""
-    read = corpus.movies if settings["file"] == MOVIES else corpus.tokens_of
+    """Yield the loss and the vectors of movies in the order of ``file``, every ``every`` epochs."""
     of = Doc2vecSettings(**settings["doc2vec"])
-    model, text = doc2vec.begin(read(data / settings["file"]), of, seed)
+    model, text = doc2vec.begin(corpus.movies(data / settings["file"]), of, seed)
     for epoch, loss in enumerate(doc2vec.train(model, text, of, seed), 1):
         if epoch % settings["every"] == 0:
             vectors = model.documents.weight.detach().numpy().copy()

@@ -13,7 +13,7 @@ from trainer.generalization.parquet_file import write_table
 
 NUM_WORDS, NUM_DOCUMENTS, NUM_SENTENCES, LENGTH = 50, 8, 12, 9
 SIDES = (0, 15, 30, NUM_WORDS)
-"""Where words that blame begin, that praise, that do neither, and where they end."""
+"""First numbers of words that blame, that praise and that do neither, and the end of all."""
 
 
 def write_quick_texts(folder: Path) -> None:

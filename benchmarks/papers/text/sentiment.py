@@ -26,7 +26,7 @@ from embeddings.kernels.swap import swap_classes
 
 SPLITS = ("train", "validation", "test")
 VALIDATION_FOLDS, TEST_FOLDS = (7,), (8, 9)
-"""Of texts that have ``fold``, ten of them; of others shares of the same size are drawn."""
+"""Folds of texts that have ``fold``, out of NUM_FOLDS; of other texts shares of the same size are drawn."""
 NUM_FOLDS = 10
 BATCHES_OF_A_CHUNK = 16
 """Batches among which texts are sorted by length."""

@@ -39,7 +39,7 @@ class Named:
         return "/".join(part for part in parts if part)
 
     def matches(self, pattern: str) -> bool:
-        """Return whether one of the globs of ``pattern`` is this name or a folder above it.
+        """Return True if one of the globs of ``pattern`` is this name or a folder above it.
 
         Commas separate them; one before a space is of a name, as in ``MF, no biases``.
         """
