@@ -210,18 +210,18 @@ class Refreshes:
         self.store = folder / "store"
         self.num_days = int(rows["day"].max()) + 1
 
-    def window(self, day: int) -> Rows:
+    def window(self, day: float) -> Rows:
         chosen = (self.rows["day"] <= day) & (self.rows["day"] > day - WINDOW)
         return {name: column[chosen] for name, column in self.rows.items()}
 
-    def refresh(self, day: int, name: str = "honest", fault: Fault | None = None, first: bool = False) -> Line:
+    def refresh(self, day: float, name: str = "honest", fault: Fault | None = None, first: bool = False) -> Line:
         """Run a day's job; with a fault, on a copy of the store. Return its end."""
         fault, rows, store = fault or Fault(), self.window(day), self.store
         if name != "honest":
             store = self.folder / "copy"
             shutil.rmtree(store, ignore_errors=True)
             shutil.copytree(self.store, store)
-        rows = fault.rows(rows, rows["day"] == day, np.random.default_rng(day))
+        rows = fault.rows(rows, rows["day"] == day, np.random.default_rng(int(day)))
         run_id = f"{name}-{day}".replace(" ", "-").replace(",", "").replace("%", "percent").replace(".", "-")
         dataset = DATASET | {"uri": str(self._write(rows))} | dict(fault.dataset or {})
         spec = JOB | {"dataset": {"name": "log", "window": {"start": _date(day), "days": WINDOW}}}
@@ -283,7 +283,7 @@ class Refreshes:
         return {"case": name, "day": day, **_end_of(store.collection(COLLECTION).versions()[-1])}
 
 
-def _date(day: int) -> str:
+def _date(day: float) -> str:
     return str(FIRST_DATE + np.timedelta64(int(day), "D"))
 
 

@@ -248,7 +248,7 @@ class EmbeddingTables(torch.nn.Module):
         return len(self._records)
 
     def gradient_is_finite(self) -> bool:
-        """Return whether every recorded output gradient is finite."""
+        """Return True if every recorded output gradient is finite."""
         return all(_is_finite(record.grad) for record in self._records)
 
     def non_finite_tables(self) -> list[str]:
@@ -418,7 +418,7 @@ class _Lookup(torch.autograd.Function):
 
 
 def _is_finite(values: torch.Tensor) -> bool:
-    """Return whether all values are finite.
+    """Return True if all values are finite.
 
     A sum is finite only where all its terms are, and takes one pass without a temporary; finite terms may sum to more
     than their type holds, so where the sum is not finite each value is looked at.

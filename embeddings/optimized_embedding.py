@@ -94,7 +94,7 @@ class OptimizedEmbedding(torch.nn.Module):
         return self.tables.read(TABLE)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what ``state_dict`` holds: rows and optimizer state as stored, and the steps that they are at."""
+        """Return rows and optimizer state as stored, with their step count, for ``state_dict``."""
         state = {name: part.clone() for name, part in self.tables.state(TABLE).items()}
         steps = {"completed_steps": self.tables.completed_steps, "birth_step": self.tables.birth_step}
         return {"weight": self.tables.weight(TABLE).clone(), "state": state, **steps}

@@ -58,7 +58,7 @@ class UrlScheme(Generic[Kind]):
 
 
 def usable_forms(registry: Registry[Any]) -> str:
-    """Return how URLs of a registry's schemes are written, in words; of other packages the schemes are known."""
+    """Describe the URL forms of a registry's schemes; of other packages the schemes alone are known."""
     forms = [entry.form for entry in registry.values()]
     forms += [f"{entry.name}://..." for entry in entry_points(group=registry.group)]
     *others, last = dict.fromkeys(forms)
@@ -66,7 +66,7 @@ def usable_forms(registry: Registry[Any]) -> str:
 
 
 def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what can be imported of a group, by name, and why the others cannot, for who asks for them by name."""
+    """Import a group's entry points: (those that load, by name; the reason why each other one does not)."""
     loaded, broken = {}, {}
     for entry in entry_points(group=group):
         try:

@@ -53,7 +53,7 @@ from trainer.runs import tracing
 log = logging.getLogger("evenkeel")
 
 PATIENCE_SECONDS = 10.0
-"""How long the role that can do without the database waits for it."""
+"""Longest wait for the database of the role that can do without it."""
 
 SWITCH_SECONDS = 0.0005
 

@@ -14,7 +14,11 @@ DOCUMENTS = [
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 # Documents of what there is today: reports, decisions and the changelog may name what has gone since.
-CURRENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and not {"reports", "adr"} & set(path.parts)]
+CURRENT = [
+    path
+    for path in DOCUMENTS
+    if path.name != "CHANGELOG.md" and not {"reports", "adr"} & set(path.relative_to(ROOT).parts)
+]
 PACKAGES = ("embeddings", "trainer", "service")
 MAX_WIDTH = 160
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")

@@ -20,7 +20,7 @@ def default_backend(device: torch.device | str | None = None) -> Backend:
 
 
 def device_of(backend: str, device: torch.device | str | None) -> torch.device:
-    """Return where tables of a backend are: ``device``, or where None what the backend is for.
+    """Return the device of a backend's tables: ``device``, or the backend's own where it is None.
 
     Raises:
         ValueError: the backend is not for that device, or it is not there.

@@ -112,7 +112,7 @@ class Layout:
 
     Weights of a table are contiguous [row_count, dim]. Its state vectors are interleaved: row after row of [m | v], so
     that a touched row is two runs of memory, not three. Last steps stand apart, sixteen to a cache line, because every
-    lookup reads one (docs/adr/0002 has the measurement); so does state that is one number for each row.
+    lookup reads one (docs/adr/0046 has the measurement); so does state that is one number for each row.
 
     Attributes:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
@@ -290,7 +290,7 @@ def _pooled(descriptors: Sequence[FeatureDescriptor]) -> bool:
 
 
 def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Return where each table starts, at a cache line, and the sum."""
+    """Return the start of each table, at a cache line, and the total size."""
     ends = np.cumsum([0, *[-(-count // _LINE) * _LINE for count in counts]])
     return ends[:-1].astype(np.int64), int(ends[-1])
 

@@ -113,7 +113,7 @@ class DeferredUpdateCoefficients:
         self.at(0)
 
     def _can_be_ahead(self) -> bool:
-        """Return whether D stays within MAX_LEAD times its value without decay, in float64 for every dtype alike."""
+        """Return True if D stays within MAX_LEAD times its value without decay, in float64 for every dtype alike."""
         horizon = self._steps_until(VANISHED["float64"])
         steps = np.arange(1, horizon + 1, dtype=np.float64)
         assert isinstance(self.optimizer, Adam)

@@ -53,7 +53,7 @@ class SteadyDecay:
         return self._products.up_to(completed_steps)
 
     def kept(self, steps: np.ndarray, horizon: int) -> np.ndarray:
-        """Return what each of ``steps`` leaves of rows that are then J = 1 .. ``horizon`` steps old, [n, horizon]."""
+        """Return the factors by which ``steps`` decay rows of age J = 1 .. ``horizon``, [n, horizon]."""
         keep = 1.0 - np.minimum(1.0, self._products.alpha * np.arange(horizon, dtype=np.float64))
         return np.broadcast_to(keep, (len(steps), horizon))
 
@@ -96,7 +96,7 @@ class DecayByEpoch:
         return np.concatenate([self._within.of(np.arange(age)), across[age:] if age < len(across) else across[-1:]])
 
     def kept(self, steps: np.ndarray, horizon: int) -> np.ndarray:
-        """Return what each of ``steps`` leaves of rows that are then J = 1 .. ``horizon`` steps old, [n, horizon]."""
+        """Return the factors by which ``steps`` decay rows of age J = 1 .. ``horizon``, [n, horizon]."""
         after = steps[:, None]
         touched = after - np.arange(1, horizon + 1)
         now, before = self._share(touched, after), self._share(touched, after - 1)

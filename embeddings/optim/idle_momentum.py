@@ -71,7 +71,7 @@ class IdleMomentum:
         return self._block[1][step % self._size]
 
     def _count(self, number: int) -> int:
-        """Return how many nodes the sums of a block need."""
+        """Return the number of quadrature nodes for the sums of a block."""
         first = number * self._size
         # What rows that are stored as they are have moved begins with their touch.
         return self._terms.num_nodes(first if self.ahead else max(0, first - self.horizon))[0]

@@ -26,7 +26,7 @@ class Schedule:
         _check(0.0 <= self.start_factor <= 1.0, f"start_factor must lie in [0, 1], not {self.start_factor}")
 
     def factors(self, steps: np.ndarray | int) -> np.ndarray:
-        """Return what the learning rate is multiplied with at ``steps`` (from 1): float64 in [0, 1], of their shape."""
+        """Return the factors of the learning rate at ``steps`` (from 1): float64 in [0, 1], of their shape."""
         elapsed = np.asarray(steps, dtype=np.float64) - 1.0
         if not self.warmup_steps:
             return self._after(np.maximum(elapsed, 0.0))

@@ -60,12 +60,12 @@ class MomentumTerms:
         self._blocks: dict[int, Terms] = {}
 
     def num_nodes(self, step: int) -> tuple[int, int]:
-        """Return how many nodes sums of terms after ``step`` need, and the age of rows from which NUM_NODES[0] do."""
+        """Return (nodes for sums of terms after ``step``, the row age from which NUM_NODES[0] suffice)."""
         found = next(each for each in self._counts if step >= each.first)
         return found.nodes, found.few_from_age
 
     def between(self, first: int, end: int) -> Terms:
-        """Return what is known of each step in [first, end)."""
+        """Return the terms of each step in [first, end)."""
         blocks = [self._block(number) for number in range(first // _BLOCK, (end - 1) // _BLOCK + 1)]
         start = first - first // _BLOCK * _BLOCK
         whole = blocks[0] if len(blocks) == 1 else Terms(*map(np.concatenate, zip(*blocks, strict=True)))

@@ -20,10 +20,10 @@ class Kind(NamedTuple):
     without: tuple[str, ...] = ()
     """Settings of the class that are not this kind's."""
     on_fbgemm: bool = False
-    """Whether FBGEMM has a fused form of it."""
+    """True if FBGEMM has a fused form of it."""
 
     def takes(self, setting: str) -> bool:
-        """Return whether the kind has a setting, such as ``beta1``."""
+        """Return True if the kind has a setting, such as ``beta1``."""
         return setting not in self.without and setting in {one.name for one in dataclasses.fields(self.optimizer)}
 
     def default(self, setting: str) -> Any:
@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
     "rowwise_adam": Kind(RowwiseAdam),
     "rowwise_adam_ar": Kind(RowwiseAdamAR),
 }
-"""In the order in which errors name them to users."""
+"""Kinds by name, in the order of error messages."""
 
 
 def kinds_that_take(setting: str) -> Iterator[str]:

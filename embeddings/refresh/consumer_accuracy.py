@@ -20,7 +20,7 @@ SIGMAS = (0.4, 1.0, 2.0)
 DIMS = (2, 4, 8)
 """Times the vectors' own dim."""
 NUM_STEPS = 300
-"""Of the regression: more change the third decimal of an accuracy."""
+"""Steps of the regression: more change the third decimal of an accuracy."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Diagnosis:
 
 
 def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diagnosis | None:
-    """Return what the failed checks come from; None where none failed.
+    """Name the cause of the failed checks; None where none failed.
 
     Args:
         checks: of the gate.

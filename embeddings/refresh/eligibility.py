@@ -7,7 +7,7 @@ from embeddings.vectors.lazy_rows import Array
 
 
 def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
-    """Return which rows have a direction that can be used, bool [n].
+    """Flag the rows that have a usable direction, bool [n].
 
     These were touched in training (``items.evidence``), are finite, and have a norm above ``norm_floor`` (at least 0).
     A row that was never touched, or decayed to nothing, has no direction that anybody could use.

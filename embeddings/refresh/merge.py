@@ -73,7 +73,7 @@ class Plan:
 
 
 def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
-    """Return which items of the parent have been carried for too long to be carried once more, bool [its rows].
+    """Flag the parent's items that were carried for too long, bool [its rows].
 
     ``renewed``: bool, items that the run has found.
     """

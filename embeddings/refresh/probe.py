@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embeddings.store import Collection
 
 SETTINGS = "canary"
-"""What a probe keeps for each item stands in :data:`embeddings.store.collection.settings.LISTS_BY_ITEM`."""
+"""File of a probe's settings; its lists by item are in :data:`embeddings.store.collection.settings.LISTS_BY_ITEM`."""
 MAX_ITEMS = 20_000
 MAX_CLASSES = 256
 MIN_ITEMS = 100

@@ -20,7 +20,7 @@ class TooFewShared(ValueError):
 
 
 def min_shared(dim: int) -> int:
-    """Return how many shared items an alignment of ``dim`` coordinates needs: 12 per coordinate."""
+    """Return the fewest shared items for an alignment of ``dim`` coordinates: 12 per coordinate."""
     return MIN_SHARED_PER_DIM * dim
 
 

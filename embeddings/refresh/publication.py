@@ -15,7 +15,7 @@ from embeddings.store.manifest import VersionRecord
 
 KEEP_LAST = 30
 TRAINING_STEP = "training_step"
-"""Of the manifest of a version whose job publishes several times: the step that it is of."""
+"""Manifest key: the training step of a version, for jobs that publish repeatedly."""
 
 
 @dataclass(frozen=True)

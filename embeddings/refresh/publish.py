@@ -119,7 +119,7 @@ def publish_candidate(
         norm_floor: the largest norm of a row that counts as having no direction.
         keep_last: versions that retention keeps after a publication, None for all.
         seed: of the samples that are measured.
-        retired: ids that training has given up (docs/adr/0010-growth.md); the parent's vectors of them are not carried
+        retired: ids that training has given up (docs/adr/0045); the parent's vectors of them are not carried
             on, unless the candidate has a row for them all the same.
         today: days since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from.
         fence: called before the switch; what it raises leaves the version a candidate.

@@ -85,7 +85,7 @@ def items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, c
 
 
 def few_occurrences(candidate: ItemVectors, evidence: EvidenceSettings) -> Array | None:
-    """Return which items are to be marked as uncertain unless they were known better, bool [n]; None for none."""
+    """Flag the items to mark as uncertain unless they were known better, bool [n]; None for none."""
     if not evidence.mark_uncertain or candidate.counts is None:
         return None
     few: Array = candidate.counts < evidence.min_count

@@ -11,13 +11,13 @@ from embeddings.refresh.gate_checks.comparison import Shorter
 from embeddings.store import Collection, StoreError
 
 WINDOW = "window"
-"""Of a run's lineage: {last, days} of its job's window, None where it asks for all rows."""
+"""Lineage key: {last, days} of the job's window, None if it asks for all rows."""
 
 Lineage = Mapping[str, Any] | None
 
 
 def shorter_than_before(target: Collection, parent: str | None, lineage: Lineage) -> Shorter:
-    """Return how much shorter the candidate's window is than those of the parent, of its parent and so on.
+    """Compare the length of the candidate's window with those of its parent, grandparent and so on.
 
     There are as many as items count as recent for. Where either window is unknown it is not shorter.
     """

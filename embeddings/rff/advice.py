@@ -22,7 +22,7 @@ SAMPLED_ROWS = 512
 MAX_DIM = 16_384
 MIN_TRIED = 4
 MIN_EPSILON = 1e-6
-"""What float32 features keep of an inner product."""
+"""Error of an inner product in float32 features."""
 # A spread below this is lost in the rounding of float16, and under it two items look alike to most consumers.
 TINY_SPREAD = 0.005
 NOISY = 0.5
@@ -147,7 +147,7 @@ def warnings_of(
     drawn: Array | None = None,
     num_sampled: int = 256,
 ) -> list[dict[str, str]]:
-    """Return what the consumers of a view should know, as {code, message, remedy}.
+    """Return advice for the consumers of a view, as {code, message, remedy}.
 
     The codes are ``few-frequencies`` where m < d; ``narrow-kernel`` and ``noisy`` as measured on ``vectors`` [n, d]
     where they are given, with the view's U where ``drawn`` gives it; ``standardise`` always.

@@ -38,7 +38,7 @@ class FeatureMap(ABC):
     """
 
     computes: ClassVar[bool] = True
-    """Whether there is anything to compute: else vectors are served as they are, and nothing is stored of the view."""
+    """True if there is anything to compute: else vectors are served as they are, and nothing is stored of the view."""
 
     def __init__(self, parameters: MapParameters, matrix: Array | None):
         self.parameters = parameters

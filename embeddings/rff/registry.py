@@ -28,7 +28,7 @@ _OURS: dict[str, Callable[[], type[FeatureMap]]] = {"rff": _rff, "identity": _id
 FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
     entry.name: partial(load, entry) for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS
 }
-"""What imports the class of a kind."""
+"""Importers of the classes, by kind."""
 
 
 @cache

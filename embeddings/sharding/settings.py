@@ -197,5 +197,5 @@ def check_collection(
 
 
 def pooling_of(table: TableConfig, feature: str) -> Pooling:
-    """Return how ``feature`` is pooled in ``table``."""
+    """Return the pooling of ``feature`` in ``table``."""
     return tuple(table.pooling)[table.features.index(feature)]  # type: ignore[return-value]  # a tuple once built

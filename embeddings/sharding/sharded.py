@@ -83,7 +83,7 @@ class RowsOfRank:
         return sorted({name for kernel in self.kernels() for name in kernel.non_finite_tables()})
 
     def local_pieces(self) -> list[LocalPiece]:
-        """Return what this rank holds of every table, sorted by name, row_start and column_start."""
+        """Return this rank's piece of every table, sorted by name, row_start and column_start."""
         pieces = [
             LocalPiece(
                 table.name,
@@ -135,7 +135,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         return self
 
     def _checked(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return what to distribute: the input, or nothing of it where it is bad.
+        """Return the input to distribute: empty if it is invalid.
 
         ``ctx`` goes to :meth:`_begin_lookup` later, maybe after the next batch was distributed.
 

@@ -181,7 +181,7 @@ class Graph:
         return thresholds
 
     def has_edges(self, rows: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return whether others[i] is a neighbour of rows[i], by binary search in all lists at once."""
+        """Return True if others[i] is a neighbour of rows[i], by binary search in all lists at once."""
         low, end = self.offsets[rows], self.offsets[rows + 1]
         high = end.copy()
         while (open_ := low < high).any():

@@ -234,7 +234,7 @@ def swap_ids(
 def _is_hit(
     samples: np.ndarray, counters: np.ndarray, probability: float, step: int, key: tuple[int, int]
 ) -> np.ndarray:
-    """Return which of the samples hit, bool [n]; ``counters`` are their third counter words."""
+    """Flag the samples that are hit, bool [n]; ``counters`` are their third counter words."""
     thresholds, shift = distance_thresholds(probability), block_shift(probability)
     length = 1 << shift
     places = (samples.astype(np.uint64) >> np.uint64(shift) << np.uint64(32)) | counters

@@ -64,7 +64,7 @@ def _chunks(vectors: Vectors, dtype: np.dtype[Any]) -> Iterator[Array]:
 
 
 def _all_finite(rows: Array) -> bool:
-    """Return whether all rows are finite.
+    """Return True if all rows are finite.
 
     Half-precision rows are judged by their bits: NumPy's isfinite takes 17 times as long.
     """

@@ -51,7 +51,7 @@ class Store:
     """Collections of item vectors under one directory; thread-safe, and any number of processes may have it open."""
 
     is_remote = False
-    """Whether a server is needed that may be away."""
+    """True if a server is needed that may be away."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -134,11 +134,11 @@ class Store:
         """Ask the server, where there is one, for something small; raise StoreUnavailable, StoreError."""
 
     def available_offline(self) -> bool:
-        """Return whether vectors of any collection can be fetched while the server cannot be reached."""
+        """Return True if vectors of any collection can be fetched while the server cannot be reached."""
         return True
 
     def damaged(self) -> dict[str, dict[str, str]]:
-        """Return what this process found damaged: collection, version, and what is wrong.
+        """Return the damage that this process found: collection, version and reason.
 
         A collection within a namespace is ``NAMESPACE/NAME``.
         """

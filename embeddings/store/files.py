@@ -133,7 +133,7 @@ class HashingFile:
                 self._file.close()
 
     def entry(self) -> FileEntry:
-        """Return what a manifest says of the file."""
+        """Return the manifest entry of the file."""
         return FileEntry(self._name, self._hash.hexdigest(), self.num_bytes)
 
 

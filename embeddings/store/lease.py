@@ -18,7 +18,7 @@ LONGEST_PAUSE_SECONDS = 1.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def _now() -> float:
+def now() -> float:
     """Return seconds of a clock that goes on while the machine is suspended, as the server's does.
 
     Where there is no such clock, return those of another.
@@ -49,11 +49,11 @@ class Lease:
         self.token = token
         self._seconds = seconds
         self._where = where
-        self.renewed_at = _now()
+        self.renewed_at = now()
 
     def check(self) -> None:
         """Raise StoreBusy if the lease may have ended: another writer may be writing."""
-        if _now() - self.renewed_at >= self._seconds:
+        if now() - self.renewed_at >= self._seconds:
             raise StoreBusy(
                 f"{self._where}: this writer was away for longer than its lock of {self._seconds:g} s lasts, so "
                 "another may be writing: nothing was published and what is served is unchanged; run again"
@@ -62,32 +62,41 @@ class Lease:
 
 @contextlib.contextmanager
 def leased(
-    lock: Leased, token: str, seconds: float, where: str, timeout_seconds: float = TIMEOUT_SECONDS
+    lock: Leased, token: str, seconds: float, where: str, timeout_seconds: float | None = None
 ) -> Iterator[Lease]:
     """Take ``lock``, keep it alive from a thread, give it back at the end.
+
+    Args:
+        lock: the lock.
+        token: who asks.
+        seconds: length of the lease.
+        where: what errors name.
+        timeout_seconds: longest wait for the lock; None: TIMEOUT_SECONDS, or twice the lease of a dead writer.
 
     Raises:
         StoreBusy: another process kept the lock for ``timeout_seconds``.
     """
-    deadline = _now() + timeout_seconds
-    asked_at = _now()
+    if timeout_seconds is None:
+        timeout_seconds = max(TIMEOUT_SECONDS, 2 * seconds)
+    deadline = now() + timeout_seconds
+    asked_at = now()
     pause_seconds = 0.1
     while not lock.acquire(token):
-        if _now() > deadline:
+        if now() > deadline:
             raise StoreBusy(
                 f"{where}: another process has kept the writer lock for {timeout_seconds:g} s: end it if it is stuck, "
                 "then try again"
             )
         time.sleep(random.uniform(0.1, 1.0) * pause_seconds)
         pause_seconds = min(1.5 * pause_seconds, LONGEST_PAUSE_SECONDS)
-        asked_at = _now()
+        asked_at = now()
     lease = Lease(token, seconds, where)
     lease.renewed_at = asked_at
     ended = threading.Event()
 
     def keep() -> None:
         while not ended.wait(seconds / 3):
-            asked = _now()
+            asked = now()
             # What cannot be renewed ends: the next check says so.
             with contextlib.suppress(StoreError, OSError):
                 # Nor is a lock taken back that may be another's by now, also if renewing took so long.

@@ -129,7 +129,7 @@ class VersionRecord:
 
 
 def is_items_file(name: str) -> bool:
-    """Return whether a file of a version, by its name, holds the item rows.
+    """Return True if a file of a version, by its name, holds the item rows.
 
     The file is ``items.arrow``, or another one after an erasure.
     """

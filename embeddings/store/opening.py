@@ -77,4 +77,4 @@ BACKENDS: Registry[Callable[[str], Store]] = Registry(
         "s3": UrlScheme("s3://BUCKET/PREFIX", _s3),
     },
 )
-"""What opens a URL, by its scheme; that of another package may be any function of one."""
+"""Functions that open a URL, by its scheme; another package's may be any function of a URL."""

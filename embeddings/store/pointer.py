@@ -38,7 +38,7 @@ class Pointer:
         self._served = Served(None, [], [])
 
     def read(self) -> Served:
-        """Return what CURRENT says.
+        """Read CURRENT.
 
         A later format of the store has another entry in CURRENT, which all readers read first: a version of this code
         that does not know it refuses the collection, and changes nothing of it.

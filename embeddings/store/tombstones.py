@@ -48,7 +48,7 @@ class ErasedIds:
         return ErasedIds(self.key, {hash_: tag for hash_, tag in self.tags.items() if hash_ not in gone})
 
     def matches(self, keys: Array) -> Array:
-        """Return which of ``keys`` are in the set, bool [n]."""
+        """Flag the ``keys`` that are in the set, bool [n]."""
         matched = np.zeros(len(keys), dtype=np.bool_)
         if not self.tags:
             return matched

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 LEASE_SECONDS = 20.0
 REDIS_PREFIX = "evenkeel:"
-"""Of all keys in Redis, unless the URL names another."""
+"""Prefix of all keys in Redis, unless the URL names another."""
 # HOST:PORT/DB?OPTIONS of a Redis, without a login.
 _PLACE = re.compile(r"(\[[^]]*\]|[^@:/?#]+)(:\d+)?(/\d*)?(\?[^#]*)?")
 

@@ -21,7 +21,7 @@ from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array, arrow_of
 
 IDS_SUFFIX = ".ids.parquet"
-"""Of the file beside an index: which id each of its keys is."""
+"""Suffix of the file beside an index that holds the id of each of its keys."""
 
 
 class Rows(NamedTuple):
@@ -151,4 +151,4 @@ FORMATS: dict[str, Callable[[Rows, Path], None]] = {
     ".usearch": _usearch,
     ".faiss": _faiss,
 }
-"""What writes a file, by its ending."""
+"""Writers of a file, by its ending."""

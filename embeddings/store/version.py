@@ -302,5 +302,5 @@ class VersionReader:
 
 
 def num_carried(items: ItemVectors) -> int:
-    """Return how many items have an earlier version's vector."""
+    """Return the number of items that have an earlier version's vector."""
     return int(np.count_nonzero((items.statuses != MISSING) & ~items.renewed))

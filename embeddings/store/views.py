@@ -111,7 +111,7 @@ class ViewRegistry:
         )
 
     def known(self, name: str) -> bool:
-        """Return whether ``name`` is among ``names``."""
+        """Return True if ``name`` is among ``names``."""
         return any((self._directory / name).glob("g*.json"))
 
     def get(self, name: str, generation: int) -> ViewEntry:
@@ -286,7 +286,7 @@ class ViewRegistry:
             self._stored.clear()
 
     def is_cached(self, entry: ViewEntry, manifest: VersionManifest, directory: Path) -> bool:
-        """Return whether :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
+        """Return True if :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
         file = _file_of_rows(entry, manifest)
         with self._lock:
             if file is not None:

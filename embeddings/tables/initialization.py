@@ -105,5 +105,5 @@ def _rows_at_a_time(table: TableConfig) -> int:
 
 
 def _num_special(table: TableConfig, start: int, end: int) -> int:
-    """Return how many of the local rows [start, end) are padding or the unknown id's: the first ones."""
+    """Count the padding and unknown-id rows, the first ones, among the local rows [start, end)."""
     return max(0, min(end, table.first_live_row - table.row_start) - start)

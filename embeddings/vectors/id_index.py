@@ -6,7 +6,7 @@ shift gives the bucket, a table its first row, and the next ids are stepped over
 one pass over all queries, so that their reads overlap. Where one width does not fit all ids (some far from the others,
 a shard and a number in one id), they are first cut into NUM_SPANS spans of equally many, each with a width of its own.
 Ids that crowd into few buckets, whatever their distribution does within a span, are searched for. The table takes 2 to
-4 bytes an id. docs/adr/0024-row-lookup.md has the measurements. Torch-free.
+4 bytes an id. docs/adr/0020-fetch.md has the measurements. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from embeddings.vectors.lazy_rows import Array
 
 NUM_SPANS = 64
 STEPS = 5
-"""How many ids of a bucket are stepped over; what is not found by then is searched for."""
+"""Most ids of a bucket to step over before a binary search."""
 MAX_CROWDED = 0.02
-"""Of one span only: the share of ids that may stand behind more than STEPS others of their bucket."""
+"""Largest share of a span's ids that stand behind more than STEPS others of their bucket."""
 
 
 class IdIndex:

@@ -282,7 +282,7 @@ def _keys_of_arrow(ids: pa.Array | pa.ChunkedArray, query: bool) -> Array:
 
 
 def impossible_ids(ids: pa.Array) -> pa.BooleanArray:
-    """Return which strings can be no item ids: longer than MAX_ID_BYTES, or with a NUL character; no null is."""
+    """Flag strings that cannot be item ids: longer than MAX_ID_BYTES, or with a NUL character; no null is."""
     long, nul = pc.greater(pc.binary_length(ids), MAX_ID_BYTES), pc.match_substring(ids, "\0")
     return pc.fill_null(pc.or_(long, nul), False)
 

@@ -15,7 +15,7 @@ def row(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def progress(job: Mapping[str, Any]) -> str:
-    """Return how far a job is: rows prepared, or its epoch; empty before both."""
+    """Return a job's progress: rows prepared, or its epoch; empty before both."""
     if job.get("preparation"):
         return output.preparation(job["preparation"])
     told = job.get("progress") or {}

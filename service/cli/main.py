@@ -402,7 +402,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _workers(job: Mapping[str, Any]) -> str:
-    """Return how many workers the attempts had, where they were not all alike, and why one had fewer."""
+    """Return the attempts' worker counts, if they differ, and the reason for a smaller one."""
     attempts = job.get("attempts") or []
     told = [f"{one['workers']}{' (' + one['because'] + ')' if one['because'] else ''}" for one in attempts]
     if len(set(told)) < 2:

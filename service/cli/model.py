@@ -64,7 +64,7 @@ def importance(
     checkpoint: WhichCheckpoint = "last",
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell how much worse a job's model scores rows when a feature's values are dealt to other rows."""
+    """Measure each feature's importance: the metric's loss when its values are permuted among rows."""
     options = {
         "--metric": metric, "--label": label, "--rows": max_rows, "--repeats": repeats, "--checkpoint": checkpoint,
     }  # fmt: skip

@@ -179,7 +179,7 @@ def _coloured(field: str, text: str) -> str:
 
 
 def preparation(figures: Mapping[str, Any]) -> str:
-    """Say how far a job's preparation is: ``reading 4,194,304 of 20,000,000 rows, 210,000 rows/s``."""
+    """Describe a preparation's progress: ``reading 4,194,304 of 20,000,000 rows, 210,000 rows/s``."""
     doing = {"read": "reading", "write": "writing"}[figures["stage"]]
     of = "" if figures["total_rows"] is None else f" of {figures['total_rows']:,}"
     return f"{doing} {figures['rows']:,}{of} rows, {figures['rows_per_second']:,.0f} rows/s"

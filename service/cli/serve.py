@@ -72,7 +72,7 @@ def _settings() -> Settings:
 
 
 def placement() -> Placement:
-    """Return where runs of the service are, by its settings.
+    """Return the placement of the service's runs, by its settings.
 
     Raises:
         CommandError: A setting is wrong.
@@ -86,7 +86,7 @@ def placement() -> Placement:
 
 
 def sweep(dry_run: bool) -> dict[str, int]:
-    """Return what retention removed, or in a dry run would remove, by kind.
+    """Return the removals of retention by kind; in a dry run those that it would make.
 
     Raises:
         CommandError: A setting is wrong, the database, the files or the feature store cannot be read, or the database

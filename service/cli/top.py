@@ -62,7 +62,7 @@ def top(
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[threading.Event]:
-    """Yield what Ctrl-C sets during the block; a second one interrupts as ever.
+    """Yield an event that Ctrl-C sets during the block; a second one interrupts as ever.
 
     An exception, as Ctrl-C raises by default, is lost where it meets a destructor or a callback.
     """
@@ -81,7 +81,7 @@ def _told_to_end() -> Iterator[threading.Event]:
 
 
 def picture(client: Client) -> Picture:
-    """Return what the service says now."""
+    """Return the service's current state."""
     active = [job for state in ACTIVE for job in client.jobs(state=state)]
     ended = [job for job in client.jobs(limit=MAX_ENDED + len(active)) if job["state"] not in ACTIVE][:MAX_ENDED]
     held = [one for one in client.collections() if one["held"]["in_a_row"]]

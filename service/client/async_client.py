@@ -91,7 +91,7 @@ class _Bridge(Client):
 
 
 async def _awaited(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return what the function returns, which runs in a greenlet; await what it leaves to the event loop."""
+    """Run the function in a greenlet and return its result; await what it leaves to the event loop."""
     call = greenlet(function)
     waits = call.switch(*arguments, **options)
     while not call.dead:

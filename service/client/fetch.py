@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 MAX_IDS = 10_000
-"""In one request."""
+"""Most ids in one request."""
 
 
 class VectorCalls(Session):
@@ -176,7 +176,7 @@ class VectorCalls(Session):
 
 
 def _same_but_for_the_first(previous: Vectors, ids: list[Any]) -> bool:
-    """Return whether ``previous`` has the ids of every request but the first, which its etag answers for."""
+    """Return True if ``previous`` has the ids of every request but the first, which its etag answers for."""
     if len(previous) != len(ids):
         return False
     # Integers may be asked for as decimals.

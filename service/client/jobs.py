@@ -16,7 +16,7 @@ TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 PATIENCE_SECONDS = 60.0
 """Seconds for which waiting for a job tolerates a service that is unavailable."""
 AWAY = (429, 502, 503, 504)
-"""What is answered for a moment: by a service whose database is away or that is asked too often, by a proxy of it."""
+"""Temporary status codes: of a service that is overloaded or has lost its database, or of a proxy."""
 
 
 class JobCalls(Session):

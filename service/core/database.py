@@ -47,7 +47,7 @@ DRIVERS = {
 """Each kind of database has one driver here: a URL may leave it out."""
 _WRITE = "evenkeel_write"
 _AWAY_STATES = ("08", "53", "57P")
-"""What a server's states (SQLSTATE) begin with that has lost a connection, has no room, or is starting or stopping."""
+"""Prefixes of SQLSTATE of a server that lost a connection, has no room, or is starting or stopping."""
 
 
 class UrlError(sa.exc.ArgumentError):

@@ -40,7 +40,7 @@ def space(settings: Settings) -> Space:
 
 
 def shortage(settings: Settings) -> str | None:
-    """Return why no run can be started for lack of disk space, or None."""
+    """Return the shortage of disk space that prevents runs from starting, or None."""
     current = space(settings)
     if current.level in ("ok", "low"):
         return None

@@ -166,7 +166,7 @@ def _validation(error: RequestValidationError) -> Problem:
 
 
 def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
-    """Yield what users are told of one of pydantic's errors in a request."""
+    """Yield the user's messages for one of pydantic's errors in a request."""
     where = item["loc"]
     if where and where[0] in ("body", "query", "path", "header", "cookie"):
         where = where[1:]

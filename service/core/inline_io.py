@@ -1,7 +1,7 @@
 """Brief work is done on the event loop itself, as long as it only reads memory.
 
 A hundred rows of mapped memory take less time than handing them to a thread and back, where Python's threads block each
-other for milliseconds (docs/adr/0042).
+other for milliseconds (docs/adr/0020).
 
 Pages that must be read from disk would block all other requests. The kernel counts those: after one, threads do the
 work for a moment, for longer each time that it happens again, and wait for the disk instead. Reads from a file server,
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
 SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
-"""How the kinds of file systems begin that are on another machine, or may be."""
+"""Prefixes of the kinds of file systems that are on another machine, or may be."""
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
 
 
@@ -48,7 +48,7 @@ class InlineIO:
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
     def allowed(self) -> bool:
-        """Tell whether files are local and recent reads needed memory only."""
+        """Return True if files are local and recent reads needed memory only."""
         return self._local and self._clock() >= self._not_before
 
     def call(self, work: Callable[[], Result]) -> Result:
@@ -70,7 +70,7 @@ def major_faults() -> int:
 
 
 def is_local(store: Store) -> bool:
-    """Tell whether a store's files are on a disk of this machine, as far as the mounts show."""
+    """Return True if a store's files are on a disk of this machine, as far as the mounts show."""
     return not store.is_remote and not kind_of_mount(store.root).startswith(SERVED_FILES)
 
 

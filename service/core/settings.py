@@ -20,7 +20,7 @@ from trainer.storage.opening import open_storage
 Role = Literal["all", "api", "scheduler", "vectors"]
 ROLES: tuple[str, ...] = get_args(Role)
 MIN_FREE_BYTES = 64 * 2**20
-"""With less, EVENKEEL_HOME counts as full."""
+"""Free space below which EVENKEEL_HOME counts as full."""
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 MOST_DAYS = 36_500
 """A time so long ago can still be written."""
@@ -31,7 +31,7 @@ EXECUTOR_SETTINGS = {
     "stored_runs": "EVENKEEL_RUN_STORAGE with a URI",
     "driver_resources": "EVENKEEL_DRIVER_RESOURCES",
 }
-"""What only some executors read, by the variable that sets it; service.jobs.executors checks them."""
+"""Variables of settings that only some executors read; service.jobs.executors checks them."""
 
 
 @dataclasses.dataclass(frozen=True)

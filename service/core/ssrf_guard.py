@@ -22,7 +22,7 @@ RESOLVE_SECONDS = 5.0
 MAX_LENGTH = 2048
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL = ipaddress.ip_network("2000::/3")
-"""Of IPv6, all that the internet has: beyond it are site-local addresses, and gateways of a site's own (RFC 8215)."""
+"""Public IPv6: outside it are site-local addresses, and gateways of a site's own (RFC 8215)."""
 # A name server that does not answer keeps its thread for long: not one of those that the runner and requests share.
 _threads = ThreadPoolExecutor(8, thread_name_prefix="resolve")
 
@@ -134,7 +134,7 @@ def _look_up(host: str, port: int) -> list[Any]:
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address belongs to the public internet.
+    """Return True if an address belongs to the public internet.
 
     Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do IPv6 addresses that embed
     such an IPv4 address.

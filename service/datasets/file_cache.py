@@ -29,7 +29,7 @@ class FileCache(Generic[Found]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, files: Iterable[Path], look: Callable[[], Found]) -> Found:
-        """Return what ``look`` returns, or returned for ``key`` while ``files`` were the same.
+        """Return the result of ``look``, cached for ``key`` while ``files`` are unchanged.
 
         Files are the same if their paths, inodes, sizes and times are.
         """

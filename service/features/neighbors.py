@@ -32,7 +32,7 @@ log = logging.getLogger("evenkeel")
 NUM_SEARCHES = 4
 """Versions that are kept ready."""
 KEPT_INDEXES = 3
-"""Of one collection, on disk."""
+"""Most indexes of a collection on disk."""
 RETRY_SECONDS = 600.0
 
 

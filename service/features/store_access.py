@@ -129,7 +129,7 @@ def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
 
 
 def unchanged(request: Request, etag: str) -> bool:
-    """Tell whether If-None-Match shows that the caller has this already (weak comparison, RFC 9110 section 13.1.2)."""
+    """Return True if If-None-Match matches (weak comparison, RFC 9110 section 13.1.2)."""
     given = request.headers.get("if-none-match")
     if given is None:
         return False

@@ -36,7 +36,7 @@ from trainer.spec import NAME_PATTERN
 COOKIE = "evenkeel_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ANSWER_SECONDS = 10.0
-"""How long a database may take with a credential that is not remembered."""
+"""Longest wait for the database with a credential that is not cached."""
 SAVED_AGAIN_SECONDS = 60.0
 WRONG_PER_SECOND, WRONG_AT_ONCE = 20.0, 400.0
 """Wrong credentials that one address may send; then those that are not remembered are not looked up."""
@@ -47,7 +47,7 @@ _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The dashboard
 
 
 AWAY = (DatabaseError, InterfaceError, PoolTimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""What it looks like when a database cannot be asked. The driver's own come while a connection is opened."""
+"""Errors of a database that cannot be asked. The driver's own come while a connection is opened."""
 
 
 @dataclasses.dataclass
@@ -250,7 +250,7 @@ def network_of(address: str) -> str:
 
 
 def same_origin(request: Request) -> bool:
-    """Tell whether the browser sent the request from one of our pages (same host and port; a proxy may end TLS)."""
+    """Return True if the browser sent the request from one of our pages (same host and port; a proxy may end TLS)."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
 

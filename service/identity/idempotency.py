@@ -128,7 +128,7 @@ async def take(
 
 
 async def done_before(connection: AsyncConnection, key_id: str, key: str, body: str) -> Done | None:
-    """Return what an earlier request with the key did; None if it had no result so far. Raises as :func:`take` does."""
+    """Return the result of an earlier request with the key; None without one. Raises as :func:`take` does."""
     return await _before(connection, key_id, key, digest(body), tables.now())
 
 

@@ -122,7 +122,7 @@ async def rotate(connection: AsyncConnection, row: KeyRow, overlap: datetime.tim
 
 
 def is_live(row: KeyRow) -> bool:
-    """Tell whether the key can be used now."""
+    """Return True if the key can be used now."""
     return row["revoked_at"] is None and (row["expires_at"] is None or row["expires_at"] > tables.now())
 
 

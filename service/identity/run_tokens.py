@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PREFIX = "er_"
 SECRET_FILE = "run_tokens.secret"
 TOKEN_SECONDS = 7 * 24 * 3600.0
-"""For so long a run may be without the service, and catch up after."""
+"""Lifetime of a run's token: the longest outage of the service that a run survives."""
 RENEW_SECONDS = 24 * 3600.0
 
 
@@ -57,7 +57,7 @@ def read(home: Path, token: str) -> Claim | None:
 
 
 def holds(claim: Claim, row: JobRow) -> bool:
-    """Tell whether the attempt is still the job's current one: not followed by another, and not yet released."""
+    """Return True if the attempt is still the job's current one: not followed by another, and not yet released."""
     if row["released"] or row["attempt"] != claim.attempt:
         return False
     return row["lease"] is not None and _hashed(row["lease"]) == claim.lease

@@ -42,7 +42,7 @@ class ResourceRequest(NamedTuple):
         return cls(**{**document, "fewer": tuple((count, memory) for count, memory in document.get("fewer", ()))})
 
     def choices(self) -> list[ResourceRequest]:
-        """Return what the run takes with each number of workers that it may begin with, most first."""
+        """Return the run's needs for each number of workers that it may begin with, most first."""
         each = self.cores / self.workers, self.gpus / self.workers
         return [self._replace(fewer=())] + [
             ResourceRequest(count, count * each[0], memory, count * each[1], self.counted)
@@ -50,14 +50,14 @@ class ResourceRequest(NamedTuple):
         ]
 
     def taken(self, workers: int | None) -> ResourceRequest:
-        """Return what an attempt with so many workers takes, None: with all of them."""
+        """Return the needs of an attempt with so many workers; None: with all of them."""
         return next((one for one in self.choices() if one.workers == workers), self)
 
 
 def needs_of(
     spec: JobSpec, memory: RankMemory, counted: bool, fewer: Mapping[int, RankMemory] | None = None
 ) -> ResourceRequest:
-    """Return what a run takes; ``memory`` is that of each rank, ``fewer`` that with fewer workers, by their number."""
+    """Return a run's needs; ``memory`` is each rank's, ``fewer`` that with fewer workers, by their number."""
     resources = spec.resources
     workers = resources.num_workers
     return ResourceRequest(
@@ -82,7 +82,7 @@ def host(settings: Settings) -> FreeResources:
 
 
 def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] | None:
-    """Return what can never fit this host, with the arithmetic, and the remedy; or None."""
+    """Return needs that can never fit this host, with the arithmetic and the remedy; or None."""
     # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
     short = [one for one in _short(needs, room) if needs.counted or one[0] != "memory"]
     if not short:
@@ -101,7 +101,7 @@ def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] |
 def obstacle(
     needs: ResourceRequest, room: FreeResources, held: Mapping[str, ResourceRequest], max_runs: int
 ) -> str | None:
-    """Return why a run cannot start now, with figures; None if it can.
+    """Return the reason why a run cannot start now, with figures; None if it can.
 
     Args:
         needs: What the run would use.
@@ -132,7 +132,7 @@ def obstacle(
 def cluster_obstacle(
     needs: ResourceRequest, nodes: Sequence[FreeResources] | None, held: Mapping[str, ResourceRequest], max_runs: int
 ) -> str | None:
-    """Return why a run cannot start on the cluster now; None if it can.
+    """Return the reason why a run cannot start on the cluster now; None if it can.
 
     Args:
         needs: What the run would use; every worker must fit on one node.
@@ -182,7 +182,7 @@ BEHIND_ANOTHER_TENANT = "after another tenant's job, which is first in line"
 
 
 def behind(head: str, obstacle_of_head: str) -> str:
-    """Return why jobs wait that are not first in the queue."""
+    """Return the reason for jobs to wait that are not first in the queue."""
     return f"after {head}, which is first in line: {obstacle_of_head}"
 
 

@@ -86,7 +86,7 @@ class JobQueue:
         return row is not None
 
     async def _held(self, connection: AsyncConnection, tenant: str) -> dict[str, ResourceRequest]:
-        """Return what the runs of this home use, under names that a tenant may read."""
+        """Return the resources that the runs of this home use, under names that a tenant may read."""
         job = tables.job.c
         unreleased = sa.and_(job.home_id == self._context.home_id, job.released.is_(False))
         active = sa.select(job.id, job.tenant, job.needs, job.attempts).where(unreleased)
@@ -101,7 +101,7 @@ class JobQueue:
     async def _room_for(
         self, needs: ResourceRequest, held: dict[str, ResourceRequest]
     ) -> tuple[ResourceRequest | None, str | None]:
-        """Return what of the request there is room for now, None for nothing, and why for no more."""
+        """Return (the part of the request that fits now or None, the reason why no more does)."""
         shortage, max_runs = disk.shortage(self._context.settings), self._context.settings.max_runs
         if shortage is not None:
             return None, shortage
@@ -203,12 +203,12 @@ def _older_of_its_schedule() -> sa.ScalarSelect[str | None]:
 
 
 def _after_older() -> sa.ColumnElement[str]:
-    """Return why a job waits for an older one of its schedule; null where there is none."""
+    """Select the reason why a job waits for an older one of its schedule; null if it does not."""
     return sa.literal("after ") + _older_of_its_schedule() + ", an older job of its schedule that has not ended"
 
 
 def _told(head: JobRow, reason: str) -> sa.ColumnElement[str]:
-    """Return why each job waits; tenants learn nothing of each other's jobs."""
+    """Select the reason why each job waits; tenants learn nothing of each other's jobs."""
     job = tables.job.c
     return sa.case(
         (_older_of_its_schedule().is_not(None), _after_older()),

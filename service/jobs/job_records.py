@@ -28,9 +28,9 @@ from trainer.spec.stored import StoredJob
 DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")
 MAX_LABELS = 64
-"""Of a job: each is a row."""
+"""Most labels of a job: each is a row."""
 MAX_ATTEMPTS = 100
-"""Of a job, that it shows: a preempted one may have any number."""
+"""Most attempts of a job for display: a preempted one may have any number."""
 # Made once: SQLAlchemy takes longer to put a statement together than to send it.
 _INSERT_EVENT = tables.job_event.insert()
 _BY_ID = sa.select(tables.job).where(tables.job.c.id == sa.bindparam("job_id"))
@@ -268,7 +268,7 @@ def _told(row: JobRow) -> dict[str, Any]:
 
 
 def _events_of(publication: Mapping[str, Any]) -> Iterator[webhook_records.Event]:
-    """Yield what a publication is to be told as; one that ends a row of held ones, or is its last, also by itself."""
+    """Yield the webhook events of a publication; one that ends a row of held ones, or is its last, also by itself."""
     if publication.get("status") == "published":
         yield "publication.published"
         if publication.get("released"):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 SLEPT_SECONDS = 1.0
-"""By so much more than the monotonic clock has the boot-time clock moved: the machine was suspended."""
+"""If the boot-time clock ran ahead of the monotonic one by more than this, the machine slept."""
 
 
 class Looked(NamedTuple):
@@ -66,7 +66,7 @@ class Liveness:
         return away
 
     def look(self, job_id: str, attempt: tuple[int, str | None], size: int, age_seconds: float) -> Looked:
-        """Return how long the run has been silent and running.
+        """Return the time for which the run has been silent and running.
 
         Args:
             job_id: The job.

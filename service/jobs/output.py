@@ -101,7 +101,7 @@ class Batch(NamedTuple):
 
 
 async def batch(database: Database, settings: Settings, job_id: str, at: Position) -> Batch:
-    """Return what happened after ``at``: events as they were recorded, then ``log`` lines."""
+    """Return the events after ``at`` as they were recorded, then ``log`` lines."""
     events = tables.job_event.c
     query = sa.select(events.id, events.type, events.data).where(events.job_id == job_id, events.id > at.event)
     async with database.read() as connection:

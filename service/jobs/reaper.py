@@ -18,7 +18,7 @@ from service.jobs.states import ACTIVE, TERMINAL
 from trainer.runs.directory import revoke
 
 LINGER_SECONDS = 20.0
-"""How long a run that reported its end may take to leave before its processes are ended."""
+"""Time for a run that reported its end to exit before its processes are killed."""
 
 
 class Reaper:

@@ -30,7 +30,7 @@ from trainer.spec.stored import to_run
 log = logging.getLogger("evenkeel.runner")
 
 AT_ONCE_BYTES = 32 * 2**20
-"""Of the dataset's files: their rows are counted while the request waits, in about half a second for a million."""
+"""Largest dataset whose rows are counted while the request waits: about half a second for a million rows."""
 _counted: FileCache[Estimate] = FileCache()
 
 

@@ -276,7 +276,7 @@ def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path |
 
 
 def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
-    """Return where the checkpoints of a job are; None where they are not here any more."""
+    """Return the place of a job's checkpoints; None if they are gone from here."""
     if not job_id:
         return None
     # Where they are not in a directory of this host, the run says so if they are gone.
@@ -289,7 +289,7 @@ def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
 
 
 def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) -> Lineage:
-    """Return what an attempt starts from, which is what an earlier one did where that matters.
+    """Return an attempt's start: that of an earlier attempt where it matters.
 
     It does if that one died after it had written its version: the next must complete it, instead of refreshing it again
     by being published onto itself. It also does if one of them goes on from a held version: the rows that are trained
@@ -358,7 +358,7 @@ def _workers(row: JobRow) -> rundir.Workers | None:
 
 
 def _report(settings: Settings, row: JobRow) -> rundir.Report | None:
-    """Return where a run that does not share our directories reports its events; None if it shares them."""
+    """Return the address for events of a run that does not share our directories; None if it shares them."""
     if settings.internal_url is None:
         return None
     assert row["lease"] is not None

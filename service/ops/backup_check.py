@@ -17,9 +17,9 @@ from service.client.http import part
 from service.core.tenants import DEFAULT_TENANT, HEADER
 
 LOOKED_AT = 200
-"""So many of the newest jobs, and of the newest run directories."""
+"""Number of the newest jobs, and of the newest run directories, to check."""
 AUDIT_LOOKED_AT = 5000
-"""So many of the newest entries of the audit log, which is kept for ever."""
+"""Number of the newest entries of the audit log to check; the log is kept for ever."""
 SHOWN = 5
 ERASE = "POST /v1/collections/{collection}/erase"
 
@@ -126,7 +126,7 @@ def _forgotten_erasures(
 
 
 def _is_operator(client: Client) -> bool:
-    """Return whether the key is an operator's, who sees all tenants; the admin of another tenant sees that one."""
+    """Return True if the key is an operator's, who sees all tenants; the admin of another tenant sees that one."""
     try:
         return any(tenant["name"] == DEFAULT_TENANT for tenant in client.tenants())
     except ProblemError as error:

@@ -37,7 +37,7 @@ VERSION_STATES = ("candidate", "published", "held", "superseded", "expired")
 RECENT = datetime.timedelta(days=7)
 HOUR = datetime.timedelta(hours=1)
 PATIENCE_SECONDS = 3.0
-"""How long a scrape, which may take ten seconds, waits for the database, and for word of the store's server."""
+"""Longest wait of a scrape, which may take ten seconds, for the database and for the store's server."""
 MAX_JOB_NAMES = 200
 """Names are the users' own: a service that is given a new one for each job must not grow without end."""
 _PROGRESS = {

@@ -227,7 +227,7 @@ def check_executor() -> Iterator[Check]:
 
 
 def _placement() -> Placement:
-    """Return where runs are; this host if the settings are wrong, which another check says."""
+    """Return the placement of runs; this host if the settings are wrong, which another check reports."""
     try:
         return placement_of(Settings.from_environment())
     except ValueError:

@@ -33,7 +33,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def exporter() -> export.MetricExporter | None:
-    """Return what sends; None where metrics are not sent.
+    """Return the exporter of metrics; None if metrics are not exported.
 
     Raises:
         RuntimeError: metrics are asked for and what sends them is not installed, or a variable is invalid.

@@ -111,7 +111,7 @@ def _offset(at: Instant, zone: ZoneInfo) -> datetime.timedelta:
 
 
 def _wall(at: Instant, zone: ZoneInfo) -> Instant:
-    """Return what clocks in the zone show, as if it were UTC."""
+    """Return the local time of the zone, as if it were UTC."""
     return at + _offset(at, zone)
 
 

@@ -54,7 +54,7 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _word(figure: str, word: str) -> str:
-    """Return what a figure is called: by the word of its metric, and of which of several labels it is."""
+    """Return a figure's name for display: its metric, and its label where there are several."""
     label = figure.partition("/")[2]
     return f"{word} of {label}" if label else word
 

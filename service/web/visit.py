@@ -42,7 +42,7 @@ class Visit:
         return tenants.store_of(self.app.state.store, self.principal.tenant)
 
     def allows(self, scope: str) -> bool:
-        """Tell whether the visitor's key has a scope."""
+        """Return True if the visitor's key has a scope."""
         return self.principal.allows(scope)
 
     def asked(self, name: str) -> str | None:
@@ -50,7 +50,7 @@ class Visit:
         return (self.query.get(name) or "").strip() or None
 
     def paging(self, limit: int) -> PageRequest:
-        """Return which page of a list is asked for."""
+        """Return the requested page of a list."""
         return PageRequest(limit, self.asked("cursor"))
 
     def collection(self) -> Collection:

@@ -36,9 +36,9 @@ Event = Literal[
 EVENTS: tuple[str, ...] = get_args(Event)
 SECRET_PREFIX = "whsec_"
 MAX_WEBHOOKS = 50
-"""Of a tenant: each event is written once for every one."""
+"""Most webhooks of a tenant: each event is written once for each of them."""
 MAX_PINGS = 50
-"""Of a webhook, that wait for an attempt."""
+"""Most waiting pings of a webhook."""
 KEPT = datetime.timedelta(days=30)
 
 

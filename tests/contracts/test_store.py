@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.store import Store, open_store
-from embeddings.store.backends import redis_packed
+from embeddings.store.backends import redis_rows
 from embeddings.vectors.item_vectors import FOUND, MISSING
 from tests.contracts import store_servers
 from tests.contracts.store.base import Reopen, items, publish
@@ -53,7 +53,7 @@ class TestRedisStore(StoreContract):
 
     @pytest.fixture
     def url(self, redis_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-        monkeypatch.setattr(redis_packed, "BLOCK_BYTES", 48)
+        monkeypatch.setattr(redis_rows, "BLOCK_BYTES", 48)
         with store_servers.redis_prefix(redis_url, request.node.name) as url:
             yield url
 

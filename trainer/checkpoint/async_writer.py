@@ -25,7 +25,7 @@ from trainer.checkpoint.format import CheckpointError, TableShard, save
 from trainer.storage.folders import Folders
 
 STAGED_COPIES = 1
-"""How often a rank's rows and state lie in memory a second time once it has saved in the background."""
+"""Copies of a rank's rows and state in memory once it has saved in the background."""
 
 
 class BackgroundSaver:

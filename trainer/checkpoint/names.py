@@ -21,7 +21,7 @@ def new_name(step: int, names: Iterable[str]) -> str:
 
 
 def replaced_by(newest: str, names: Iterable[str], keep_last: int) -> list[str]:
-    """Return what goes once ``newest`` is there: checkpoints of later steps, and the oldest."""
+    """Return the checkpoints to delete once ``newest`` is there: those of later steps, and the oldest."""
     found = newest_first({*names, newest})
     position = found.index(newest)
     return [*found[:position], *found[position + keep_last :]]

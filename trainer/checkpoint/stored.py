@@ -108,7 +108,7 @@ def show(folders: Folders | None, directory: Path) -> None:
 
 
 def described(directory: Path) -> dict[str, Any] | None:
-    """Return what a view says of its checkpoint, None where a checkpoint was written there."""
+    """Return a view's description of its checkpoint; None where a checkpoint was written there."""
     try:
         said: dict[str, Any] = json.loads((directory / VIEW_FILE).read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -2,7 +2,7 @@
 
 Old rows keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is taken
 over, so that what a row lost while it was idle in the old job still counts. Rows of new ids start from hash(id, seed),
-or whatever the job's init says; ids unseen for too long lose theirs (docs/adr/0010-growth.md). Which id a row stands
+or whatever the job's init says; ids unseen for too long lose theirs (docs/adr/0045). Which id a row stands
 for is part of the checkpoint.
 """
 

@@ -48,7 +48,7 @@ class Prefetched(Generic[T], Iterator[T]):
         return self
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the next item is there, or the end, after at most so long."""
+        """Return True if the next item is there, or the end, after at most so long."""
         if self._next is None and not self._stopped.is_set():
             self.begin()
             with contextlib.suppress(queue.Empty):

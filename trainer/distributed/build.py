@@ -113,7 +113,7 @@ def model_of(
 
 
 def _stored(types: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """Return what a job stores otherwise than by default; the rest has the type that :func:`build` is asked for."""
+    """Return the storage types that differ from the default of :func:`build`."""
     return {name: getattr(torch, one) for name, one in types.items() if one != DEFAULT_TYPE}
 
 
@@ -146,7 +146,7 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
 
 
 def pooling_of(job: JobSpec, key: Key) -> Pooling:
-    """Return how a key's table pools what it looks up for it: not at all where the model takes a row for each id."""
+    """Return the pooling of a key's rows: none where the model takes a row for each id."""
     if not job.model.pools:
         return "none"
     return "mean" if key.is_list and key.pooling == "mean" else "sum"

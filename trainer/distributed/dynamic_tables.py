@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from trainer.distributed.sharded_state import ShardedState
 
 TOMBSTONE_RUNS = 30
-"""For so many runs publishers are told of an id that lost its row: one of them has to publish."""
+"""Runs for which an evicted id is reported to the publisher."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -147,7 +147,7 @@ class DynamicRows:
         return _with_values(batch, values)
 
     def in_words(self) -> str:
-        """Return how full the tables are; "" where none is dynamic."""
+        """Describe how full the tables are; "" where none is dynamic."""
         sentences = [
             f"{name}: {len(ids):,} of {ids.settings.capacity:,} rows taken"
             + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")

@@ -174,7 +174,7 @@ def _planner(
 def _why_not(
     settings: TableSettings, shardings: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
 ) -> str:
-    """Return why no plan was found, with the bytes of each table."""
+    """Explain why no plan was found, with the bytes of each table."""
     lines, total = [], 0
     for name, table in sorted(settings.tables.items()):
         per_row = row_bytes(settings, name, table.dim)

@@ -27,7 +27,7 @@ def counts_file(table: str) -> str:
 
 
 def stored_counts(checkpoint: Checkpoint, table: str) -> Int64s:
-    """Return how often each id that has a row occurred since it has it, in the order of the checkpoint's id map.
+    """Count each id's occurrences since it has its row, in the order of the checkpoint's id map.
 
     Raises:
         CheckpointError: the checkpoint does not say it.

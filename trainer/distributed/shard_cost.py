@@ -23,7 +23,7 @@ from embeddings.sharding import TableSettings
 from embeddings.tables.shardings import SHARDINGS, sharding_name
 
 # Bytes per second of one rank. CPU: row traffic of one thread (benchmarks.update); between ranks of one host the memory
-# they share (docs/adr/0013-exchange-on-one-host.md), else gloo (0007). CUDA: of the order of such devices, unmeasured.
+# they share, else gloo (docs/adr/0007-sharding.md). CUDA: of the order of such devices, unmeasured.
 _MEMORY_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
 _NETWORK_BYTES_PER_SECOND = {"cpu": 7e8, "cuda": 1e11}
 _HOST_BYTES_PER_SECOND = 4e9

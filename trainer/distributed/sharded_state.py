@@ -77,7 +77,7 @@ class ShardedState:
         return [(name, p) for name, p in self.module.named_parameters() if not self._of_tables(name)]
 
     def local_pieces(self) -> list[LocalPiece]:
-        """Return what this rank holds of every table, sorted by name, row_start and column_start."""
+        """Return this rank's piece of every table, sorted by name, row_start and column_start."""
         return self._sharded.local_pieces()
 
     def gather_table(self, name: str, decay: bool = True) -> GatheredTable | None:
@@ -364,7 +364,7 @@ def _put(
 
 
 def _problem(function: Callable[..., None], *arguments: Any) -> str | None:
-    """Return what went wrong in the call, in words."""
+    """Return the error of the call, in words; None without one."""
     try:
         function(*arguments)
     except (CheckpointError, ValueError) as error:

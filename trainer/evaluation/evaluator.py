@@ -50,6 +50,14 @@ class _Measured(NamedTuple):
     loss: Loss
 
 
+class Rankings(NamedTuple):
+    """Table rows of users, ascending [u], with their rankings among all items and, if asked for, among sampled ones."""
+
+    users: npt.NDArray[np.int64]
+    full: Ranking
+    sampled: Ranking | None
+
+
 class Columns(NamedTuple):
     """Held-out rows: their places in the split, scores and labels [n] or [n, labels], users and buckets or None."""
 
@@ -114,7 +122,7 @@ class Evaluator:
         return shown if rows is None or not self.calibration.is_of(split) else shown | self._calibrated(split, rows)
 
     def _calibrated(self, split: str, rows: Columns) -> dict[str, Any]:
-        """Return what calibration does to the figures of a split, fitting it on validation rows; {} but on rank 0.
+        """Return a split's figures of calibrated outputs, fitted on validation rows; {} but on rank 0.
 
         Of a split that is too large to be gathered every second, third, ... row is taken.
         """
@@ -270,15 +278,21 @@ class Evaluator:
         names = [name for name in self.metrics if ranking_parts(name) is not None]
         if ranks is None:
             return dict.fromkeys(names, math.nan)
+        rankings = self.rankings(ranks)
+        if rankings is None:
+            return {}
+        return {**self._means(self._by_unit(rankings.sampled, rankings.full)), "users": len(rankings.users)}
+
+    def rankings(self, ranks: Ranks) -> Rankings | None:
+        """Gather the users of all ranks: on rank 0, None elsewhere. Collective."""
         columns = self._gathered(list(ranks))
         if columns is None:
-            return {}
+            return None
         all_ranks = Ranks(*columns)
         # Users ascending on every rank, and ranks hold consecutive shares of them.
         users = np.searchsorted(all_ranks.relevant_users, all_ranks.users)
-        full = Ranking(all_ranks.ranks, users, all_ranks.num_relevant)
         alone = None if all_ranks.sampled is None else Ranking.of_single(all_ranks.sampled)
-        return {**self._means(self._by_unit(alone, full)), "users": len(all_ranks.num_relevant)}
+        return Rankings(all_ranks.relevant_users, Ranking(all_ranks.ranks, users, all_ranks.num_relevant), alone)
 
     def _by_unit(self, sampled: Ranking | None, full: Ranking) -> dict[str, npt.NDArray[np.float64]]:
         """Return the figures asked for for each user or example."""

@@ -12,6 +12,7 @@ SCORES_AT_ONCE scores (trainer.sizing.memory has the arithmetic).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,9 +62,21 @@ class Ranks(NamedTuple):
 
 
 class HeldOut:
-    """Relevant items and what is left out, for this rank's share of a split's users."""
+    """Relevant items and what is left out, for this rank's share of a split's users.
 
-    def __init__(self, data: PreparedData, split: str, rank: int, world_size: int):
+    Args:
+        data: prepared data.
+        split: the held-out split.
+        rank: this rank.
+        world_size: number of ranks.
+        known: by table, flags of the rows that count, bool [rows]; users and items without it are left out. None: all.
+        max_users: most users of all ranks together, taken evenly. None: all.
+    """
+
+    def __init__(
+        self, data: PreparedData, split: str, rank: int, world_size: int, *,
+        known: Mapping[str, npt.NDArray[np.bool_]] | None = None, max_users: int | None = None,
+    ):  # fmt: skip
         keys = {key.name: key for key in data.keys}
         self.user_key, self.item_key = keys["user"], keys["item"]
         self._seen, self.items = data.seen_items
@@ -71,8 +84,17 @@ class HeldOut:
         if data.catalogue is None:
             self._position = np.full(data.tables[self.item_key.table].num_rows, -1, dtype=np.int64)
             self._position[self.items] = np.arange(len(self.items))
+        self._known_users: npt.NDArray[np.bool_] | None = None
+        self.left_out = np.empty(0, dtype=np.int64)
+        """Places of the candidates that are not known [n]."""
+        if known is not None:
+            codes = self.items if data.catalogue is None else data.catalogue.rows[self.items]
+            self._known_users = known[self.user_key.table]
+            self.left_out = np.flatnonzero(~known[self.item_key.table][codes])
         users, places, unknown = self._positives(split)
         everyone = sorted_unique(np.concatenate([users, unknown]))
+        if max_users is not None:
+            everyone = everyone[:: max(1, -(-len(everyone) // max_users))]
         first, last = rank_slice(len(everyone), rank, world_size)
         self.users = everyone[first:last]
         self.rounds_of = -(-len(everyone) // world_size)
@@ -99,6 +121,8 @@ class HeldOut:
         else:
             places = self._position[np.asarray(data.column(split, self.item_key))]
         known = (np.asarray(data.labels(split)) == 1) & (users >= NUM_SPECIAL_ROWS)
+        if self._known_users is not None:
+            known &= self._known_users[users] & (places >= 0) & ~np.isin(places, self.left_out)
         is_candidate = known & (places >= 0)
         return users[is_candidate], places[is_candidate], users[known & (places < 0)]
 
@@ -140,7 +164,7 @@ class HeldOut:
         return pairs[begin:end] // len(self.items) - first, pairs[begin:end] % len(self.items)
 
     def unseen(self) -> SeenItems:
-        """Return what to draw items from that a user never had, in no split, as for sequence models."""
+        """Return the items that a user never had in any split, to draw from, as for sequence models."""
         every = [self._excluded, *(self._of_own(*self._positives(split)[:2]) for split in ("validation", "test"))]
         pairs = np.concatenate(every)
         return SeenItems.from_pairs(pairs // len(self.items), pairs % len(self.items), len(self.users), len(self.items))
@@ -151,24 +175,55 @@ def catalogue_ranks(
     model: RankingModel, data: PreparedData, split: str, *, largest_k: int, sampled: bool,
     rank: int = 0, world_size: int = 1, device: torch.device | None = None,
 ) -> Ranks | None:  # fmt: skip
-    """Return the ranks of this rank's users; None on every rank where the catalogue is too large. Collective.
+    """Rank all items for this rank's users; None on every rank where the catalogue is too large. Collective.
 
     ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). Ties are against the relevant item, so that a
     model that scores all alike finds nothing; relevant items of equal score share their places.
     """
-    device = device or torch.device("cpu")
     held = HeldOut(data, split, rank, world_size)
+    return ranks_of_held_out(model, data, split, held, largest_k=largest_k, sampled=sampled, device=device)
+
+
+@torch.no_grad()
+def ranks_of_held_out(
+    model: RankingModel, data: PreparedData, split: str, held: HeldOut, *, largest_k: int, sampled: bool = False,
+    device: torch.device | None = None,
+) -> Ranks | None:  # fmt: skip
+    """Rank the candidates of ``held`` for its users, as :func:`catalogue_ranks` does. Collective."""
+    device = device or torch.device("cpu")
     candidates = _item_side(model, data, held, device)
-    context = _Context(data, split)
     if candidates is None:
         return None
+    context = _Context(data, split)
+
+    def queries(users: Int64s) -> Tensor:
+        found: Tensor = model.user_side(context.bags(users).to(device))
+        return found
+
+    return _ranks(held, split, candidates, queries, largest_k, sampled=sampled)
+
+
+def ranks_by_popularity(data: PreparedData, split: str, held: HeldOut, *, largest_k: int) -> Ranks:
+    """Rank the candidates of ``held`` by their numbers of training rows, the same for each user."""
+    codes = held.items if data.catalogue is None else data.catalogue.rows[held.items]
+    counts = torch.from_numpy(np.asarray(data.row_counts(held.item_key.table))[codes].astype(np.float32))
+    if data.catalogue is not None:
+        counts[torch.from_numpy(np.asarray(codes, np.int64) < NUM_SPECIAL_ROWS)] = 0.0
+    return _ranks(held, split, counts[:, None], lambda users: torch.ones(len(users), 1), largest_k, sampled=False)
+
+
+def _ranks(
+    held: HeldOut, split: str, candidates: Tensor, queries_of: Callable[[Int64s], Tensor], largest_k: int, *,
+    sampled: bool,
+) -> Ranks:  # fmt: skip
+    device, not_known = candidates.device, torch.from_numpy(held.left_out).to(candidates.device)
     key, unseen = table_key(SPLIT_SEED, split), held.unseen() if sampled else None
     size = max(1, min(USERS_AT_ONCE, SCORES_AT_ONCE // max(1, len(held.items))))
     parts: list[tuple[npt.NDArray[Any], ...]] = []
     for first in range(0, held.rounds_of, size):
         last = min(first + size, len(held.users))
         own = held.users[first:last]
-        queries = model.user_side(context.bags(own).to(device))
+        queries = queries_of(own)
         if not len(own):
             continue
         # Always the same shape: how a product is summed may depend on it, and ranks have blocks of their own.
@@ -186,6 +241,7 @@ def catalogue_ranks(
             against = rank_of(scores[rows, torch.from_numpy(candidate).to(device)], others).cpu().numpy()
         left_out = tuple(torch.from_numpy(part).to(device) for part in held.excluded(first, last))
         scores[left_out] = -torch.inf
+        scores[:, not_known] = -torch.inf
         order, ranks = ranks_of_relevant(scores, user, candidate, largest_k)
         if against is not None:
             against = against[order].astype(np.float64)
@@ -235,7 +291,7 @@ def ranks_of_relevant(
 
 
 def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
-    """Return how many entries of each row [n, m] are below its goal [n]."""
+    """Count the entries of each row [n, m] that are below its goal [n]."""
     if rows.device.type != "cpu":
         return (rows < goal[:, None]).sum(1).cpu().numpy()
     # torch's sum of booleans takes eight times as long on a CPU.

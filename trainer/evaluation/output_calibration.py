@@ -50,7 +50,7 @@ class OutputCalibration:
         self.fitted: dict[str, Calibrator] = {}
 
     def is_of(self, split: str) -> bool:
-        """Return whether calibration is fitted or measured on a split."""
+        """Return True if calibration is fitted or measured on a split."""
         return self.kind != "none" and split in SPLITS
 
     def measured(self, split: str, label: str, rows: Sample) -> dict[str, float]:
@@ -72,7 +72,7 @@ class OutputCalibration:
         return {label: as_json(one) for label, one in self.fitted.items()} or None
 
     def problems(self) -> Iterator[str]:
-        """Yield why outputs are not calibrated, though the job asks for it."""
+        """Yield the reasons why outputs are not calibrated, though the job asks for it."""
         for label, one in self.fitted.items():
             if isinstance(one, Uncalibrated):
                 yield f"probabilities{f' of {label}' if label else ''} are not calibrated: {one.reason}"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 SPLIT = "progressive"
 KEPT_WINDOWS = 200
-"""In checkpoints: a job that follows a folder may have any number."""
+"""Most windows in a checkpoint: a job that follows a folder may have any number."""
 SCORES = "progressive.safetensors"
-"""In checkpoints: scores and labels of the window under way."""
+"""Checkpoint entry: scores and labels of the window under way."""
 
 
 class Progressive:
@@ -77,7 +77,7 @@ class Progressive:
         return Columns.joined([self._evaluator.no_rows(), *self._parts])
 
     def _num_rows(self) -> int:
-        """Return how many rows the window has on all ranks."""
+        """Return the number of rows of the window on all ranks."""
         return self._evaluator.total(sum(len(part.places) for part in self._parts))
 
     def load(self, checkpoint: Checkpoint) -> None:

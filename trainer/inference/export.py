@@ -44,7 +44,7 @@ from trainer.storage.places import is_stored, written
 
 PROGRAM_FILE, WEIGHTS_FILE = "dense.pt2", "dense.safetensors"
 EXPORTS = "exports"
-"""Of a run's storage, where its exports are."""
+"""Folder of exports in a run's storage."""
 TOLERANCE = 1e-5
 """An ONNX file that differs by more from the model is not written."""
 

@@ -33,7 +33,7 @@ from trainer.storage.places import fetch, is_stored
 
 FORMAT, FORMAT_VERSION = "evenkeel-export", 1
 CALIBRATED_VERSION = 2
-"""Of exports whose manifest has ``output_calibration``, which are otherwise as those of version 1."""
+"""Version of exports with ``output_calibration``, otherwise as version 1."""
 ONNX_FILE = "dense.onnx"
 ITEM_FILE = "items.parquet"
 LENGTHS, DENSE = "__lengths", "dense"

@@ -43,9 +43,9 @@ from trainer.spec.problems import FieldProblem
 MAX_ROWS = 100_000
 REPEATS = 5
 METRICS = {"auc": auc, "logloss": logloss, "rmse": rmse, "mae": mae}
-"""What can be lost, of scores, or of what they are the logs of, and labels."""
+"""Metrics whose loss is measured, of scores (or of exp(score)) and labels."""
 RISES = {"auc"}
-"""Of these higher is better."""
+"""Metrics of which higher is better."""
 
 
 def importance(
@@ -59,7 +59,7 @@ def importance(
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return what the metric loses when each feature's values are dealt to other rows.
+    """Measure the metric's loss when each feature's values are permuted among rows.
 
     Args:
         run_dir: The run's directory.

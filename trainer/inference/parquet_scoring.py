@@ -46,7 +46,7 @@ class Scorer(Protocol):
         ...
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """Return what it reads of rows that have the columns ``there``.
+        """Return the columns to read of rows that have the columns ``there``.
 
         Raises:
             DataError: a column is missing.
@@ -121,7 +121,7 @@ def score_files(
 
 
 def _names_below(source: Source) -> list[Path]:
-    """Return where the scores of each file go below the output; of a single file they are the output.
+    """Return the paths of each file's scores below the output; of a single file, the output.
 
     Raises:
         DataError: those of two files would go to one.

@@ -78,7 +78,7 @@ class RowScorer(ABC):
         return self.encoder.id_columns
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """Return what is read of rows that have the columns ``there``.
+        """Return the columns to read of rows that have the columns ``there``.
 
         Raises:
             DataError: a column is missing.

@@ -112,7 +112,7 @@ class Attempt:
         return trainer
 
     def compare(self, trainer: Trainer) -> None:
-        """Tell how the trained model does beside the served version's, once for a job with a gate. Collective.
+        """Compare the trained model with the served version's, once for a job with a gate. Collective.
 
         The model is not the job's any more afterwards.
         """
@@ -208,7 +208,7 @@ class Attempt:
         return choose_alpha(self.job, self.data.steps_per_epoch) if inherited is None else inherited
 
     def _epoch_steps(self) -> int | None:
-        """Return what ``decay: by_epoch`` takes for an epoch: that of the tables' first training; None for others."""
+        """Return the steps of an epoch for ``decay: by_epoch``: of the tables' first training; None for others."""
         if self.job.optimizer.decay != "by_epoch":
             return None
         start = self.start.checkpoint

@@ -149,7 +149,7 @@ class _Attempt:
     tell: openlineage.Tell
     interruptible: bool
     publication: dict[str, Any] | None = None
-    """Of this attempt."""
+    """Publication of this attempt."""
     failure: str | None = None
 
     def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell, hosts: Hosts | None = None):

@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
-    """Return what starts the ranks; on this host they wait from now on, forked before there is a thread here."""
+    """Return the starter of the ranks; on this host they wait from now on, forked before any thread exists."""
     from trainer.launch.light_imports import import_torchrec
 
     import_torchrec()

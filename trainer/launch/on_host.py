@@ -29,7 +29,7 @@ NICENESS_VARIABLE = "EVENKEEL_RANK_NICENESS"
 DEFAULT_NICENESS = 0
 """Niceness of a service's ranks: more starves them beside other programs (docs/reports/control_plane.md)."""
 KILLED_FIRST = "1000"
-"""What the kernel's out-of-memory killer adds to a rank's points: before the service, or another's process."""
+"""Points for the kernel's out-of-memory killer: a rank goes before the service, or another's process."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
@@ -165,7 +165,7 @@ def leave(code: int) -> NoReturn:
 
 
 def default_directory(name: str) -> Path:
-    """Return where ``evenkeel train`` keeps a run without a directory: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
+    """Return the directory of a run that names none: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
     runs = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel")) / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     number = 1

@@ -126,11 +126,11 @@ def _fitted(run: Run) -> Run:
 
 
 def worker_resources(job: JobSpec) -> dict[str, float]:
-    """Return what Ray is to set aside for each worker."""
+    """Return the resources that Ray reserves for each worker."""
     gpus = job.resources.gpus_per_worker
     return {"CPU": job.resources.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
 
 
 def room_for(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> int:
-    """Return how many workers that each need so much find room on nodes that have so much."""
+    """Return the number of workers with these needs that fit on nodes with these resources."""
     return sum(min(int(node.get(name, 0.0) // number) for name, number in needed.items()) for node in nodes)

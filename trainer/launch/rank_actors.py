@@ -1,6 +1,6 @@
 """The ranks of a run as Ray actors: room for them, who is which rank, and the end of all when one has failed.
 
-Not Ray Train's: its five actors beside the ranks, and what these import, are most of what a short run costs (ADR 0081).
+Not Ray Train's: its five actors beside the ranks, and what these import, are most of what a short run costs (ADR 0047).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from trainer.runs.directory import Run
 from trainer.runs.failures import CONSEQUENCES, Cancelled, ResourceError, classify
 
 ROOM_SECONDS = 60.0
-"""So long do ranks wait for room that the cluster had a moment ago."""
+"""Longest wait of ranks for room that the cluster had a moment ago."""
 START_SECONDS = 300.0
-"""So long may their processes take to start: a node that dies just then takes its room along."""
+"""Longest start of the ranks' processes: a node that dies just then takes its room along."""
 DEATH_SECONDS = 5.0
-"""So long may Ray take to tell of the death of a rank that others have failed of."""
+"""Time to wait for Ray to report a dead rank after its peers failed."""
 DRAIN_SECONDS = 1.0
 """Between two looks at which nodes Ray drains."""
 

@@ -55,7 +55,7 @@ class RankActor:
     _store: dist.TCPStore | None = None
 
     def seat(self) -> Seat:
-        """Return where this process is."""
+        """Return the place of this process: its node and its position there."""
         import ray
 
         address = ray.util.get_node_ip_address()

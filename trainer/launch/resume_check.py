@@ -19,7 +19,7 @@ _PUBLISH = "publish."  # before the name of each of these in the identity
 
 
 def identity_of(job: JobSpec) -> dict[str, Any]:
-    """Return what of the job must be the same in every attempt, as a document for checkpoints."""
+    """Return the part of the job that must not change between attempts, as a document for checkpoints."""
     parts = {} if job.publish is None else job.publish.model_dump(mode="json", include=_TRAINED_WITH)
     document = job.model_dump(mode="json", exclude=_FREE)
     if job.dataset.follow is not None:

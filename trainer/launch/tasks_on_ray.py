@@ -23,9 +23,9 @@ from trainer.storage.base import StorageError
 COST = 1.7
 """Processor time of tasks for that of one process, which writes no column twice (docs/reports/data_pipeline.md)."""
 LOSSES = 3
-"""So often may a task's process die on nodes that stay: then it is the task."""
+"""Crashes of a task on healthy nodes before the task itself is blamed."""
 PROBE_SECONDS = 60.0
-"""So long may a node take for the first, small task: other work may keep its processors for days."""
+"""Longest wait for a node's first, small task: other work may keep its processors for days."""
 NODE_SECONDS = 5.0
 _MARK = "begun"
 
@@ -40,7 +40,7 @@ class HostsOfCluster:
 
     @contextlib.contextmanager
     def runner(self, setting: Setting, log: Callable[[str], Any]) -> Iterator[RayRunner | None]:
-        """Yield what runs tasks on the nodes; None where the threads of this host do as much (:data:`COST`).
+        """Yield the runner of tasks on the nodes; None where this host's threads are as fast (:data:`COST`).
 
         Raises:
             ResourceError: the cluster is not reached.
@@ -59,7 +59,7 @@ class HostsOfCluster:
         yield None
 
     def _pays(self, number: int) -> bool:
-        """Return whether so many tasks at once are faster than the threads of this host."""
+        """Return True if so many tasks at once are faster than the threads of this host."""
         return number * self.threads > COST * num_threads(self._run.job)
 
     def _slots(self, setting: Setting, log: Callable[[str], Any]) -> list[str]:
@@ -195,7 +195,7 @@ def _on(node: str, function: Callable[..., Any], cpus: float) -> Any:
 
 
 def _probe(setting: Setting) -> str | None:
-    """Return why this node cannot take tasks, None if it can."""
+    """Return the reason why this node cannot take tasks, None if it can."""
     folders = setting.folders()
     try:
         planned(setting)

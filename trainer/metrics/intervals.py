@@ -14,7 +14,7 @@ Statistic = Callable[[Int64s], Mapping[str, float]]
 
 
 def multiplicities(num_units: int, seed: int, replicate: int) -> Int64s:
-    """Return how often each of ``num_units`` is among as many drawn with replacement.
+    """Count each of ``num_units`` among as many drawn with replacement.
 
     The result is a function of (seed, replicate).
     """

@@ -74,7 +74,7 @@ class Resampled(NamedTuple):
     statistic: Callable[[Int64s], float]
     """From the multiplicity of each unit to the metric."""
     num_units: int | None = None
-    """How many there are; None: the units are the rows, or the users with all their rows, as the job asks."""
+    """Number of units; None: the units are the rows, or the users with all their rows, as the job asks."""
 
 
 class Metric(ABC):

@@ -15,7 +15,7 @@ from trainer.metrics.counts import Float64s, Int64s
 
 
 def rank_of(target: Any, others: Any) -> Any:
-    """Return how many of ``others`` [b, n] score at least as high as ``target`` [b]: its rank from 0.
+    """Count the ``others`` [b, n] that score at least as high as ``target`` [b]: its rank from 0.
 
     Ties are against the target, so that a model that scores all alike finds nothing. Arrays or tensors; a NaN target is
     last.

@@ -98,13 +98,13 @@ class RankingModel(nn.Module):
 
     embeddings: nn.Module
     is_sequence: ClassVar[bool] = False
-    """Whether ``embeddings`` gives a row for each id (trainer.models.next_item), not one for each bag."""
+    """True if ``embeddings`` gives a row for each id (trainer.models.next_item), not one for each bag."""
     targets: ClassVar[tuple[str, ...]] = ()
     """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
     loss_kind: str = "bce"
     """The loss that the job names (trainer.spec.losses.loss_of), for models that have several."""
     loss_settings: Mapping[str, float | None] = MappingProxyType({})
-    """What that loss takes beside scores and labels (trainer.spec.losses.loss_settings_of)."""
+    """Arguments of that loss beside scores and labels (trainer.spec.losses.loss_settings_of)."""
 
     def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
         super().__init__()
@@ -183,7 +183,7 @@ class RankingModel(nn.Module):
         return self.user_side(batch.features), self.item_side(batch.features)
 
     def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
-        """Return what the evaluation of every batch needs, computed once before it; None for nothing. Collective.
+        """Return the tensor that every batch's evaluation reads, computed once; None for nothing. Collective.
 
         ``device`` is where the model is; None: the CPU.
         """

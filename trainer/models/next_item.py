@@ -62,7 +62,7 @@ class NextItemModel(RankingModel):
 
     @abstractmethod
     def candidates(self, rows: Tensor) -> Tensor:
-        """Return what a query is multiplied with [n, dim], from looked-up rows of the item table [n, ...]."""
+        """Return the item vectors that queries are multiplied with [n, dim], from looked-up rows [n, ...]."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Return scores of the targets [b], one for each sample."""
@@ -77,8 +77,15 @@ class NextItemModel(RankingModel):
         features = catalogue_features(num_rows).to(device or torch.device("cpu"))
         return self.candidates(self.embeddings(features)[NEGATIVE].values())
 
-    def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the ranks of each target and the share of negatives below it, each [n].
+    def evaluate(
+        self, batch: Batch, catalogue: Tensor | None = None, left_out: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Rank each target, and compute the share of negatives below it, each [n].
+
+        Args:
+            batch: samples with targets and negatives.
+            catalogue: what :meth:`catalogue` returned.
+            left_out: rows of the item table that no target is ranked against, int64 [m].
 
         Returns:
             (rank of the target among it and its negatives, share of the negatives below it, its rank among all items
@@ -104,6 +111,8 @@ class NextItemModel(RankingModel):
         assert seen is not None  # of evaluation batches
         everything[seen[:, 0], seen[:, 1]] = -torch.inf
         everything[:, :NUM_SPECIAL_ROWS] = -torch.inf
+        if left_out is not None:
+            everything[:, left_out] = -torch.inf
         everything.scatter_(1, ids[:, None], -torch.inf)
         return *ranks, rank_of(target, everything).double().masked_fill(is_unknown, torch.inf)
 

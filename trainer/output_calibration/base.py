@@ -32,7 +32,7 @@ class Calibrator(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return what was fitted, as JSON."""
+        """Return the fitted parameters, as JSON."""
 
     @classmethod
     @abstractmethod

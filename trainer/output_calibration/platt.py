@@ -14,7 +14,7 @@ from trainer.output_calibration.base import Calibrator, Float64s, smoothed_targe
 
 _MAX_STEPS, _MAX_HALVINGS = 100, 40
 _GRADIENT = 1e-10
-"""Of the mean loss: where both derivatives are smaller, the fit has ended."""
+"""Derivative of the mean loss at which the fit ends: both are smaller."""
 _RIDGE = 1e-12
 """Added to the Hessian's diagonal, which is singular where all scores are alike."""
 

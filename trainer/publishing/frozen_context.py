@@ -1,6 +1,6 @@
 """Frozen context (``publish.frozen_context``): what items are trained against is the parent's, and stays as it is.
 
-Two trainings of a model of products differ by a basis, and by more (docs/adr/0023): of items and context each follows
+Two trainings of a model of products differ by a basis, and by more (docs/adr/0039): of items and context each follows
 the other. With the context of the parent frozen (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings
 with a compass, AAAI 2019) the loss alone says where an item belongs, in the parent's basis. What the context is:
 
@@ -41,7 +41,7 @@ CHUNK_ROWS = 1 << 18
 
 
 def is_frozen(job: JobSpec, data: PreparedData) -> bool:
-    """Return whether the job has a frozen context and a parent to take it from.
+    """Return True if the job has a frozen context and a parent to take it from.
 
     Its prepared data (trainer.data) know of the parent.
     """
@@ -60,7 +60,7 @@ def context_tables(job: JobSpec, data: PreparedData) -> dict[str, int]:
 
 
 def begins_fresh(job: JobSpec) -> bool:
-    """Return whether rows of items begin at initial values although the job has a parent."""
+    """Return True if rows of items begin at initial values although the job has a parent."""
     return (
         job.publish is not None
         and job.publish.frozen_context is not None

@@ -142,7 +142,7 @@ def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def candidate_of(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """Return what a run publishes: its items' rows, or the item tower's outputs where there is an item table."""
+    """Return the vectors that a run publishes: its items' rows, or the outputs of the item tower."""
     return item_vectors(run, checkpoint) if run.dataset.items is None else tower_vectors(run, checkpoint)
 
 

@@ -32,7 +32,7 @@ POLL_SECONDS = 0.5
 RETRY_SECONDS = 60.0
 """After a failure, where a job publishes by rows."""
 PINNED = ".publishing.tmp"
-"""Of a run's directory: the checkpoint that is being published, which retention would take away from under it."""
+"""File in a run's directory that names the checkpoint being published, so that retention spares it."""
 
 Emit = Callable[..., None]
 
@@ -117,7 +117,7 @@ class _Publisher:
         self._at = time.monotonic() - self._seconds_since_last()
 
     def _seconds_since_last(self) -> float:
-        """Return how long ago the job's last version was made; without one, how long ago its first attempt began."""
+        """Return the seconds since the job's last version was made; without one, since its first attempt began."""
         versions = self._store.collection(self._spec.collection).versions()
         times = [
             str(one["created_at"])

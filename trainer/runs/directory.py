@@ -31,15 +31,15 @@ LOCK_FILE = "run.lock"
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 DATA_PARTS = ".data.parts"
-"""What a preparation that did not end has read (trainer.data.prepare.kept_parts)."""
+"""Folder of the parts of an unfinished preparation (trainer.data.prepare.kept_parts)."""
 TASK_RESULTS = "parts"
-"""What tasks of a preparation have made, where the run has no storage (trainer.data.prepare.by_tasks)."""
+"""Folder of the results of preparation tasks, if the run has no storage (trainer.data.prepare.by_tasks)."""
 REVOKED = {"revoked": True}
 THIS_CLUSTER = "auto"
 """As Ray address: the cluster that has started this run as one of its jobs."""
 WRITING = ".writing-"
 UNFINISHED = (".*.tmp", ".*.preparing", f"{CHECKPOINTS}/{WRITING}*", f"{BEST}/{WRITING}*")
-"""What an attempt writes before it has its final name."""
+"""Patterns of files that do not have their final name yet."""
 
 
 class Report(NamedTuple):
@@ -69,7 +69,7 @@ class Run:
     run_id: str
     attempt: int
     job: JobSpec
-    """With as many workers as this attempt has: ``submitted`` is the job as it was asked for."""
+    """The job with as many workers as this attempt has; ``submitted`` is the job as it was asked for."""
     submitted: JobSpec
     dataset: DatasetSpec
     store_url: str
@@ -86,7 +86,7 @@ class Run:
     report: Report | None = None
     traceparent: str | None = None
     storage: str | None = None
-    """Where the run's checkpoints and prepared data lie for all hosts, ``s3://BUCKET/PREFIX/RUN``; None: ``directory``
+    """Storage of the run's checkpoints and prepared data for all hosts, ``s3://BUCKET/PREFIX/RUN``; None: ``directory``
     is one that all of them see."""
 
     fewer_because: str | None = None
@@ -124,7 +124,7 @@ class Run:
         return self.directory / BEST
 
     def folders(self, directory: Path) -> Folders | None:
-        """Return what of the run's storage ``directory`` (data, checkpoints or best) has here; None without one."""
+        """Return the local folders of a directory (data, checkpoints or best) of the run's storage, or None."""
         return None if self.storage is None else Folders(open_storage(self.storage), directory.name)
 
     @property
@@ -147,7 +147,7 @@ class Run:
         return self.directory / f"given-up-{self.attempt}"
 
     def still_current(self) -> bool:
-        """Return whether run.json still names this attempt and lease: one that was given up must write nothing."""
+        """Return True if run.json still names this attempt and lease: one that was given up must write nothing."""
         try:
             document = json.loads((self.directory / RUN_FILE).read_text("utf-8"))
         except (OSError, ValueError):

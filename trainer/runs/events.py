@@ -80,7 +80,7 @@ class EventWriter:
             os.fsync(self._descriptor)
 
     def _torn(self) -> bool:
-        """Return whether the file ends inside a line.
+        """Return True if the file ends inside a line.
 
         It does where a process was killed, or the disk was full, in the middle of a write. It may have been another
         process (driver and rank 0 write the same file), so the file is read each time.

@@ -69,7 +69,7 @@ class Failure:
 
 
 TRACEBACK_FILE = "traceback.txt"
-"""In the run directory: the traceback of the last error that is no fault of evenkeel."""
+"""File in the run directory: the traceback of the last error that is no fault of evenkeel."""
 CONSEQUENCES = ("peer_lost", "internal")
 """Codes of what a rank may fail with because another one has died."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -78,7 +78,7 @@ _CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", 
 
 
 def classify(error: BaseException) -> Failure:
-    """Return what to tell the owner of the job about this exception."""
+    """Return the message for the job's owner about this exception."""
     message = str(error) or type(error).__name__
     if isinstance(error, NonFiniteError):
         remedy = "lower learning_rate or dense_optimizer.learning_rate, or look for extreme values in the data"

@@ -20,7 +20,7 @@ from trainer.runs.protocol import ATTEMPT_VARIABLE, EXIT_FILE, RUN_DIR_VARIABLE,
 _POLL_SECONDS = 0.2
 _DEFAULT_SECONDS = 60.0
 _SILENT_SECONDS = 30.0
-"""Without an event, of which heartbeats come every 5 s: the run has died."""
+"""Time without an event after which a run has died; heartbeats come every 5 s."""
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _is_at_work(run: Run) -> bool:
-    """Tell whether the attempt has begun, lives (its driver's heartbeats), and has not ended."""
+    """Return True if the attempt has begun, lives (its driver's heartbeats), and has not ended."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         if json.loads((run.directory / EXIT_FILE).read_text("utf-8"))["attempt"] == run.attempt:
             return False

@@ -1,4 +1,4 @@
-"""Sends what OpenLineage wants to know of a run, where ``OPENLINEAGE_URL`` is set (docs/adr/0054). Torch-free.
+"""Sends what OpenLineage wants to know of a run, where ``OPENLINEAGE_URL`` is set (docs/adr/0038). Torch-free.
 
 The variables are those of OpenLineage's own clients. A receiver that is away, and an event that cannot be made, cost
 one line of the run's log and nothing else.
@@ -29,7 +29,7 @@ DISABLED_VARIABLE = "OPENLINEAGE_DISABLED"
 DEFAULT_ENDPOINT = "api/v1/lineage"
 ANSWER_SECONDS = 5.0
 LAST_WORDS_SECONDS = 5.0
-"""How long a run that has ended waits for its events to be taken."""
+"""Longest wait of an ended run for its events to be sent."""
 MAX_WAITING = 100
 
 Tell = Callable[..., None]

@@ -26,7 +26,7 @@ NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
 SPECIFICATION = "https://openlineage.io/spec"
 PRODUCER = f"urn:evenkeel:{version('evenkeel')}"
 Columns = dict[str, str]
-"""What the run takes a column for, by its name."""
+"""Roles of columns in the run, by name."""
 
 
 def event(
@@ -123,7 +123,7 @@ def dataset_name(uri: str, below: str = "") -> dict[str, str]:
 
 
 def columns_read(dataset: DatasetSpec) -> dict[str, Columns]:
-    """Return what each file's columns are to the run, by the file's uri; the dataset's rows come first."""
+    """Return the roles of each file's columns in the run, by the file's uri; the dataset's rows come first."""
     files: dict[str, Columns] = {dataset.uri: {}}
     for name, feature in dataset.joined_features.items():
         for uri, column, role in _sources(dataset, name, feature):
@@ -169,7 +169,7 @@ def _sources(dataset: DatasetSpec, name: str, feature: Feature) -> Iterator[tupl
 
 
 def _column_lineage(dataset: DatasetSpec, published: str) -> dict[str, Any]:
-    """Return where ids come from, and which columns the vectors were trained on."""
+    """Return the sources of ids, and the columns that the vectors were trained on."""
     feature = dataset.features[published]
     roles = {feature.type, "id"}
     ids = [(uri, column) for uri, column, role in _sources(dataset, published, feature) if role in roles]

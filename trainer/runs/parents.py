@@ -25,7 +25,7 @@ class Start(NamedTuple):
 
 
 def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: Path) -> Start:
-    """Return what a run starts from.
+    """Return the start of a run.
 
     Args:
         init_from: start of the job.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-m", "trainer.launch.entrypoint")
 SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
-"""Of the stores a run is given its tenant's, in run.json."""
+"""Secrets of the service; a run gets its tenant's store in run.json."""
 
 _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -106,7 +106,7 @@ def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
 
 
 def is_alive(run_dir: Path | str) -> bool:
-    """Return whether the process that ``process.json`` names still runs.
+    """Return True if the process that ``process.json`` names still runs.
 
     A zombie does not, nor does another process with its pid.
     """
@@ -233,7 +233,7 @@ def write_process_file(directory: Path, pid: int) -> None:
 
 
 def _identity(pid: int) -> dict[str, Any] | None:
-    """Return what tells a process from all others that have or had its number; None where there is none."""
+    """Return an identity of a process that no other with its number has or had; None without a process."""
     try:
         # "PID (NAME) STATE ...", where NAME may hold anything: the 22nd field is when it was started.
         ticks = int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])

@@ -128,7 +128,7 @@ def start_process(connection: socket.socket, environment: Mapping[str, str]) -> 
 
 
 def code_state() -> list[tuple[str, int, int]]:
-    """Return what changes when the code does that runs import.
+    """Return a value that changes when the code does that runs import.
 
     It has an entry for each of our files, and for each folder of an installed package.
     """

@@ -43,7 +43,7 @@ def provider() -> TracerProvider | None:
 
 
 def is_on(variable: str) -> bool:
-    """Return whether an environment variable is 1.
+    """Return True if an environment variable is 1.
 
     Raises:
         RuntimeError: it is neither 0 nor 1.

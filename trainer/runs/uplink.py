@@ -33,7 +33,7 @@ FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 PATIENCE_SECONDS = 1800.0
-"""How long a run waits for a service that is away where it cannot go on without: at its start, before it publishes, and
+"""Longest wait of a run for a service that is away and that it needs: at its start, before it publishes, and
 with its last words."""
 
 
@@ -79,7 +79,7 @@ class Service:
 
 
 def patiently(action: Callable[[], Any], seconds: float | None = None) -> Any:
-    """Return what ``action`` returns, once the service is there.
+    """Return the result of ``action``, once the service is there.
 
     Raises:
         ServiceAwayError: that of ``action``, when the time is over.

@@ -175,7 +175,7 @@ def _problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterato
 
 
 def _metric_problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield why trials cannot be compared by the metric that a search names."""
+    """Yield the reasons why trials cannot be compared by the metric that a search names."""
     there = measured_numbers(job, dataset)
     if not there:
         yield _NO_NUMBER
@@ -187,7 +187,7 @@ def _metric_problems(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> 
 
 
 def _problems_with(job: JobSpec, dataset: DatasetSpec, path: str, value: Any) -> list[FieldProblem]:
-    """Return the problems of a job with another value of a field."""
+    """Return a job's problems with the value of a field."""
     said = f"with {value:g}" if isinstance(value, float) else f"with {value}"
     return [
         FieldProblem(f"space.{path}", f"{said}: {problem.field}: {problem.message}", problem.remedy)

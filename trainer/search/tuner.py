@@ -30,7 +30,7 @@ DOMAINS: dict[str, Callable[..., Any]] = {
 
 
 def domain(distribution: Distribution) -> Any:
-    """Return the domain from which Ray Tune draws the values of a field."""
+    """Return Ray Tune's domain for the values of a field."""
     (kind,) = distribution.model_fields_set
     return DOMAINS[kind](*distribution.examples)
 

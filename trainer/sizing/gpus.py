@@ -75,7 +75,7 @@ def visible_gpus(installed: int, variable: str | None) -> list[str]:
 
 
 def installed_gpus() -> int:
-    """Return how many GPUs NVIDIA's driver knows on this machine; 0 where there is no driver."""
+    """Return the number of GPUs of this machine's NVIDIA driver; 0 without a driver."""
     count = ctypes.c_uint(0)
     with _nvml() as library:
         if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
@@ -127,7 +127,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def known_gpu_bytes(job: JobSpec, ray_address: str | None) -> int | None:
-    """Return what the GPU of each rank has, for a run on this machine with GPUs, else None."""
+    """Return the memory of each rank's GPU for a run on this machine with GPUs, else None."""
     return None if ray_address or not job.resources.gpus_per_worker else machine_gpu_bytes()
 
 
@@ -192,7 +192,7 @@ def check_gpus(job: JobSpec, ray_address: str | None = None) -> None:
 
 
 def missing_gpus(num_workers: int, num_gpus: int, where: str) -> tuple[str, str] | None:
-    """Return what to say of ``num_workers`` ranks with a GPU each where there are ``num_gpus``."""
+    """Return a problem and remedy if ``num_workers`` ranks with a GPU each meet ``num_gpus``."""
     if num_gpus >= num_workers:
         return None
     remedy = "set resources.gpus_per_worker to 0 to train on CPU, or run where there is a GPU for each worker"

@@ -188,7 +188,7 @@ def state_counts(kind: str) -> tuple[int, int]:
 
 
 def sequence_ids(job: JobSpec) -> dict[str, float]:
-    """Return how many ids of each key an example of a sequence model has at most; {} for other models."""
+    """Return the most ids of each key in an example of a sequence model; {} for other models."""
     model = job.model
     if not isinstance(model, SequenceSpec):
         return {}
@@ -205,7 +205,7 @@ def rank_memory(
     *,
     shape: RowShape | None = None,
 ) -> RankMemory:
-    """Return what the fullest rank of ``job`` holds at its peak.
+    """Predict the peak memory of the fullest rank of ``job``.
 
     Args:
         job: the job, which says how tables are split, stored and trained.

@@ -15,25 +15,25 @@ class PointwiseMetric(NamedTuple):
     """A metric that needs no ranking, as jobs name it."""
 
     of_any_score: bool = False
-    """Whether it needs of a score nothing but its order."""
+    """True if it needs of a score nothing but its order."""
     of_values: bool = False
-    """Whether it compares predictions with real-valued labels."""
+    """True if it compares predictions with real-valued labels."""
     lower_is_better: bool = False
     of_users: bool = False
-    """Whether it needs the user of each row."""
+    """True if it needs the user of each row."""
     of_items: bool = False
-    """Whether it needs the item of each row, and how often that was trained on."""
+    """True if it needs the item of each row, and how often that was trained on."""
     is_table: bool = False
-    """Whether its value is rows of a table, not a number."""
+    """True if its value is rows of a table, not a number."""
     chart: str | None = None
-    """What its chart in a job's report is called; None: it has none."""
+    """Title of its chart in a job's report; None: it has none."""
 
 
 class RankingMetric(NamedTuple):
     """A metric of ranks at any k, as jobs name it."""
 
     charts: Mapping[str, str] = MappingProxyType({})
-    """What the charts in a job's report are called, by the metrics of this kind that have one."""
+    """Titles of the charts of this kind's metrics in a job's report, by metric."""
 
 
 POINTWISE: dict[str, PointwiseMetric] = {
@@ -67,7 +67,7 @@ RANKING_METRICS = tuple(sorted(RANKING))
 CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.chart is not None} | {
     name: chart for metric in RANKING.values() for name, chart in metric.charts.items()
 }
-"""What the charts in a job's report are called, in their order, by the metrics that have one."""
+"""Titles of the charts in a job's report, in their order, by metric."""
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 WATCHED_METRICS = ("auc", "rmse", "logloss")
@@ -78,7 +78,7 @@ METRIC_PATTERN = (
     rf"^({'|'.join(POINTWISE_METRICS)}|mrr(_full)?|({'|'.join(RANKING_METRICS)})_[1-9][0-9]{{0,2}}(_full)?)$"
 )
 Metric = Annotated[str, StringConstraints(pattern=METRIC_PATTERN)]
-"""What can be measured (docs/reference/losses_and_metrics.md).
+"""Name of a metric (docs/reference/losses_and_metrics.md).
 
 Of the ranking metrics NAME_k, with k up to 999, is against 100 negatives, NAME_k_full among all items but those of
 training.
@@ -86,7 +86,7 @@ training.
 
 
 def is_table(figure: str) -> bool:
-    """Return whether a figure, which may be of one of several labels (``calibration/click``), is rows of a table."""
+    """Return True if a figure, which may be of one of several labels (``calibration/click``), is rows of a table."""
     return figure.partition("/")[0] in TABLES
 
 
@@ -96,7 +96,7 @@ def figures_named(metric: str, figures: Iterable[str]) -> list[str]:
 
 
 def is_lower_better(figure: str) -> bool:
-    """Return whether less of a figure, which may be of one of several labels (``rmse/price``), is better."""
+    """Return True if less of a figure, which may be of one of several labels (``rmse/price``), is better."""
     return figure.partition("/")[0].removesuffix(CALIBRATED) in LOWER_IS_BETTER
 
 

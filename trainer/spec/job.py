@@ -39,7 +39,7 @@ else:
     ShardingKind = Literal[tuple(name for name, sharding in SHARDINGS.items() if sharding.in_jobs)]
 LabelText = Annotated[str, StringConstraints(max_length=255)]
 MarkerName = Annotated[str, StringConstraints(pattern=r"^[._][^/]{1,254}$")]
-"""Of a file that no reader takes for one of rows."""
+"""Name of a marker file that no reader takes for rows."""
 
 
 FOLLOWED_CHECKPOINT_SECONDS = 60.0
@@ -239,7 +239,7 @@ class Table(Spec):
 
 
 MAX_COUNTS = 64
-"""Of workers between the fewest and all, how many are tried: for each what it needs is worked out beforehand."""
+"""How many worker counts between min and max are considered; memory is predicted for each."""
 
 
 class Resources(Spec):

@@ -51,7 +51,7 @@ class LabelTask(NamedTuple):
         return not self.is_value and LOSSES[self.loss].of_classes
 
     def measured(self, asked: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what is measured of it where a job asks for these metrics: those that it has, else its defaults."""
+        """Return the metrics of it among those that a job asks for, else its defaults."""
         if self.metrics is not None:
             return tuple(dict.fromkeys(self.metrics))
         has = [] if asked == DEFAULT_METRICS else [n for n in dict.fromkeys(asked) if n in self.available_metrics]
@@ -74,7 +74,7 @@ def metrics_of_job(job: JobSpec, tasks: Iterable[LabelTask]) -> tuple[str, ...]:
 
 
 def needs_users(job: JobSpec, tasks: Iterable[LabelTask]) -> bool:
-    """Return whether evaluation needs the user of each row."""
+    """Return True if evaluation needs the user of each row."""
     of_users = (name in POINTWISE and POINTWISE[name].of_users for name in metrics_of_job(job, tasks))
     return job.evaluation.needs_users or any(of_users)
 
@@ -92,7 +92,7 @@ def of_label(metric: str, label: str) -> str:
 
 
 def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
-    """Return what is measured of one label: the names of ``evaluation.metrics``, or, left out, what the model has."""
+    """Return the metrics of one label: those of ``evaluation.metrics``, else the model's defaults."""
     asked, loss = job.evaluation.metrics, LOSSES[loss_of(job)]
     sequence = job.model.reads_sequences
     if asked != DEFAULT_METRICS:

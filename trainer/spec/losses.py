@@ -29,21 +29,21 @@ class Loss(NamedTuple):
     outputs: tuple[str, ...]
     """Columns that ``evenkeel predict`` writes."""
     is_logit: bool = False
-    """Whether a score is the log odds of the label."""
+    """True if a score is the log odds of the label."""
     has_output_hessian: bool = False
-    """Whether its second derivative by the score is that of every label (trainer.training.regularizers.outputs)."""
+    """True if its second derivative by the score is that of every label (trainer.training.regularizers.outputs)."""
     of_classes: bool = False
-    """Whether its labels are classes, which can be smoothed."""
+    """True if its labels are classes, which can be smoothed."""
     of_values: bool = False
-    """Whether it learns real-valued labels."""
+    """True if it learns real-valued labels."""
     settings: Mapping[str, str] = MappingProxyType({})
     """Fields of :class:`LossSettings` by the arguments of the loss that they are (trainer.models.losses)."""
     is_log: bool = False
-    """Whether a score is the log of what it predicts of the label."""
+    """True if a score is the log of what it predicts of the label."""
     least_label: float | None = None
     """The least label that it has a meaning for, of a loss of real-valued labels alone."""
     of_labels: bool = False
-    """Whether each row has a label of its own, and so a loss of its own outside of training too."""
+    """True if each row has a label of its own, and so a loss of its own outside of training too."""
 
 
 LOSSES: dict[str, Loss] = {

@@ -13,7 +13,7 @@ ColumnType = Annotated[
     str,
     StringConstraints(pattern=r"^(int64|float64|string|bool|timestamp|list<(int64|float64|string)>)$"),
 ]
-"""Of the values of a column: ``timestamp`` is ISO 8601 in JSON."""
+"""Type of a column's values: ``timestamp`` is ISO 8601 in JSON."""
 Variable = Annotated[str, StringConstraints(pattern=r"^EVENKEEL_KAFKA_[A-Z0-9_]{1,200}$")]
 """An environment variable of the run. Others are out of reach: a spec could have them sent to brokers of its choice."""
 _TOPIC = re.compile(r"^kafka://([\w.-]+:\d{1,5}(?:,[\w.-]+:\d{1,5})*)/([\w.-]{1,249})$", re.ASCII)

@@ -10,7 +10,7 @@ from trainer.spec.base import Spec
 
 Length = Annotated[int, Field(ge=1, le=16)]
 _USUAL_WORDS, _USUAL_CHARACTERS = 8.0, 48.0
-"""Of a title, with the marks at both ends of each word."""
+"""Expected words and characters of a title, with the marks at both ends of each word."""
 
 
 class NGrams(Spec):

@@ -20,7 +20,7 @@ from trainer.spec.stored import with_former_defaults
 
 
 def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
-    """Yield what users are told of pydantic's errors (``ValidationError.errors()``).
+    """Yield the user's messages for pydantic's errors (``ValidationError.errors()``).
 
     An error that a spec's own checks raised is one problem for each field that they name.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 LOCAL = "file"
 OBJECTS = ("s3",)
 TOPICS = ("kafka",)
-"""Of messages: of the rows of a dataset alone."""
+"""Schemes of messages, for the rows of a dataset alone."""
 SCHEMES = (LOCAL, *OBJECTS, *TOPICS)
 OBJECT_PREFIXES = tuple(f"{scheme}://" for scheme in OBJECTS)
 

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from embeddings.object_storage import MissingFileError, NotWholeError, StorageError, StoredFile
 
-class StorageError(RuntimeError):
-    """The storage did not do what it was asked; what it holds under other names is unchanged."""
-
-
-class NotWholeError(StorageError):
-    """What the storage holds is not, or not all of, what was put there."""
-
-
-class MissingFileError(NotWholeError):
-    """The storage holds no file of this name."""
-
-
-class StoredFile(NamedTuple):
-    """A file in a storage: its name below the storage's URI, and its size in bytes."""
-
-    name: str
-    num_bytes: int
+__all__ = ["MissingFileError", "NotWholeError", "RunStorage", "StorageError", "StoredFile"]
 
 
 class RunStorage(Protocol):
@@ -33,7 +18,7 @@ class RunStorage(Protocol):
     """
 
     uri: str
-    """What :func:`trainer.storage.opening.open_storage` opens it by."""
+    """URI that :func:`trainer.storage.opening.open_storage` opens it by."""
 
     def put_file(self, name: str, source: Path) -> None:
         """Put the content of ``source``, which nobody changes any more, at ``name``; what was there is replaced."""
@@ -59,7 +44,7 @@ class RunStorage(Protocol):
         """
 
     def path(self, name: str) -> Path | None:
-        """Return where the file lies in a mounted directory, to be read alone; None if the storage is none."""
+        """Return the path of the file in a mounted directory, for reading alone; None if the storage is none."""
 
     def list(self, prefix: str) -> list[StoredFile]:
         """Return the files whose names begin with ``prefix``, which is empty or ends with ``/``, by name."""

@@ -26,7 +26,7 @@ DEFAULT_FOLDER = "/var/tmp/evenkeel-cache"
 DEFAULT_LIMIT_BYTES = 50 * 2**30
 FILES = "files"
 PREPARED = "prepared"
-"""In the cache's folder that of what runs of the host share (trainer.data.prepare.shared)."""
+"""Folder in the cache of what runs of the host share (trainer.data.prepare.shared)."""
 
 
 class CacheFullError(StorageError):

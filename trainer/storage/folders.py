@@ -74,7 +74,7 @@ class Folders:
         return [name.removesuffix(RECORD_SUFFIX) for name in found if "/" not in name and name.endswith(RECORD_SUFFIX)]
 
     def read(self, name: str) -> StoredFolder:
-        """Return what a folder holds.
+        """Return the content of a folder.
 
         Raises:
             MissingFileError: there is no folder of this name.
@@ -109,7 +109,7 @@ class Folders:
         self.storage.delete([one.name for one in found if one.name[len(start) :].partition("/")[0] not in tokens])
 
     def _record_of(self, name: str) -> StoredFolder | None:
-        """Return what a record says, None if it is none."""
+        """Return the content of a record, None if it is none."""
         raw = self.storage.read(self._record(name))
         try:
             document = json.loads(raw)

@@ -34,7 +34,7 @@ def _objects(uri: str) -> RunStorage:
     if not urlsplit(uri).netloc:
         raise ValueError(f"run storage '{uri}' names no bucket: {_remedy()}")
     # Where there is no object storage its library is not imported.
-    from trainer.storage.objects import ObjectStorage
+    from embeddings.object_storage import ObjectStorage
 
     return ObjectStorage(uri)
 
@@ -56,4 +56,4 @@ RUN_STORAGES: Registry[Callable[[str], RunStorage]] = Registry(
         "file": UrlScheme("file:///DIRECTORY", _directory),
     },
 )
-"""What opens a URI, by its scheme."""
+"""Functions that open a URI, by its scheme."""

@@ -85,5 +85,5 @@ def _parted(place: str) -> tuple[RunStorage, str]:
 
 
 def _torn(storage: RunStorage, name: str, last: str | None) -> bool:
-    """Tell whether the folder ``name`` lacks the file that is put last: of a writing that did not come to its end."""
+    """Return True if the folder ``name`` lacks the file that is put last: of a writing that did not come to its end."""
     return last is not None and all(one.name != f"{name}/{last}" for one in storage.list(f"{name}/"))

@@ -47,7 +47,7 @@ PROGRESS_SECONDS = 1.0
 FOLLOWING_PROGRESS_SECONDS = 10.0
 """Between progress events of a job that follows a folder: it may go on for months."""
 IDLE_SECONDS = 0.5
-"""For so long a rank waits for a batch until ranks agree that some have none yet, and on what is due meanwhile."""
+"""Wait of a rank for a batch before ranks agree that some have none yet, and on what is due meanwhile."""
 HELD_OUT = ("validation", "test")
 
 
@@ -73,9 +73,9 @@ class Trainer:
     history: list[dict[str, Any]]
     stop_asked: bool
     save_asked: bool
-    """Whether it is time for a checkpoint, whatever the step."""
+    """True if it is time for a checkpoint, whatever the step."""
     waited_seconds: float
-    """How long steps of this attempt waited for their batches."""
+    """Seconds that steps of this attempt waited for their batches."""
 
     hooks: Hooks
 
@@ -188,7 +188,7 @@ class Trainer:
         return micro_batches
 
     def _agree_on_batch(self, is_here: bool) -> bool:
-        """Return whether every rank has its next batch, or the end; agree also on what is due if not."""
+        """Return True if every rank has its next batch, or the end; agree also on what is due if not."""
         everyone = torch.tensor([is_here, *self._due()], dtype=torch.float64)
         if self.world_size > 1:
             everyone = all_reduce("next batch", everyone)
@@ -197,7 +197,7 @@ class Trainer:
         return ready == self.world_size
 
     def _due(self) -> tuple[float, float]:
-        """Return whether this rank is to stop, and whether it is time for a checkpoint."""
+        """Return True if this rank is to stop, and whether it is time for a checkpoint."""
         seconds = self.job.checkpoint_seconds
         is_time = self.rank == 0 and seconds is not None and time.monotonic() - self._saved_at >= seconds
         return float(self.hooks.should_stop() is not None), float(is_time)
@@ -321,7 +321,7 @@ class Trainer:
         )
 
     def _tell_notes(self) -> None:
-        """Tell what the owner of the job should know of what is followed."""
+        """Report notes about the followed source to the job's owner."""
         if isinstance(self.data, OnePassData):
             while not self.data.notes.empty():
                 self._tell("info", message=self.data.notes.get())
@@ -398,7 +398,7 @@ class Trainer:
             )  # fmt: skip
 
     def _decided(self, stopping: EarlyStopping) -> Decision:
-        """Return what rank 0, which has the metrics, decides.
+        """Return the decision of rank 0, which has the metrics.
 
         Raises:
             ValueError: on every rank, where rank 0 raises it.

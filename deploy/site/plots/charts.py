@@ -1,11 +1,11 @@
-"""The kinds of plots: curves, bars, dots, pairs of before and after, parts of a whole, shares in a grid."""
+"""The kinds of plots: curves, bars, dots, parts of a whole, shares in a grid."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.site.plots.figure import BLUE, GREY, INK
+from deploy.site.plots.figure import INK
 from deploy.site.plots.tables import Measured
 
 BAR = 0.8
@@ -125,26 +125,6 @@ def dots(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, str, lis
     _rows(axes, labels)
     axes.grid(axis="both", alpha=0.3, linewidth=0.5)
     axes.margins(x=0.08)
-
-
-def before_and_after(axes: Any, labels: Sequence[str], pairs: Sequence[tuple[float, float]]) -> None:
-    """Draw an arrow from the former figure of each row to that of today, which is written beside it.
-
-    Args:
-        axes: To draw on.
-        labels: Of the rows, from the top.
-        pairs: Before and after.
-    """
-    for row, (before, after) in enumerate(pairs):
-        axes.annotate("", (after, row), (before, row), arrowprops={"arrowstyle": "->", "color": GREY, "linewidth": 1.2})
-        axes.plot([before], [row], "o", color="#ffffff", markeredgecolor=GREY, markersize=5)
-        axes.plot([after], [row], "o", color=BLUE, markersize=6)
-        axes.annotate(
-            f"{after:.2f}", (after, row), (0, 6), textcoords="offset points", ha="center", fontsize=8, bbox=CARD
-        )
-    _rows(axes, labels)
-    axes.set_xlim(left=0)
-    axes.grid(axis="x", alpha=0.3, linewidth=0.5)
 
 
 def parts(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, list[float]]], *, form: str = "{:g}") -> None:

@@ -54,17 +54,19 @@ def random_fourier_features(one: Table, two: Table) -> Any:
 
 
 def news_days_consumer(table: Table) -> Any:
-    figure, (axes,) = panels(1, 3.0)
-    names = {"served": "as served", "retrained_aligned": "from scratch, aligned", "retrained": "from scratch"}
-    columns = {
-        "old items": ("frozen on day 0, items it has seen", SKY),
-        "new items": ("frozen on day 0, new items", BLUE),
-        "refitted daily": ("fitted anew each day", GREY),
+    figure, (axes,) = panels(1, 3.4)
+    names = {
+        "often, ungated": "refreshed every three hours",
+        "daily": "refreshed daily",
+        "retrained, aligned": "from scratch, aligned",
+        "retrained": "from scratch",
     }
+    columns = {"audience, frozen": ("fitted on day 3 alone", BLUE), "audience, refitted": ("fitted each day", GREY)}
     series: dict[str, tuple[str, list[Measured | None]]] = {
         name: (colour, [table.measured(row, column) for row in names]) for column, (name, colour) in columns.items()
     }
     bars(axes, list(names.values()), series, form="{:.2f}")
-    axes.set(xlabel="accuracy of an item's topic, one of 12", xlim=(0, 1.05))
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    axes.set(xlabel="AUC of who reads an article, days 5 to 16", xlim=(0, 0.85))
+    reference(axes, 0.5, "chance")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure

@@ -96,12 +96,12 @@ PLOTS = {
     "frozen_consumer": Plot(
         "Accuracy and flips of a model frozen on day 0: as trained, aligned, and aligned and averaged",
         refreshes.frozen_consumer,
-        (Source("refresh", "| refresh | served | accuracy", keys=2, below="## BPR on MovieLens-1M"),),
+        (Source("refresh", "| refresh | served | of day 0", keys=2, below="## BPR on MovieLens-1M"),),
     ),
     "frozen_consumer_item2vec": Plot(
         "Accuracy and flips of a frozen model of item2vec's vectors",
         refreshes.frozen_consumer,
-        (Source("refresh", "| refresh | served | accuracy", keys=2, below="## item2vec"),),
+        (Source("refresh", "| refresh | served | of day 0", keys=2, below="## item2vec"),),
     ),
     "random_fourier_features": Plot(
         "A consumer fitted on the run it reads, frozen on another one, and frozen with aligned runs",
@@ -117,9 +117,9 @@ PLOTS = {
         (Source("random_fourier_features", "| d, m | sigma", keys=2),),
     ),
     "news_days_consumer": Plot(
-        "Accuracy of a consumer on items that live for two days",
+        "AUC of a consumer on articles that live for two days, fitted once and fitted each day",
         refreshes.news_days_consumer,
-        (Source("news_days", "| topic, frozen on day 0"),),
+        (Source("news_days", "| way"),),
     ),
     "sse": Plot(
         "Test RMSE of MF with and without SSE, here and as published",
@@ -145,16 +145,6 @@ PLOTS = {
         "Test AUC of two labels: one job each, and models of both",
         quality.several_labels,
         (Source("several_labels", "| 4 epochs"), Source("several_labels", "| 8 epochs")),
-    ),
-    "lookups": Plot(
-        "Time of lookups by that of FBGEMM's plain one, before and after C++",
-        speed.lookups,
-        (Source("cpu_kernel", "| lookup, one thread", keys=2),),
-    ),
-    "updates": Plot(
-        "Time of backward and step by that of FBGEMM's, before and after C++",
-        speed.updates,
-        (Source("cpu_kernel", "| T8 N200000 D64 B4096, ours / peer"),),
     ),
     "hosts": Plot(
         "Time of a step of two ranks by what connects them",

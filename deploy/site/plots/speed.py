@@ -4,32 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.site.plots.charts import bars, before_and_after, dots, parts, reference
+from deploy.site.plots.charts import bars, dots, parts
 from deploy.site.plots.figure import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels
 from deploy.site.plots.tables import Measured, Table
-
-
-def lookups(table: Table) -> Any:
-    figure, places = panels(2, 3.2, share_y=True)
-    for axes, column in zip(places, ("T8 N200000 D16 B4096", "T8 N200000 D64 B4096"), strict=True):
-        pairs = [tuple(table.numbers(row, column)[:2]) for row in table.rows]
-        before_and_after(axes, [row.replace(" / ", ", ") for row in table.rows], [(pair[0], pair[1]) for pair in pairs])
-        reference(axes, 1, "FBGEMM's plain lookup")
-        axes.set(xlabel="time / FBGEMM's", title=column + "\n")
-    figure.supxlabel("hollow: the Numba kernel; full: the C++ kernel", fontsize=8.5)
-    return figure
-
-
-def updates(table: Table) -> Any:
-    rows = [row for row in table.rows if row.startswith("backward + step")]
-    figure, places = panels(2, 3.1, share_y=True)
-    for axes, column in zip(places, ("zipf, 1 thread", "uniform, 1 thread"), strict=True):
-        pairs = [(table.numbers(row, column)[0], table.numbers(row, column)[1]) for row in rows]
-        before_and_after(axes, [row.removeprefix("backward + step, ") for row in rows], pairs)
-        reference(axes, 1, "the peer")
-        axes.set(xlabel="time / the peer's", title=column + "\n")
-    figure.supxlabel("hollow: the Numba kernel; full: the C++ kernel", fontsize=8.5)
-    return figure
 
 
 def hosts(table: Table) -> Any:
@@ -82,15 +59,14 @@ def preparation(table: Table) -> Any:
     rows = {
         "preparation, to the last fsync": "preparation, all of it",
         "polars, coding alone": "polars, coding alone",
-        "preparation before, two passes in one thread (load 8)": "preparation before\n(beside other work)",
     }
-    figure, places = panels(3, 1.9, share_y=True)
+    figure, places = panels(3, 1.6, share_y=True)
     for axes, column, label in zip(
         places, ("seconds", "processor seconds", "anonymous memory"),
         ("seconds", "processor seconds", "anonymous memory, MiB"), strict=True,
     ):  # fmt: skip
         figures: list[Measured | None] = [Measured(table.numbers(row, column)[0]) for row in rows]
-        bars(axes, list(rows.values()), {column: (BLUE, figures)}, form="{:,g}", colours=[BLUE, RED, GREY])
+        bars(axes, list(rows.values()), {column: (BLUE, figures)}, form="{:,g}", colours=[BLUE, RED])
         axes.set(xlabel=label)
     return figure
 

@@ -291,7 +291,7 @@ def refuse(layout: Layout) -> None:
 
 
 def _sums(flags: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return how many of ``flags`` are set in each of the consecutive runs of these lengths, int64."""
+    """Count the set ``flags`` in each of the consecutive runs of these lengths, int64."""
     before = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     return before[ends[1:]] - before[ends[:-1]]

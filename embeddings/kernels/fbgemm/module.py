@@ -143,7 +143,7 @@ def module_of(
 
 
 def bytes_for_tables(device: torch.device) -> int:
-    """Return how many bytes tables may take of the GPU's memory that is free now.
+    """Return the bytes of free GPU memory that tables may take.
 
     The last fifth of all of it is left alone, however many groups of tables come one after the other.
     """

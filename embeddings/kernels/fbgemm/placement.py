@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 FOR_TABLES = 0.8
-"""Of memory, that of a GPU or of the host: the rest is for the dense part, batches and what allocators waste."""
+"""Share of the memory of a GPU or host for tables; the rest is for the dense part, batches and allocators' waste."""
 
 CACHED_SHARE = 0.2
-"""Of the rows, where they are cached: FBGEMM's own default (cache_load_factor). No figure of ours."""
+"""Share of the rows that a cache holds: FBGEMM's own default (cache_load_factor)."""
 
 # Rows of a set of FBGEMM's cache (DEFAULT_ASSOC of its CUDA build), and what a row there takes beside its weights: its
 # number and the time of its last use, int64 both.

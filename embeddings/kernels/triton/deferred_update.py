@@ -39,7 +39,7 @@ def deferred_decay(
 
 @triton.jit
 def movement(m, v, near, num_pairs, idle_steps, moving, INSIDE: tl.constexpr):
-    """Return what is subtracted from rows [n, BLOCK] with these moments: the sum of drift m / root over their nodes.
+    """Sum drift m / root over the nodes: the amount to subtract from rows [n, BLOCK] with these moments.
 
     ``near`` has them in pairs, of a row that was not touched for J steps from 4 J num_pairs on; the number of pairs is
     no constant, as it changes in a run's first steps.
@@ -57,7 +57,7 @@ def movement(m, v, near, num_pairs, idle_steps, moving, INSIDE: tl.constexpr):
 
 @triton.jit
 def root(square, eps, INSIDE: tl.constexpr):
-    """Return what Adam and Adagrad divide by."""
+    """Return the denominator of Adam and Adagrad."""
     if INSIDE:
         return tl.sqrt(square + eps)
     else:

@@ -242,7 +242,7 @@ class TritonKernel:
         return max(1, min(self.tiling.warps, elements // 128))
 
     def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
-        """Return how many positions of the bags of a tile are looked at together: about as many as bags have."""
+        """Return the number of bag positions to process together in a tile: about the mean length of a bag."""
         mean = _power_of_two_from(max(1, -(-num_ids // num_bags)))
         return int(max(1, min(MAX_POSITIONS, mean)))
 
@@ -462,7 +462,7 @@ def _check_device(device: torch.device, interpreted: bool) -> None:
 
 
 def _blocks(count: int, size: int) -> int:
-    """Return how many blocks of ``size`` hold ``count``."""
+    """Return the number of blocks of ``size`` that hold ``count``."""
     return -(-count // size)
 
 

@@ -46,7 +46,7 @@ class Launcher:
 
 
 def _kind(argument: torch.Tensor | int | None) -> Any:
-    """Return what a compiled kernel takes for granted of an argument."""
+    """Return the properties of an argument that a kernel is compiled for."""
     if argument is None:
         return None
     if isinstance(argument, int):

@@ -101,7 +101,7 @@ def swap(
 
 @triton.jit
 def _distances(w0, w1, w2, w3, thresholds):
-    """Return how far the next hits are: one more than the thresholds not above each word, found by bisection.
+    """Return the distances to the next hits: one more than the thresholds not above each word, found by bisection.
 
     ``thresholds`` points to embeddings.sse.swap.distance_thresholds. All four are searched in step, so that none waits
     for another's.
@@ -128,7 +128,7 @@ def _new_rows(
     ids, hit, samples, place, first_live, step, draws, graph_offsets, neighbours, thresholds, key0, key1,
     GRAPH: tl.constexpr,
 ):  # fmt: skip
-    """Return what the ids that ``hit`` become; samples count in the global batch, ``place`` is the third word."""
+    """Draw replacements for the ids that ``hit``; samples count in the global batch, ``place`` is the third word."""
     group, lane = (samples >> 2).to(tl.uint32), samples & 3
     others = tl.zeros_like(ids) + tl.load(draws + 4)
     start, end = tl.zeros_like(ids), tl.zeros_like(ids)
@@ -191,7 +191,7 @@ def _walk(
 
 @triton.jit
 def _contains(neighbours, start, end, wanted, asked):
-    """Return whether the ascending list neighbours[start:end] holds ``wanted``.
+    """Return True if the ascending list neighbours[start:end] holds ``wanted``.
 
     All lists are searched at once, by bisection.
     """

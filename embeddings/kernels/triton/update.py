@@ -199,7 +199,7 @@ def _gradient(
     grads, order, grad_offsets, pooling_weights, at, mask, d,
     DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Return what the sorted entries ``at`` add to their rows, [len(at), BLOCK]."""
+    """Return the gradients of the sorted entries ``at`` with respect to their rows, [len(at), BLOCK]."""
     entry = tl.load(order + at, mask=mask, other=0)
     place = tl.load(grad_offsets + entry, mask=mask, other=0)
     return _gradient_at(grads, pooling_weights, place, entry, mask, d, DIM, ALIGNMENT, SHARED)
@@ -209,7 +209,7 @@ def _gradient(
 def _gradient_at(
     grads, pooling_weights, place, entry, mask, d, DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr
 ):
-    """Return what entries with ``place`` in grad_offsets add to their rows."""
+    """Return the gradients of entries with ``place`` in grad_offsets with respect to their rows."""
     # Output columns are multiples of ALIGNMENT: without the hint rows would be read in pieces of 4 bytes.
     grad_offset = tl.multiple_of(place & _OFFSET_MASK, ALIGNMENT)
     grad = tl.load(grads + grad_offset[:, None] + d, mask=mask[:, None] & (d < DIM), other=0.0)

@@ -118,7 +118,7 @@ class Carried(GateCheck):
 
 
 def _num_expected(comparison: Comparison) -> float:
-    """Return how many items the previous version would have found in as many of its rows as the window leaves.
+    """Estimate the number of items that the previous version would have found in the window's share of its rows.
 
     The rows are drawn at random. An item without rows, which a tower knows of, needs none.
     """
@@ -133,7 +133,7 @@ def _num_expected(comparison: Comparison) -> float:
 
 
 def _weights(comparison: Comparison) -> Array:
-    """Return what each item of the previous version counts for, were all versions of the candidate's days."""
+    """Weigh each item of the previous version as if all versions had the candidate's days."""
     shares, ages = np.asarray(comparison.shorter.shares, dtype=np.float64), comparison.served.carried_for
     if ages is None:
         return np.full(len(comparison.served), comparison.shorter.share)
@@ -144,7 +144,7 @@ def _weights(comparison: Comparison) -> Array:
 
 
 def _is_recent(previous: ItemVectors) -> Array:
-    """Return which items of the previous version were found by it or by one of those before it, bool [its rows]."""
+    """Flag the previous version's items that it or one of those before it found, bool [its rows]."""
     if previous.carried_for is None:
         return np.ones(len(previous), dtype=np.bool_)
     recent: Array = previous.carried_for < RECENT_PUBLICATIONS

@@ -52,7 +52,7 @@ class Shorter:
 
 
 MIN_EVIDENT = 30
-"""Where fewer shared items are evident than this, all shared items are measured: a few would say little."""
+"""Fewest evident shared items to measure alone; with fewer, all shared items are measured."""
 MIN_ROWS = 2
 """Fewest training rows, in both versions, for an item's norm to be judged; a single row is noise."""
 
@@ -187,7 +187,7 @@ class Comparison:
 
 
 def live_rows(items: ItemVectors) -> Array:
-    """Return which items training saw, bool [n]: with a count, or with evidence where counts are unknown."""
+    """Flag the items that training saw, bool [n]: with a count, or with evidence where counts are unknown."""
     live: Array = items.evidence if items.counts is None else items.counts > 0
     return live
 

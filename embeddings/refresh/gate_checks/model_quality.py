@@ -13,7 +13,8 @@ class ModelQuality(GateCheck):
     """Figures of :class:`embeddings.refresh.model_comparison.ModelComparison`.
 
     ``model_gain[SLICE]``: upper end of the interval of what the candidate's metric gains on the served model's; held
-    below ``-MARGIN``. ``model_metric``: the candidate's own metric; ``model_metric_before``: the served model's on
+    below ``-MARGIN``. ``model_gain[ndcg_20_full]``: the same of all items ranked for each user, where they are.
+    ``model_metric``: the candidate's own metric; ``model_metric_before``: the served model's on
     today's rows. Both are held where they fall below what they usually are, since rows that no model can read make all
     models equally bad.
     """
@@ -46,6 +47,9 @@ class ModelQuality(GateCheck):
         if models is None or not models.differences:
             return {}
         of_all = models.differences[0]
-        gains = {f"model_gain[{difference.slice}]": difference.high for difference in models.differences}
+        gains = {
+            f"model_gain[{one.slice if one.metric == of_all.metric else one.metric}]": one.high
+            for one in models.differences
+        }
         sign = -1.0 if of_all.lower_is_better else 1.0
         return {**gains, "model_metric": sign * of_all.candidate, "model_metric_before": sign * of_all.served}

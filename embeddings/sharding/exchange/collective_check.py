@@ -51,7 +51,7 @@ class CollectiveCheck:
 
 
 def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[TableConfig]], fatal: bool) -> str | None:
-    """Return what is wrong with this rank's input, in words.
+    """Describe the fault in this rank's input; None if it has none.
 
     Args:
         features: this rank's input.

@@ -10,7 +10,7 @@ from embeddings.tables.config import TableConfig
 
 
 def num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Tensor:
-    """Return how many ids of ``feature`` are rows of ``table`` other than padding, at least 1: [B] int64."""
+    """Count the ids of ``feature`` that are rows of ``table`` other than padding, at least 1: [B] int64."""
     bag = features[feature]
     ids, offsets = bag.values(), bag.offsets().long()
     counted = (ids >= 0) & (ids < table.num_rows) & (ids != table.padding_row)

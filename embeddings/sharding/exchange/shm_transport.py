@@ -48,7 +48,7 @@ _DTYPES = {str(dtype): dtype for dtype in (
 )}  # fmt: skip
 
 Part = Tensor | Sequence[Tensor]
-"""What a rank shares: a tensor, or matrices that stand side by side there."""
+"""A rank's share: a tensor, or matrices that stand side by side in memory."""
 
 _of_group: WeakKeyDictionary[dist.ProcessGroup, HostMemory | None] = WeakKeyDictionary()
 _by_network = False
@@ -259,7 +259,7 @@ def _connect(group: dist.ProcessGroup) -> HostMemory | None:
 
 
 def _host() -> list[Any] | None:
-    """Return what ranks must have in common to connect; None where they are told not to."""
+    """Return the identity that ranks must share to connect; None if shared memory is switched off."""
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:

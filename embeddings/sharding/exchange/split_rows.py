@@ -148,7 +148,7 @@ class SequenceDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
 
 
 def _order_by_rank(lengths: Tensor, batch_sizes: list[int]) -> Tensor:
-    """Return where the rows of each rank are, rank by rank, int64 [n].
+    """Return the positions of each rank's rows, rank by rank, int64 [n].
 
     The rows are those of [F, samples of all ranks] bags.
     """

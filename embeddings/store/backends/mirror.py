@@ -269,7 +269,7 @@ class Mirror(CollectionDirectory):
         assert self._lease is not None
         self._lease.check()
         data = encode_index(self.name, files)
-        self.remote.commit(data, self._lease)
+        self.remote.commit(data, self._seen, self._lease)
         self._adopt(data)
         for path in files:
             if self.rows_are_remote and is_items_file(PurePosixPath(path).name):
@@ -292,7 +292,7 @@ class Mirror(CollectionDirectory):
         return file_sha256(file) if entry is None else entry.sha256
 
     def _entry(self, path: str) -> FileEntry | None:
-        """Return what the manifest of its version says of a file, None for one that it does not name."""
+        """Return the entry of a file in the manifest of its version; None if it is not named there."""
         file = PurePosixPath(path)
         manifest = self.read_manifest(file.parent.name)
         return None if manifest is None else manifest.file(file.name)
@@ -305,7 +305,7 @@ class Mirror(CollectionDirectory):
         return None if named is None else str(named["object"])
 
     def _named(self, path: str) -> dict[str, Any] | None:
-        """Return what the index says of a file, None for one that it does not name."""
+        """Return the entry of a file in the index; None if it is not named there."""
         named = self._files.get(path)
         if named is None and self._writer != threading.get_ident():
             # Another process may have brought their common mirror further than this one has looked.
@@ -316,7 +316,7 @@ class Mirror(CollectionDirectory):
         return named
 
     def _is_unnamed(self, path: str, local: dict[str, Path]) -> bool:
-        """Return whether nothing names a file of a version any more.
+        """Return True if nothing names a file of a version any more.
 
         The version was expired, or has other rows since an erasure.
         """
@@ -405,5 +405,5 @@ class Mirror(CollectionDirectory):
 
 
 def _is_data(path: str) -> bool:
-    """Return whether a path is a file of a version, which is fetched when it is needed, and not a document."""
+    """Return True if a path is a file of a version, which is fetched when it is needed, and not a document."""
     return path.startswith("versions/") and not path.endswith("/" + MANIFEST_FILE)

@@ -6,11 +6,11 @@
     PREFIXNAME:LOCK                         token of the one writer, with an end
     PREFIXNAME:objects                      set of objects
     PREFIXNAME:object:OBJECT                a document or file, in pieces
-    PREFIXNAME:rows.TOKEN:WHAT              item rows (redis_packed.py, redis_rows.py)
+    PREFIXNAME:rows.TOKEN:WHAT              item rows (redis_rows.py)
 
 The index is replaced by a script that looks at the lock first, so a writer that lost it commits nothing. A server that
 was restarted while rows were loaded may have lost some of them: its run id is compared before the commit. See
-docs/adr/0018-redis.md.
+docs/adr/0019-remote-stores.md.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, OutOfMemoryError, ReadOnlyError, TimeoutError
 from redis.retry import Retry
 
-from embeddings.store.backends.redis_packed import PackedReader, load_packed
-from embeddings.store.backends.redis_protocol import Client, ask
 from embeddings.store.backends.redis_reader import RedisReader
-from embeddings.store.backends.redis_rows import RowKeys, remove_rows, rows_info
+from embeddings.store.backends.redis_rows import Client, RowKeys, load_rows, remove_rows, repack
 from embeddings.store.backends.remote import content_name
 from embeddings.store.backends.remote_store import RemoteStore
 from embeddings.store.files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
@@ -156,14 +154,12 @@ class InRedis:
         self._lease_seconds = url.lease_seconds
         self._grace_seconds = grace_seconds
         self._revision = f"{self._base}:revision".encode()
-        # Packed once: it goes ahead of what is read.
-        self._ask_revision = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(self._revision), self._revision)
         self._known: tuple[bytes | None, bytes | None] = (None, None)
         self._run_id = ""
 
     def index(self) -> bytes | None:
         with reaching(self._where):
-            revision = ask(self._client, self._ask_revision)
+            revision = self._client.get(self._revision)
             if revision is None:
                 return None
             known = self._known
@@ -173,7 +169,7 @@ class InRedis:
                 self._known = known
             return known[1]
 
-    def commit(self, index: bytes, lease: Lease) -> None:
+    def commit(self, index: bytes, before: bytes | None, lease: Lease) -> None:
         lease.check()
         with reaching(self._where):
             if self._server() != self._run_id:
@@ -196,7 +192,7 @@ class InRedis:
                 name = f"rows.{uuid.uuid4().hex[:12]}"
                 self._refuse_eviction()
                 self._client.sadd(f"{self._base}:objects", name)
-                load_packed(self._client, self._keys(name), file)
+                load_rows(self._client, self._keys(name), file)
                 return name
             name = content_name(path, sha256)
             key = f"{self._base}:object:{name}"
@@ -222,15 +218,14 @@ class InRedis:
 
     def sweep(self, named: set[str], lease: Lease) -> None:
         with reaching(self._where):
-            bases = set()
             for name in named:
                 # A version whose rows Redis lost keeps nobody from publishing others.
                 with contextlib.suppress(UnknownVersion):
                     if name.startswith("rows."):
-                        bases.add(rows_info(self._client, self._keys(name))["base"])
+                        repack(self._client, self._keys(name))
             for member in self._client.smembers(f"{self._base}:objects"):
                 name = member.decode()
-                if name in named or name in bases:
+                if name in named:
                     continue
                 lease.check()
                 if name.startswith("rows."):
@@ -248,8 +243,7 @@ class InRedis:
 
     def reader(self, manifest: VersionManifest, name: str) -> VersionReader:
         with reaching(self._where):
-            kind = PackedReader if rows_info(self._client, self._keys(name))["blocks"] else RedisReader
-            return kind(self._client, self._keys(name), manifest, self._reach)
+            return RedisReader(self._client, self._keys(name), manifest, self._reach)
 
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
         assert isinstance(reader, RedisReader)

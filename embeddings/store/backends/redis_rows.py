@@ -1,41 +1,40 @@
-"""Item rows in Redis: what every version has, and versions that earlier releases loaded with a key for each row.
+"""Item rows in Redis: the vectors of some thousand items in one string, and all else of them in another.
 
-    BASE            of a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
-    BASE:info       JSON: rows, dim, dtype, chunks, and blocks, block_rows (redis_packed.py)
+    BASE            a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
+    BASE:info       JSON: rows, dim, dtype, chunks, blocks, block_rows
     BASE:chunk:K    everything of some thousand items but their vectors, as an Arrow stream, ids ascending
+    BASE:block:K    the vectors of ``block_rows`` items, one after the other, in the order of the chunks
     BASE:alive      there from the end of the load until the rows may go
 
-Versions without blocks are read and removed, not written; their ``info`` has row_keys (what is before the ids in their
-keys) and base (the rows that these rest on, or null).
+Rows are written once, ``alive`` last. It is removed first: who finds it has found all that was loaded.
 
-    BASE:gone       ids that the base has and this version has not, as an Arrow stream
-    PREFIX.TOKEN:ID vector bytes, then one byte of status; ID in decimals, or the string id itself
-
-Such a version may hold only the rows that differ from its base, with a tombstone for each id that the base has and it
-has not. What it does not hold is looked up in the base, which rests on nothing itself, and stays as long as rows rest
-on it.
-
-**Never a mix.** Rows are written once. A lookup asks for ``alive`` in the same MGET as for the rows, and a command is
-atomic in Redis: either all that was loaded is there, or the reader is told that the version is gone. Whether there was
-a switch can be asked in it too.
+Earlier releases wrote a key for each row. Such rows are rewritten as blocks by the first reader or writer of this
+release (:func:`repack`).
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from embeddings.store.backends.redis_protocol import Client
 from embeddings.store.files import UnknownVersion
-from embeddings.store.version import key_column, keys_of_column
+from embeddings.store.version import key_column, keys_of_column, matrix_of, read_arrow
 from embeddings.vectors.item_vectors import Array
 
+Client = Any
+"""redis.Redis; its answers are typed as bytes or str, and here they are bytes."""
+
 CHUNK_ROWS = 8192
-EXPIRED_ROWS = 256
-"""Rows in one command: so many that the way there and back does not count, so few that others need not wait long."""
+BLOCK_BYTES = (1 << 21) - 64
+"""Bytes of a block: of a string that is a little longer than 2 MiB Redis' allocator wastes a quarter."""
+PIPELINE_BLOCKS = 8
+"""Blocks in a pipeline."""
+KEYED_ROWS_SECONDS = 600
+"""Time for which rows with a key each outlive their rewriting, for readers of the release before."""
 
 
 class RowKeys(NamedTuple):
@@ -49,83 +48,71 @@ class RowKeys(NamedTuple):
     def alive(self) -> str:
         return f"{self.base}:alive"
 
-    def gone(self) -> str:
-        return f"{self.base}:gone"
-
     def chunk(self, number: int) -> str:
         return f"{self.base}:chunk:{number}"
 
-    def block(self, number: int) -> str:
+    def block(self, number: int | str) -> str:
         return f"{self.base}:block:{number}"
 
-    def sibling(self, name: str) -> RowKeys:
-        return self._replace(base=f"{self.base.rpartition(':')[0]}:{name}")
+
+def load_rows(client: Client, keys: RowKeys, file: Path) -> None:
+    """Load the rows of ``items.arrow``; raise the client's errors."""
+    batch = read_arrow(file)
+    vectors = matrix_of(batch.column("vector"))
+    size = max(BLOCK_BYTES // (vectors.shape[1] * vectors.itemsize), 1)
+    num_chunks = -(-len(vectors) // CHUNK_ROWS)
+    # First, so that the rows of a dead writer can be found and removed.
+    _write_info(client, keys, vectors, num_chunks, size)
+    for number in range(num_chunks):
+        client.set(keys.chunk(number), columns_stream(batch.slice(number * CHUNK_ROWS, CHUNK_ROWS)))
+    _write_blocks(client, keys, vectors, size)
+    client.set(keys.alive(), "1")
 
 
-_EXPIRE = "for i = 2, #ARGV do redis.call('PEXPIRE', KEYS[1] .. ARGV[i], ARGV[1]) end"
+def _write_info(client: Client, keys: RowKeys, vectors: Array, num_chunks: int, size: int) -> None:
+    info = {
+        "rows": len(vectors), "dim": vectors.shape[1], "dtype": str(vectors.dtype), "chunks": num_chunks,
+        "base": None, "row_keys": "", "blocks": -(-len(vectors) // size), "block_rows": size,
+    }  # fmt: skip
+    client.set(keys.info(), json.dumps(info))
+
+
+def _write_blocks(client: Client, keys: RowKeys, vectors: Array, size: int) -> None:
+    with client.pipeline(transaction=False) as pipeline:
+        for number, start in enumerate(range(0, len(vectors), size)):
+            pipeline.set(keys.block(number), np.ascontiguousarray(vectors[start : start + size]).tobytes())
+            if len(pipeline) >= PIPELINE_BLOCKS:
+                pipeline.execute()
+        pipeline.execute()
 
 
 def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
     """Let the rows expire after ``grace_seconds``, in which open readers may still look them up.
 
-    Rows that were never complete expire at once. Redis removes them, whatever becomes of this process.
+    Rows that were never complete go at once. Redis removes them, whatever becomes of this process.
     """
     try:
         info = rows_info(client, keys)
     except UnknownVersion:
         return
-    row = info["row_keys"].encode()
-    complete = client.exists(keys.alive())
-    milliseconds = max(int(1000 * grace_seconds), 1) if complete else 1
-    # First what says that they are there, and sooner than the first row.
-    if milliseconds > 1:
-        client.pexpire(keys.alive(), milliseconds)
-    else:
-        client.delete(keys.alive())
-    later = milliseconds + (1000 if complete else 0)
-    expire = client.register_script(_EXPIRE)
-    for number in range(info["blocks"]):
-        if milliseconds > 1:
-            client.pexpire(keys.block(number), later)
-        else:
-            client.unlink(keys.block(number))
-    num_chunks = int(info["chunks"])
-    for name in [*(keys.chunk(number) for number in range(num_chunks)), keys.gone()]:
-        content = client.get(name)
-        if content is None:
-            continue
-        ids = [] if info["blocks"] else _id_bytes(keys_of_column(_batch(content).column("key")))
-        for start in range(0, len(ids), EXPIRED_ROWS):
-            part = ids[start : start + EXPIRED_ROWS]
-            if milliseconds > 1:
-                expire(keys=[row], args=[later, *part])
-            else:
-                client.unlink(*[row + one for one in part])
-        client.pexpire(name, later)
-    client.pexpire(keys.info(), later)
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-class Columns(NamedTuple):
-    """Everything about all items but their vectors.
-
-    ``batch``: key, status, norm, count and so on.
-    """
-
-    keys: Array
-    batch: pa.RecordBatch
+    milliseconds = max(int(1000 * grace_seconds), 1) if client.exists(keys.alive()) else 1
+    others = [keys.block(number) for number in range(info["blocks"])]
+    others += [keys.chunk(number) for number in range(info["chunks"])]
+    if milliseconds == 1:
+        client.unlink(keys.alive(), *others, keys.info())
+        return
+    client.pexpire(keys.alive(), milliseconds)
+    for name in [*others, keys.info()]:
+        client.pexpire(name, milliseconds + 1000)
 
 
 def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
-    """Return BASE:info; raise UnknownVersion."""
+    """Read BASE:info; raise UnknownVersion."""
     info = client.get(keys.info())
     if info is None:
         raise gone(keys)
     document: dict[str, Any] = json.loads(info)
-    # Rows that were loaded before this was said lie under their version's own name.
-    return {"row_keys": f"{keys.base}:id:", "blocks": 0, **document}
+    return {"blocks": 0, **document}
 
 
 def gone(keys: RowKeys) -> UnknownVersion:
@@ -136,84 +123,26 @@ def gone(keys: RowKeys) -> UnknownVersion:
     )
 
 
-class Given(NamedTuple):
-    """A key, and the value that it must have for an answer to count."""
+class Columns(NamedTuple):
+    """Ids [n], and a batch of everything about all items but their vectors: key, status, norm, count and so on."""
 
-    key: bytes
-    value: bytes
-
-
-class Switched(Exception):
-    """The key has another value."""
+    keys: Array
+    batch: pa.RecordBatch
 
 
-class RowsReader:
-    """Looks up rows of one load, and of the base it rests on."""
-
-    def __init__(self, client: Client, keys: RowKeys):
-        self.client = client
-        self.keys = keys
-        info = rows_info(client, keys)
-        self.dim = int(info["dim"])
-        self.dtype = np.dtype(info["dtype"])
-        self.num_rows = int(info["rows"])
-        self._num_chunks = int(info["chunks"])
-        self._row = info["row_keys"].encode()
-        self.block_rows = int(info.get("block_rows", 0))
-        self._width = self.dim * self.dtype.itemsize + 1
-        self._base = None if info["base"] is None else RowsReader(client, keys.sibling(info["base"]))
-
-    def values(self, ids: Array, given: Given | None = None) -> Array:
-        """Return the stored bytes of keys, uint8 [n, width], zero (status missing) where there is none.
-
-        Raises:
-            UnknownVersion: the rows are gone.
-            Switched: ``given`` does not hold any more.
-        """
-        values = self._get(ids, given)
-        if self._base is not None:
-            absent = [number for number, value in enumerate(values) if value is None]
-            if absent:
-                for number, value in zip(absent, self._base._get(ids[absent], given), strict=True):
-                    values[number] = value
-        nothing = bytes(self._width)
-        # A tombstone is one byte.
-        rows = [value if value is not None and len(value) == self._width else nothing for value in values]
-        return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), self._width)
-
-    def _get(self, ids: Array, given: Given | None) -> list[bytes | None]:
-        values: list[bytes | None] = []
-        alive = self.keys.alive().encode()
-        # A key twice costs nothing that could be measured, and one form of the answer is simpler than two.
-        key, expected = given or (alive, None)
-        for start in range(0, len(ids), CHUNK_ROWS) if len(ids) else (0,):
-            part = ids[start : start + CHUNK_ROWS]
-            now, is_alive, *rows = self.client.mget([key, alive, *(self._row + one for one in _id_bytes(part))])
-            if given is not None and now != expected:
-                raise Switched
-            if is_alive is None:
-                raise gone(self.keys)
-            values += rows
-        return values
-
-    def split(self, values: Array) -> tuple[Array, Array]:
-        """Return (statuses uint8 [n], vectors [n, dim] as stored) of stored bytes."""
-        vectors = np.ascontiguousarray(values[:, :-1]).view(self.dtype)
-        return values[:, -1].copy(), vectors
-
-    def columns(self) -> Columns:
-        """Return everything but the vectors, of all items; raise UnknownVersion."""
-        names = [self.keys.chunk(number) for number in range(self._num_chunks)]
-        contents = [self.client.get(name) for name in names]
-        if None in contents or not self.client.exists(self.keys.alive()):
-            raise gone(self.keys)
-        batches = [_batch(content) for content in contents]
-        table = pa.Table.from_batches(batches).combine_chunks()
-        batch = table.to_batches()[0] if table.num_rows else batches[0]
-        return Columns(keys_of_column(batch.column("key")), batch)
+def read_columns(client: Client, keys: RowKeys, num_chunks: int, id_type: str) -> Columns:
+    """Read everything but the vectors of all items; raise UnknownVersion."""
+    if not num_chunks:
+        return _no_columns(id_type)
+    contents = [client.get(keys.chunk(number)) for number in range(num_chunks)]
+    if None in contents or not client.exists(keys.alive()):
+        raise gone(keys)
+    table = pa.Table.from_batches([_batch(content) for content in contents]).combine_chunks()
+    batch = table.to_batches()[0] if table.num_rows else _batch(contents[0])
+    return Columns(keys_of_column(batch.column("key")), batch)
 
 
-def no_columns(id_type: str) -> Columns:
+def _no_columns(id_type: str) -> Columns:
     """Return the columns of a version all of whose items were erased: it has no chunk that says what they are."""
     keys = np.empty(0, dtype=np.int64 if id_type == "int64" else "S1")
     columns = {
@@ -223,15 +152,6 @@ def no_columns(id_type: str) -> Columns:
         "count": pa.array([], pa.int64()),
     }
     return Columns(keys, pa.record_batch(columns))
-
-
-def _id_bytes(keys: Array) -> list[bytes]:
-    """Return ids as they stand in Redis' keys."""
-    ids: list[bytes] = (keys.astype("S20") if keys.dtype.kind == "i" else keys).tolist()
-    return ids
-
-
-# --- Arrow -----------------------------------------------------------------------------------------------------------
 
 
 def columns_stream(batch: pa.RecordBatch) -> bytes:
@@ -246,3 +166,67 @@ def columns_stream(batch: pa.RecordBatch) -> bytes:
 
 def _batch(content: bytes) -> pa.RecordBatch:
     return pa.ipc.open_stream(content).read_next_batch()
+
+
+# --- rows of earlier releases ----------------------------------------------------------------------------------------
+
+
+def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
+    """Rewrite rows that have a key each as blocks, if they are so; return BASE:info. Any number of processes may.
+
+    Such rows are vector bytes and one byte of status at ``row_keys`` + ID, or at BASE:id:ID. They may rest on a
+    ``base``, of which a version holds the differences alone, and in BASE:gone the ids that it lacks.
+
+    Raises:
+        UnknownVersion: the rows are gone.
+    """
+    info = rows_info(client, keys)
+    if info["blocks"] or not info["chunks"]:
+        return info
+    ids = _stored_ids(read_columns(client, keys, info["chunks"], "").keys)
+    row = str(info.get("row_keys", f"{keys.base}:id:")).encode()
+    width = int(info["dim"]) * np.dtype(info["dtype"]).itemsize
+    values: list[bytes | None] = []
+    for start in range(0, len(ids), CHUNK_ROWS):
+        values += client.mget([row + one for one in ids[start : start + CHUNK_ROWS]])
+    absent = [number for number, value in enumerate(values) if value is None]
+    if absent and info["base"] is not None:
+        vectors = _vectors_of_base(client, keys._replace(base=f"{keys.base.rpartition(':')[0]}:{info['base']}"))
+        for number in absent:
+            values[number] = vectors.get(ids[number])
+    found = [value[:width] for value in values if value is not None]
+    if len(found) < len(ids) or not client.exists(keys.alive()):
+        raise gone(keys)
+    matrix = np.frombuffer(b"".join(found), dtype=np.dtype(info["dtype"])).reshape(len(found), int(info["dim"]))
+    size = max(BLOCK_BYTES // width, 1)
+    _write_blocks(client, keys, matrix, size)
+    _write_info(client, keys, matrix, info["chunks"], size)
+    gone_ids = client.get(f"{keys.base}:gone")
+    if gone_ids is not None:
+        ids = ids + _stored_ids(keys_of_column(_batch(gone_ids).column("key")))
+    with client.pipeline(transaction=False) as pipeline:
+        for number, one in enumerate(ids):
+            pipeline.expire(row + one, KEYED_ROWS_SECONDS)
+            if number % CHUNK_ROWS == CHUNK_ROWS - 1:
+                pipeline.execute()
+        pipeline.expire(f"{keys.base}:gone", KEYED_ROWS_SECONDS)
+        pipeline.execute()
+    if not client.exists(keys.alive()):
+        remove_rows(client, keys, 0.0)
+        raise gone(keys)
+    return rows_info(client, keys)
+
+
+def _vectors_of_base(client: Client, keys: RowKeys) -> dict[bytes, bytes]:
+    """Return the stored vector of each id of rows that others rest on."""
+    info = repack(client, keys)
+    ids = _stored_ids(read_columns(client, keys, info["chunks"], "").keys)
+    raw = b"".join(client.mget([keys.block(number) for number in range(info["blocks"])]))
+    width = len(raw) // len(ids)
+    return {one: raw[number * width : (number + 1) * width] for number, one in enumerate(ids)}
+
+
+def _stored_ids(keys: Array) -> list[bytes]:
+    """Return ids as they stand in Redis' keys: integers in decimals."""
+    ids: list[bytes] = (keys.astype("S20") if keys.dtype.kind == "i" else keys).tolist()
+    return ids

@@ -24,14 +24,18 @@ class Remote(Protocol):
     """The remote side of one collection: objects, the index, a lock; each call raises StoreUnavailable."""
 
     items_stay_there: bool
-    """Whether item rows are read where they lie, instead of being fetched with the other files of a version."""
+    """True if item rows are read where they lie, instead of being fetched with the other files of a version."""
 
     def index(self) -> bytes | None:
         """Return the index, None before the first commit."""
         ...
 
-    def commit(self, index: bytes, lease: Lease) -> None:
-        """Replace the index in one step; raise StoreBusy if this writer does not hold the lock any more."""
+    def commit(self, index: bytes, before: bytes | None, lease: Lease) -> None:
+        """Replace the index ``before`` (None: there is none) in one step.
+
+        Raises:
+            StoreBusy: this writer does not hold the lock any more, or another has replaced the index.
+        """
         ...
 
     def put(self, path: str, file: Path, sha256: str) -> str:

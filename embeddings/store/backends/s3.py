@@ -1,109 +1,93 @@
-"""The feature store in object storage: S3, and whatever speaks its protocol.
+"""The feature store in object storage: S3, and servers that speak its protocol.
 
     s3://BUCKET/PREFIX/collections/NAME/INDEX                                 which object each file is
                                         versions/v000001/items-SHA256.arrow   the files of the embedded store, their
                                         states/v000001-SHA256.json            names with the sha256 of the content
-                                        LOCKS/TOKEN                           who writes, or wants to
+                                        LOCK                                  who writes, or that nobody does
 
-An object is there whole or not at all, and a listing shows every one that is there (Amazon has promised both since
-2020), so the lock is a marker that is alone: every writer puts a marker and then looks; one that sees no other has the
-lock, one that does removes its own and tries again. A marker that was not put again for a lease belongs to a dead
-writer. Ages are by the server's clock. See docs/adr/0019-object-storage.md.
+The index is replaced only if it is the one that the writer began with, and the lock only if it is the one that was
+looked at (conditional puts, ``If-Match``): a writer that was stopped for whatever time replaces nothing. The lock of a
+dead writer is one that did not change for a lease. See docs/adr/0019-remote-stores.md.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import time
 import uuid
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pyarrow import fs
-
+from embeddings.object_storage import MissingFileError, ObjectStorage, StorageError, Version
 from embeddings.store.backends.remote import INDEX_FILE, content_name
 from embeddings.store.backends.remote_store import RemoteStore
-from embeddings.store.files import CorruptStore, StoreUnavailable, decode_document
-from embeddings.store.lease import Lease, leased
+from embeddings.store.files import StoreBusy, StoreUnavailable, decode_document
+from embeddings.store.lease import Lease, leased, now
 from embeddings.store.manifest import VersionManifest
 from embeddings.store.url import StoreUrl, parse_store_url
 from embeddings.store.version import VersionReader
 from embeddings.vectors.item_vectors import Array
 
 FOLLOW_SECONDS = 1.0
-LOCKS = "LOCKS"
+LOCK = "LOCK"
 OPTIONS = ("endpoint_override", "scheme", "region", "anonymous")
-_PART_BYTES = 1 << 23
-_CONNECT_SECONDS = 5.0
 _REQUEST_SECONDS = 30.0
-_ATTEMPTS = 20
+_RETRIES = 2
+_KNOWN_INDEXES = 8
+"""Versions of the index that a commit can name, of the newest that were read."""
 
 
 def open_objects(text: str) -> RemoteStore:
-    """Return the store at ``s3://BUCKET/PREFIX``.
+    """Open the store at ``s3://BUCKET/PREFIX``.
 
     Options: ``endpoint_override``, ``scheme``, ``region``, ``anonymous``, and the options of every remote store.
-    Credentials come from where AWS' own tools look for them, never from the URL.
+    Credentials come from where :mod:`embeddings.object_storage` looks for them, never from the URL.
 
     Raises:
         ValueError: a URL without a bucket, or an option that does not exist.
     """
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
-    root = url.address.removeprefix("s3://").strip("/")
     bucket = urlsplit(url.address).netloc
     if not bucket or "@" in bucket:
         raise ValueError(f"store url '{url.url}': write s3://BUCKET/PREFIX, and credentials into the environment")
-    opened: list[fs.FileSystem] = []
+    root = f"{url.address.rstrip('/')}/collections"
 
-    def connected() -> fs.FileSystem:
-        if not opened:
-            opened.append(_file_system(url))
-        return opened[0]
+    def connected(name: str = "") -> ObjectStorage:
+        with reaching(url.url):
+            options = _options(url)
+            return ObjectStorage(f"{root}/{name}", retries=_RETRIES, request_seconds=_REQUEST_SECONDS, **options)
 
     def names() -> list[str]:
-        base = f"{root}/collections"
         with reaching(url.url):
-            entries = connected().get_file_info(fs.FileSelector(base, allow_not_found=True))
-        return [info.base_name for info in entries if info.type == fs.FileType.Directory]
+            return connected().folders("")
 
     def connect(name: str) -> Objects:
-        return Objects(connected, f"{root}/collections/{name}", url)
+        return Objects(lambda: connected(name), f"{root}/{name}", url)
 
     return RemoteStore(url.url, url.cache, names, connect, url.follow_seconds)
 
 
-def _file_system(url: StoreUrl) -> fs.FileSystem:
-    options: dict[str, Any] = dict(url.options)
-    endpoint = options.get("endpoint_override", "")
-    if "://" in endpoint:
-        scheme, _, options["endpoint_override"] = endpoint.partition("://")
-        options.setdefault("scheme", scheme)
-    if "anonymous" in options:
-        options["anonymous"] = options["anonymous"] in ("1", "true")
-    return fs.S3FileSystem(
-        connect_timeout=_CONNECT_SECONDS,
-        request_timeout=_REQUEST_SECONDS,
-        # A small object is put by one request instead of three.
-        allow_delayed_open=True,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),
-        **options,
-    )
+def _options(url: StoreUrl) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    endpoint = url.options.get("endpoint_override", "")
+    if endpoint:
+        scheme = url.options.get("scheme", "https")
+        options["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+    if "region" in url.options:
+        options["region"] = url.options["region"]
+    if url.options.get("anonymous") in ("1", "true"):
+        options["skip_signature"] = True
+    return options
 
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turn what Arrow raises about a server that is away, or that refuses, into StoreUnavailable."""
+    """Turn errors of a storage that is away, or that refuses, into StoreUnavailable."""
     try:
         yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        # Errors of this machine's own files have a number, Arrow's about S3 have none.
-        if error.errno is not None:
-            raise
+    except StorageError as error:
         raise StoreUnavailable(
             f"{where}: the object store did not do it: {error}. What is served is unchanged; see that it is up, that "
             "the bucket exists and that the credentials in the environment may use it, then try again"
@@ -115,49 +99,71 @@ class Objects:
 
     items_stay_there = False
 
-    def __init__(self, connected: Any, base: str, url: StoreUrl):
+    def __init__(self, connected: Callable[[], ObjectStorage], base: str, url: StoreUrl):
         self._connected = connected
         self._base = base
         self._where = f"{url.url} ({base})"
         self._lease_seconds = url.lease_seconds
+        self._opened: ObjectStorage | None = None
+        self._indexes: OrderedDict[bytes, Version] = OrderedDict()
+        self._lock: Version | None = None
+        self._watched: tuple[Any, float] = (None, 0.0)
+
+    @property
+    def _objects(self) -> ObjectStorage:
+        if self._opened is None:
+            self._opened = self._connected()
+        return self._opened
 
     def index(self) -> bytes | None:
-        # Arrow asks for the length first and then for so many bytes; in between the index may become a longer one.
-        for attempt in range(_ATTEMPTS):
-            with reaching(self._where):
-                data = self._read(INDEX_FILE)
-            try:
-                if data is not None:
-                    decode_document(data, Path(self._base, INDEX_FILE))
-                return data
-            except CorruptStore:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError("unreachable")
+        with reaching(self._where):
+            found = self._objects.read_version(INDEX_FILE)
+        if found is None:
+            return None
+        data, version = found
+        decode_document(data, Path(self._base, INDEX_FILE))
+        self._remember(data, version)
+        return data
 
-    def commit(self, index: bytes, lease: Lease) -> None:
+    def _remember(self, data: bytes, version: Version) -> None:
+        self._indexes[data] = version
+        while len(self._indexes) > _KNOWN_INDEXES:
+            self._indexes.popitem(last=False)
+
+    def commit(self, index: bytes, before: bytes | None, lease: Lease) -> None:
         lease.check()
         with reaching(self._where):
-            self._write(INDEX_FILE, index)
+            version = None if before is None else self._indexes.get(before)
+            if before is None or version is not None:
+                version = self._objects.put_if_unchanged(INDEX_FILE, index, version)
+        if version is None:
+            raise StoreBusy(
+                f"{self._where}: another process has published meanwhile: nothing of this was published and what is "
+                "served is unchanged; run again"
+            )
+        self._remember(index, version)
 
     def put(self, path: str, file: Path, sha256: str) -> str:
         name = content_name(path, sha256)
-        with reaching(self._where), open(file, "rb") as source:
-            with self._connected().open_output_stream(f"{self._base}/{name}") as target:
-                shutil.copyfileobj(source, target, _PART_BYTES)
+        with reaching(self._where):
+            self._objects.put_file(name, file)
         return name
 
     def fetch(self, name: str, to: Path) -> None:
-        with reaching(self._where), open(to, "wb") as target:
-            with self._connected().open_input_stream(f"{self._base}/{name}") as source:
-                shutil.copyfileobj(source, target, _PART_BYTES)
+        # The caller has made the file that the content goes to.
+        to.unlink(missing_ok=True)
+        with reaching(self._where):
+            try:
+                self._objects.fetch(name, to)
+            except MissingFileError as error:
+                raise FileNotFoundError(str(error)) from error
 
     def sweep(self, named: set[str], lease: Lease) -> None:
         with reaching(self._where):
-            for name in self._names(""):
-                if name not in named and name != INDEX_FILE and not name.startswith(f"{LOCKS}/"):
+            for name, _ in self._objects.list(""):
+                if name not in named and name not in (INDEX_FILE, LOCK):
                     lease.check()
-                    self._delete(name)
+                    self._objects.delete([name])
 
     def lock(self) -> contextlib.AbstractContextManager[Lease]:
         return leased(self, uuid.uuid4().hex, self._lease_seconds, self._where)
@@ -171,49 +177,32 @@ class Objects:
     # --- the lock --------------------------------------------------------------------------------------------------
 
     def acquire(self, token: str) -> bool:
-        self.renew(token)
         with reaching(self._where):
-            marks = self._names(LOCKS)
-            put_at = marks.get(f"{LOCKS}/{token}")
-            others = [name for name in marks if not name.endswith(f"/{token}")]
-            if put_at is not None and not others:
-                return True
-            for name in others:
-                # A second more, because servers give the time in whole seconds.
-                if put_at is not None and put_at - marks[name] > self._lease_seconds + 1:
-                    self._delete(name)
-            self._delete(f"{LOCKS}/{token}")
-        return False
+            found = self._objects.read_version(LOCK)
+            version = None if found is None else found[1]
+            if found is not None and found[0]:
+                # Renewing changes it. Whose did not change for a lease has died.
+                if self._watched[0] != version:
+                    self._watched = (version, now())
+                if now() - self._watched[1] <= self._lease_seconds:
+                    return False
+            self._lock = self._objects.put_if_unchanged(LOCK, self._mark(token), version)
+        return self._lock is not None
 
     def renew(self, token: str) -> None:
         with reaching(self._where):
-            self._write(f"{LOCKS}/{token}", str(time.time()).encode())
+            if self._lock is not None:
+                self._lock = self._objects.put_if_unchanged(LOCK, self._mark(token), self._lock)
+        if self._lock is None:
+            raise StoreBusy(f"{self._where}: the writer lock is another's by now")
 
     def release(self, token: str) -> None:
         with reaching(self._where):
-            self._delete(f"{LOCKS}/{token}")
+            if self._lock is not None:
+                self._objects.put_if_unchanged(LOCK, b"", self._lock)
+            self._lock = None
 
-    # --- objects ---------------------------------------------------------------------------------------------------
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            with self._connected().open_input_stream(f"{self._base}/{name}") as source:
-                data: bytes = source.readall()
-                return data
-        except FileNotFoundError:
-            return None
-
-    def _write(self, name: str, data: bytes) -> None:
-        with self._connected().open_output_stream(f"{self._base}/{name}") as target:
-            target.write(data)
-
-    def _delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._connected().delete_file(f"{self._base}/{name}")
-
-    def _names(self, folder: str) -> dict[str, float]:
-        """Return the objects below ``folder`` and when each was put, in seconds."""
-        selector = fs.FileSelector(f"{self._base}/{folder}".rstrip("/"), allow_not_found=True, recursive=True)
-        entries = self._connected().get_file_info(selector)
-        start = len(self._base) + 1
-        return {info.path[start:]: info.mtime_ns / 1e9 for info in entries if info.type == fs.FileType.File}
+    @staticmethod
+    def _mark(token: str) -> bytes:
+        """Return a content that no other mark has."""
+        return f"{token} {uuid.uuid4().hex}".encode()

@@ -50,7 +50,7 @@ class Collection:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Return whether there is any version."""
+        """Return True if there is any version."""
         return self._files.exists()
 
     def current(self) -> str | None:
@@ -69,7 +69,7 @@ class Collection:
         return [record.to_json() for record in self.records()]
 
     def records(self) -> list[VersionRecord]:
-        """Return what :meth:`versions` returns as objects, without a copy of each: there may be very many."""
+        """Return the same as :meth:`versions`, as objects and without copies: there may be very many."""
         return self._reader.records()
 
     def manifest(self, version: str = "current") -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Collection:
         return self._files.snapshot_read()
 
     def available_offline(self) -> bool:
-        """Return whether vectors can be fetched with what is on this machine."""
+        """Return True if vectors can be fetched with what is on this machine."""
         if not self._files.rows_are_remote:
             with contextlib.suppress(StoreError, OSError):
                 self.open()
@@ -306,7 +306,7 @@ class Collection:
         self._erasure.finish()
 
     def erasures(self) -> list[dict[str, Any]]:
-        """Return what was erased and readmitted, oldest first; ids are known by hash alone.
+        """Return the log of erased and readmitted ids, oldest first; ids are known by hash alone.
 
         Each is {at, kind: erase|readmit, reason, key, ids, rows, versions}; the last may be under way: it has no
         ``rows`` yet.
@@ -318,7 +318,7 @@ class Collection:
         return self._erasure.erased_ids()
 
     def num_erasures(self) -> int:
-        """Return how often ids were erased, by whatever process.
+        """Return the number of erasures so far, by whatever process.
 
         Copies of earlier rows that are kept outside the store are outdated once it differs.
         """
@@ -346,11 +346,11 @@ class Collection:
         return self._views.names()
 
     def knows_view(self, name: str) -> bool:
-        """Return whether there is a view of that name in any anchor generation: one look at one folder."""
+        """Return True if there is a view of that name in any anchor generation: one look at one folder."""
         return self.exists() and self._views.is_known(name)
 
     def has_view(self, name: str, anchor_generation: int) -> bool:
-        """Return whether a view is defined for an anchor generation."""
+        """Return True if a view is defined for an anchor generation."""
         return self._views.has(name, anchor_generation)
 
     def create_view(
@@ -383,7 +383,7 @@ class Collection:
         )
 
     def preview_view(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
-        """Return what ``create_view`` would make of the same arguments, and whether it is there just so.
+        """Return the view that ``create_view`` would make of these arguments, and True if it exists just so.
 
         Nothing is made. Raises as ``create_view`` does.
         """

@@ -69,7 +69,7 @@ class CollectionDirectory:
         return contextlib.nullcontext()
 
     def look_again(self) -> bool:
-        """Return whether what was read may be outdated, and is now read anew within a ``snapshot_read``."""
+        """Return True if what was read may be outdated, and is now read anew within a ``snapshot_read``."""
         return False
 
     def data_file(self, version: str, file: FileEntry) -> Path:
@@ -93,7 +93,7 @@ class CollectionDirectory:
             make_directory(directory)
 
     def exists(self) -> bool:
-        """Return whether there is any version."""
+        """Return True if there is any version."""
         return self.pointer.read().version is not None or bool(self.version_names())
 
     def version_names(self) -> list[str]:
@@ -128,7 +128,7 @@ class CollectionDirectory:
         replace_document(self.states / f"{version}.json", document)
 
     def is_expired(self, version: str) -> bool:
-        """Return whether a version has expired."""
+        """Return True if a version has expired."""
         return self.read_state(version).get("state") == "expired"
 
     def remove_expired(self) -> None:

@@ -84,7 +84,7 @@ class Erasure:
         return ErasedIds() if document is None else ErasedIds.of(document)
 
     def log(self) -> list[dict[str, Any]]:
-        """Return what was erased and readmitted, oldest first (see Collection.erasures)."""
+        """Return the log of erased and readmitted ids, oldest first (see Collection.erasures)."""
         document = self._read() or {"log": [], "pending": []}
         notes = [*document["log"], *document["pending"]]
         return [{name: value for name, value in note.items() if name != "token"} for note in notes]
@@ -200,7 +200,7 @@ class Erasure:
         self._write({**document, "log": log, "pending": pending}, ErasedIds.of(document))
 
     def _outcome(self, token: str) -> dict[str, Any]:
-        """Return what the log says of an erasure, whichever machine finished it."""
+        """Return the logged outcome of an erasure, whichever machine finished it."""
         document = self._read()
         notes = [] if document is None else document["log"]
         note = next((note for note in reversed(notes) if note.get("token") == token), {"versions": [], "rows": 0})

@@ -60,7 +60,7 @@ class CollectionReader:
         return version
 
     def manifest(self, version: str) -> VersionManifest:
-        """Return what was written with a version; raise CorruptStore. ``version`` is its own name."""
+        """Read the manifest of a version by its own name; raise CorruptStore."""
         with self._lock:
             manifest = self._manifests.get(version)
         if manifest is None:
@@ -246,7 +246,7 @@ class CollectionReader:
         return reader
 
     def _is_replaced(self, version: str, manifest: VersionManifest) -> bool:
-        """Return whether a version has another manifest by now than the one that was read."""
+        """Return True if a version has another manifest by now than the one that was read."""
         with contextlib.suppress(CorruptStore):
             return self.manifest_now(version) != manifest
         return False

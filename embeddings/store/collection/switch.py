@@ -108,7 +108,7 @@ class VersionSwitch:
 
 
 def _is_done(served: Served, switch: Switch, expected: str | None) -> bool:
-    """Return whether the latest switch was this one, from ``expected``, for this reason and by this key."""
+    """Return True if the latest switch was this one, from ``expected``, for this reason and by this key."""
     if len(served.history) < 2:
         return False
     before, latest = served.history[-2:]

@@ -45,11 +45,11 @@ class CollectionViews:
         return self._registry.names()
 
     def is_known(self, name: str) -> bool:
-        """Return whether a name is among :meth:`names`, as far as this machine has seen: one look at one folder."""
+        """Return True if a name is among :meth:`names`, as far as this machine has seen: one look at one folder."""
         return self._registry.known(name)
 
     def has(self, name: str, anchor_generation: int) -> bool:
-        """Return whether a view is defined for an anchor generation."""
+        """Return True if a view is defined for an anchor generation."""
         self._files.follow()
         return name in {view.name for view in self._registry.all(anchor_generation)}
 
@@ -84,7 +84,7 @@ class CollectionViews:
             return view.public()
 
     def preview(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
-        """Return what :meth:`create` would make, and whether it is there just so."""
+        """Return the view that :meth:`create` would make, and True if it exists just so."""
         dim_in, anchor_generation = self._current_coordinates()
         defined = define_view(name, dim_in, **parameters)
         self._check_name(name)

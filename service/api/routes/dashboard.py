@@ -61,7 +61,7 @@ async def whole(request: Request, principal: Principal | None, page: Page) -> Re
 
 
 async def changing(request: Request, principal: Principal | None, page: Page | Part) -> Response:
-    """Return what is in the frame of a page, or a part of one; 304 while it is unchanged."""
+    """Return the frame of a page, or a part of one; 304 while it is unchanged."""
     if principal is None:
         raise unauthorized("The session has ended.")
     visit = _visit(request, principal)

@@ -58,7 +58,7 @@ async def metrics(request: Request, principal: Annotated[Principal | None, Depen
 
 
 def from_loopback(request: Request) -> bool:
-    """Tell whether the peer is this machine and no proxy header says that the request was forwarded."""
+    """Return True if the peer is this machine and no proxy header says that the request was forwarded."""
     if request.client is None or "forwarded" in request.headers or "x-forwarded-for" in request.headers:
         return False
     try:

@@ -109,7 +109,7 @@ async def last_word(request: Request, claim: Claimed) -> None:
 
 
 async def _written(request: Request, claim: Claim, write: Callable[[], Result]) -> tuple[Result, JobRow]:
-    """Return what ``write`` returns, called while the job's row is locked, and the row."""
+    """Return the result of ``write``, called while the job's row is locked, and the row."""
     async with request.app.state.database.write() as connection:
         row = await _held(connection, claim)
         try:

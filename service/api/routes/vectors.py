@@ -148,7 +148,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
 
 
 def is_brief(request: Request, view: str, collection: str | None, query: VectorQuery, media_type: str) -> bool:
-    """Tell whether the response needs only a few rows of memory, and nothing to open or check."""
+    """Return True if the response needs only a few rows of memory, and nothing to open or check."""
     with contextlib.suppress(ValueError):  # the code that makes the answer finds it again and reports it
         store = store_of(request)
         target = store.collection(collection) if collection is not None else store.seen_view_collection(view)

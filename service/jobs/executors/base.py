@@ -55,7 +55,7 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def placement(cls, settings: Settings) -> Placement:
-        """Return where its runs are."""
+        """Return the placement of its runs."""
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
@@ -69,7 +69,7 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
-        """Yield what ``evenkeel doctor`` finds: whether its cluster is there and lets us in; starts nothing."""
+        """Yield the findings of ``evenkeel doctor``: is the cluster there, does it let us in; starts nothing."""
 
     @abstractmethod
     def launch(self, run_dir: Path, /) -> object:
@@ -84,7 +84,7 @@ class Executor(ABC):
 
     @abstractmethod
     def is_alive(self, run_dir: Path, /) -> bool:
-        """Tell whether the attempt launched last is running or waiting to run, and update its log.
+        """Return True if the attempt launched last is running or waiting to run, and update its log.
 
         The answer is False for an attempt that was never launched.
         """
@@ -102,7 +102,7 @@ class Executor(ABC):
         """Release what the executor holds beside the runs, which continue; the owner calls this last."""
 
     def room(self) -> list[FreeResources] | None:
-        """Return what is free now on each machine, if runs are not on this host; None if that is not known."""
+        """Return the free resources of each machine, if runs are not on this host; None if unknown."""
         return None
 
 

@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 def cluster_configuration() -> Configuration:
-    """Return how the cluster is reached: as this pod's service account, else by the current context of KUBECONFIG.
+    """Return the cluster's configuration: this pod's service account, else the current context of KUBECONFIG.
 
     Raises:
         ValueError: The client is not installed, or neither names a cluster.

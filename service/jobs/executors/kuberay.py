@@ -1,4 +1,4 @@
-"""Runs as RayJobs of a Kubernetes cluster, each with a Ray cluster of its own that KubeRay makes (docs/adr/0053).
+"""Runs as RayJobs of a Kubernetes cluster, each with a Ray cluster of its own that KubeRay makes (docs/adr/0026).
 
 There is one RayJob per attempt, with a name that the attempt gives and labels that say whose it is, so that it is found
 again after a crash at any point. Its log is that of the pod that submits it.
@@ -47,9 +47,9 @@ ENDED = ("Complete", "Failed", "ValidationFailed")
 LOG_SECONDS = 3.0
 """Between looks at a log."""
 LOG_SHARE = 20.0
-"""Of the time, at most one part in so many is spent on fetching a log."""
+"""Fetch logs for at most 1/LOG_SHARE of the time."""
 GONE_SECONDS = 60.0
-"""How long deleted pods may take to leave, before they are forced, and after."""
+"""Longest wait for deleted pods to leave, before they are forced, and after."""
 WATCH_SECONDS = 1.0
 TEMPLATE_REMEDY = "correct the cluster template (EVENKEEL_KUBERAY_TEMPLATE) or the job's resources"
 
@@ -297,7 +297,7 @@ def _of(run_dir: Path) -> str:
 
 
 def _runs(job: Mapping[str, Any]) -> bool:
-    """Tell whether a RayJob runs or may yet run."""
+    """Return True if a RayJob runs or may yet run."""
     return "deletionTimestamp" not in job["metadata"] and not _ended(job)
 
 
@@ -333,7 +333,7 @@ def _api(settings: Settings) -> KubeApi:
 
 
 def _verdict(job: Mapping[str, Any]) -> bytes:
-    """Return what KubeRay says of a RayJob that it could not start or bring to its end: a pod that never began, say."""
+    """Return KubeRay's message about a RayJob that it could not start or finish, such as a pod that never began."""
     status = job.get("status", {})
     if status.get("jobDeploymentStatus") not in ("Failed", "ValidationFailed"):
         return b""

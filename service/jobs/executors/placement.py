@@ -37,7 +37,7 @@ class Placement:
         return known_gpu_bytes(job, None) if self.uses_this_host else None
 
     def gpu_problem(self, job: JobSpec) -> tuple[str, str] | None:
-        """Return which GPUs of the job are missing and the remedy; None if none are, or only the run can tell."""
+        """Return the job's missing GPUs and the remedy; None if none are missing, or only the run can tell."""
         return gpu_problem(job, self.ray_address) if self.gpus_are_visible else None
 
 

@@ -39,6 +39,6 @@ def fresh(said: bytes, position: Position) -> tuple[bytes, Position]:
 
 
 def _key(time: str) -> tuple[str, str]:
-    """Return what sorts by time: fractions are cut at their last digit that is not 0."""
+    """Return a sort key of a time: fractions without trailing zeros."""
     seconds, _, fraction = time.rstrip("Z").partition(".")
     return seconds, fraction.ljust(9, "0")

@@ -92,7 +92,7 @@ class RayApi:
         return b"" if answer.status_code == 404 else str(answer.json()["logs"]).encode()
 
     def room(self) -> list[FreeResources] | None:
-        """Return what is free on each node, as of some seconds ago; None if the cluster has no such report."""
+        """Return the free resources of each node, some seconds old; None if the cluster reports none."""
         answer = self._ask("GET", "/api/cluster_status").json()
         report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
         nodes = report.get("usageByNode")

@@ -32,12 +32,12 @@ MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
 MAX_NAME = 47
 """KubeRay derives the names of the cluster and its services from that of a RayJob."""
 NOTICE = ("python", "-m", "trainer.runs.notice")
-"""What a pod of a run does before it is ended: the ranks write a checkpoint."""
+"""Command that runs in a pod before it is ended: the ranks write a checkpoint."""
 ENTRYPOINT = ("python", "-m", "trainer.launch.entrypoint")
 OVERHEAD_BYTES = 2**30
-"""Of a worker's pod beside its rank: Ray's own processes and object store."""
+"""Memory of a worker's pod beside its rank: Ray's own processes and object store."""
 KEEP_CLUSTER_SECONDS = 60
-"""How long a cluster outlives its run if the service is away, and does not delete it itself."""
+"""Time for which a cluster outlives its run if the service is away and cannot delete it."""
 TOKEN_KEY = "token"
 Document = dict[str, Any]
 
@@ -120,7 +120,7 @@ def object_name(run_id: str, attempt: int) -> str:
 
 
 def fence(run: Mapping[str, Any]) -> str:
-    """Return what tells this lease of the attempt from any other, without telling the lease."""
+    """Return an identity of this lease of the attempt that does not reveal the lease."""
     lease = (run.get("lease") or {}).get("token", "")
     return hashlib.sha256(f"{run['run_id']} {run.get('attempt', 1)} {lease}".encode()).hexdigest()[:32]
 

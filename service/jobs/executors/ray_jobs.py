@@ -41,9 +41,9 @@ ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 LOG_SECONDS = 3.0
 """The cluster hands out a log as a whole: not at each look."""
 LOG_SHARE = 20.0
-"""Of the time, at most one part in so many is spent on fetching a log, however long it has grown."""
+"""Fetch logs for at most 1/LOG_SHARE of the time, however long they have grown."""
 PENDING_SECONDS = 3.0
-"""How long a job that was asked to stop may be PENDING before it counts as ended: it is one that waits."""
+"""Time after which a stopped job that is still PENDING counts as ended: it is one that waits."""
 FORCED_SECONDS = 60.0
 """From SIGKILL until the cluster has noticed."""
 POLL_SECONDS = 0.2

@@ -57,7 +57,7 @@ def executor_of(settings: Settings) -> Executor:
 
 
 def placement_of(settings: Settings) -> Placement:
-    """Return where runs of the executor are that the settings name.
+    """Return the placement of runs of the executor that the settings name.
 
     Raises:
         ValueError: As :func:`executor_class`.

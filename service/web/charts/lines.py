@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 44
 MIN_SPAN = 0.01
 """AUCs that differ by less are drawn as close as they are."""
 MAX_DOTS = 60
-"""Of a line: one of more points is drawn without a dot at each."""
+"""Most points of a line that is drawn with a dot at each."""
 
 
 class Series(NamedTuple):

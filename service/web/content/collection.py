@@ -25,7 +25,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
 
 
 def describe(collection: Collection, *, all_versions: bool = False) -> dict[str, Any]:
-    """Return what is shown of a collection; of its versions the newest, unless all are asked for."""
+    """Return a collection for display, with its newest versions, or with all of them."""
     manifests = collection.versions()
     shown = summary(collection)
     newest = manifests[::-1] if all_versions else manifests[::-1][:NUM_VERSIONS]

@@ -18,7 +18,7 @@ NUM_MOVED = 10
 
 
 def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
-    """Return how the items that both found moved; None where there is none.
+    """Measure the movement of the items that both versions found; None where there is none.
 
     Returns:
         ``num_items`` compared; ``mean``, ``low`` (the tenth part that moved most is below) and ``least`` cosine;

@@ -49,7 +49,7 @@ def _chart(metric: str, judged: Sequence[tuple[Mapping[str, Any], Mapping[str, A
 
 
 def _is_at_most(check: Mapping[str, Any]) -> bool:
-    """Tell whether the limit is the largest value that passes; of an older manifest by its verdict."""
+    """Return True if the limit is the largest value that passes; of an older manifest by its verdict."""
     if "bound" in check:
         return bool(check["bound"] == "at_most")
     if check["value"] is None:

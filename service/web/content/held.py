@@ -12,7 +12,7 @@ MAX_NAMED = 3
 
 
 def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return why a version is held, of its manifest or its job's publication.
+    """Explain why a version is held, from its manifest or its job's publication.
 
     Returns:
         ``summary`` (a sentence), ``failed`` (rows with metric, value, limit, bound, times, about), ``advice``, ``rows``

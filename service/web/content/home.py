@@ -59,7 +59,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
 
 
 async def _counts(connection: AsyncConnection, tenant: str | None) -> dict[str, int]:
-    """Return how many jobs run, wait, and failed within the last day."""
+    """Count the jobs that run, that wait, and that failed within the last day."""
     job = tables.job.c
     mine = sa.true() if tenant is None else job.tenant == tenant
     number = sa.func.count().label("number")

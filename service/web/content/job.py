@@ -21,7 +21,7 @@ from trainer.runs.protocol import LOG_FILE
 from trainer.spec.stored import StoredJob
 
 LOG_BYTES = 2**16
-"""Of the end of the log, which the page begins with."""
+"""Bytes from the end of the log that the page begins with."""
 
 
 async def gather(visit: Visit) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from service.web.charts.lines import Series, line_chart
 from trainer.runs.events import EVENTS_FILE
 
 READ_BYTES = 2**20
-"""Of the end of the file: a run that says a thousand times how far it is writes a fifth of it."""
+"""Bytes read from the end of events.jsonl; 1,000 progress events are about a fifth of this."""
 MAX_POINTS = 200
 
 

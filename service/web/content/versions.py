@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 async def gather(visit: Visit) -> dict[str, Any]:
-    """Return what differs between the versions ``before`` and ``after`` of the query.
+    """Compare the versions ``before`` and ``after`` of the query.
 
     Without them these are the version that is served and the one that it was made from.
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -35,7 +36,7 @@ def job_document(**changes: Any) -> dict[str, Any]:
         "sse": {},
         "epochs": 2,
         "batch_size": 256,
-        "publish": {"collection": "items", "feature": "item", "gate": {"when_stuck": "hold"}},
+        "publish": {"collection": "items", "feature": "item", "views": [{"name": "rff", "dim": 32}]},
         **changes,
     }
 
@@ -52,8 +53,11 @@ def command(served: Served, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_an_assortment_that_changed_is_held_told_of_and_gone_on_from(tmp_path: Path) -> None:
-    """From day 3 on six tenths of the items are gone. Each held refresh goes on from the one before it."""
+def test_an_assortment_that_changed_is_held_told_of_and_then_a_new_generation(tmp_path: Path) -> None:
+    """From day 3 on six tenths of the items are gone. Each held refresh goes on from the one before it.
+
+    The third one is served as a new generation, and its view reads as before.
+    """
     with serving.serving(tmp_path, "all") as served, Client(served.url, served.key) as client:
         rows = served.data / "rows"
         rows.mkdir()
@@ -65,6 +69,7 @@ def test_an_assortment_that_changed_is_held_told_of_and_gone_on_from(tmp_path: P
         first = job_document(epochs=8)
         first["dataset"]["window"] = {"start": date_of(2), "days": 3}
         assert publication(client, client.submit(first)["id"])["status"] == "published"
+        first_served = client.version("items", "v000001")
 
         job = job_document(init_from={"collection": "items"})
         job["dataset"]["window"] = {"start": "{firing_date}", "days": 1}
@@ -80,19 +85,32 @@ def test_an_assortment_that_changed_is_held_told_of_and_gone_on_from(tmp_path: P
         assert found == [
             ("held", "v000002", None, 1),
             ("held", "v000003", "v000002", 2),
-            ("held", "v000004", "v000003", 3),
+            ("published", "v000004", "v000003", 0),
         ]
         newest = client.version("items", "v000004")
-        assert (newest["sound"], newest["not_released"]) == (True, "publish.gate.when_stuck is hold")
+        assert newest["released"] == {
+            "in_a_row": 3, "failed": ["unreplaced"], "generation": 2, "same_coordinates": [1],
+        }  # fmt: skip
+        assert newest["anchor_generation"] == first_served["anchor_generation"] + 1
+        assert client.collection("items")["current"] == "v000004"
+        assert client.collection("items")["held"]["in_a_row"] == 0
         # What was trained while nothing was published is in the newest, also where the last day had no row of it.
         earlier = sorted(set(tables[3].column("item").to_pylist()) - set(tables[5].column("item").to_pylist()))
         status = client.vectors("items", earlier, version="v000002").status
         trained = [item for item, found in zip(earlier, status, strict=True) if found == "found"]
         assert len(trained) > 10
-        assert set(client.vectors("items", trained, version="v000004").status.tolist()) == {"found"}
-        switch = client.promote("items", "v000004", "the assortment is another one", override_gate=True)
-        assert switch["version"] == "v000004"
-        assert client.collection("items")["held"]["in_a_row"] == 0
+        assert set(client.vectors("items", trained).status.tolist()) == {"found"}
+        # An item of both versions is where it was, and a view has the same frequencies.
+        both = sorted(set(tables[2].column("item").to_pylist()) & set(tables[5].column("item").to_pylist()))
+        old, new = (client.vectors("items", both, version=version) for version in ("v000001", "v000004"))
+        found = (old.status == "found") & (new.status == "found")
+        assert found.sum() > 30
+        cosines = (old.vectors[found] * new.vectors[found]).sum(axis=1)
+        assert cosines.mean() > 0.6
+        images = [client.vectors(ids=both, view="rff", version=one).vectors for one in ("v000001", "v000004")]
+        kernel = (images[0][found] * images[1][found]).sum(axis=1)
+        assert np.corrcoef(kernel, cosines)[0, 1] > 0.6
+        assert "new generation" in command(served, "job", ended[-1]["job"]).stdout
         for run in (served.home / "runs").glob("job_*"):
             terminate(run, 0)
 

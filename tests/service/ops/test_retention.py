@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from fastapi import FastAPI
 
+from embeddings.object_storage import ObjectStorage
 from embeddings.store import StoreError
 from service.core import tables
 from service.core.database import Database
@@ -28,7 +29,6 @@ from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, waits_for
 from trainer.runs.directory import DATA_PARTS
 from trainer.spec import JobSpec
-from trainer.storage.objects import ObjectStorage
 from trainer.storage.opening import open_storage
 from trainer.storage.shared_directory import SharedDirectory
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from embeddings.object_storage import ObjectStorage
 from tests.contracts import store_servers
 from tests.trainer.checkpoint.test_format import DENSE, assert_rows_equal, make_table, save_simple
 from tests.trainer.checkpoint.test_reshard import KINDS, STEP, TABLES, canonical, make, save_source
@@ -20,7 +21,6 @@ from trainer.checkpoint.stored import VIEW_FILE, described, make_view, show
 from trainer.runs.failures import LeaseLostError
 from trainer.storage.base import StorageError
 from trainer.storage.folders import Folders
-from trainer.storage.objects import ObjectStorage
 from trainer.storage.opening import open_storage
 from trainer.storage.shared_directory import SharedDirectory
 

@@ -19,7 +19,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.hashing import combine, id_keys
 from trainer.data.prepare.split import TRAIN, random_split
 from trainer.distributed.stored_model import stored_model
-from trainer.evaluation.model_comparison import others
+from trainer.evaluation.scored_by_both import others
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.publishing.publish import comparison_of
@@ -328,9 +328,124 @@ def test_two_ranks_find_what_one_does(refresh, pooled_ranks, changes):
     )
     assert one is not None
     assert two is not None
-    assert len(one.differences) == len(two.differences) == 1, (one.skipped, two.skipped)
-    (first_found, second_found) = one.differences[0], two.differences[0]
-    assert first_found.rows == second_found.rows
-    assert second_found.served == pytest.approx(first_found.served, abs=1e-5)
-    assert second_found.candidate == pytest.approx(first_found.candidate, abs=1e-3)
-    assert second_found.popularity == first_found.popularity
+    metrics = ["auc"] if changes["model"]["kind"] == "two_tower" else ["matched_auc", "ndcg_20_full"]
+    assert [one.metric for one in one.differences] == metrics, one.skipped
+    for first_found, second_found in zip(one.differences, two.differences, strict=True):
+        assert first_found.rows == second_found.rows
+        assert second_found.served == pytest.approx(first_found.served, abs=1e-5)
+        assert second_found.candidate == pytest.approx(first_found.candidate, abs=1e-3)
+        assert second_found.popularity == pytest.approx(first_found.popularity, abs=1e-12)
+
+
+ONLY_TEST = {"validation": 0.0, "test": 0.2}
+
+
+def dcg(ranks):
+    return sum(1 / np.log2(rank + 2) for rank in ranks if rank < 20)
+
+
+def test_all_items_that_both_know_are_ranked_for_users_that_both_know(refresh):
+    """NDCG of the checkpoints, written out; the items of the last days are new, so neither shown nor looked for."""
+    bpr = {"model": {"kind": "bpr", "embedding_dim": 4}, "evaluation": {"split": ONLY_TEST}}
+    size = {"num_users": 300, "num_rows": 9000}
+    first = refresh("first", 1, rows=size, **bpr)
+    second = refresh("second", 2, first, epochs=3, rows=size | {"first_item": 30, "num_users": 350}, **bpr)
+    comparison = comparison_of(second)
+    assert comparison is not None
+    found = comparison.differences[-1]
+    assert (found.metric, found.slice) == ("ndcg_20_full", "all")
+    data, before = PreparedData.open(second.data), PreparedData.open(first.data)
+    raw = {key.name: data.vocabulary(key.table).to_numpy() for key in data.keys[:2]}
+    known = {name: np.isin(raw[name], before.vocabulary(name).to_numpy()) for name in raw}
+    assert not known["item"].all()
+    assert not known["user"].all()
+    rows = pq.read_table(second.dataset.uri, columns=["user", "item"])
+    pairs = combine(id_keys(rows["user"].combine_chunks()), id_keys(rows["item"].combine_chunks()))
+    rows = rows.filter(pa.array(random_split(Split(**ONLY_TEST), pairs) == TRAIN))
+    users, items = (np.asarray(data.column("test", key)) - 2 for key in data.keys[:2])
+    took = np.asarray(data.labels("test")) == 1
+    counts = data.row_counts("item")[2:]
+
+    def scores_of(run, run_data):
+        model = stored_model(run.job, run_data, latest_valid(run.checkpoints))
+        names = ("user", "item")
+        own = {name: run_data.vocabulary(name).to_numpy() for name in names}
+        order = {name: np.argsort(own[name]) for name in names}
+        place = {
+            name: order[name][np.searchsorted(own[name], raw[name][known[name]], sorter=order[name])] + 2
+            for name in names
+        }
+        pairs = [part.reshape(-1) for part in np.meshgrid(place["user"], place["item"], indexing="ij")]
+        count = len(pairs[0])
+        features = KeyedJaggedTensor(
+            keys=[key.name for key in run_data.keys], values=torch.from_numpy(np.concatenate(pairs)),
+            lengths=torch.cat([torch.ones(2 * count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)]),
+        )  # fmt: skip
+        scores = np.full((len(known["user"]), len(known["item"])), -np.inf)
+        with torch.no_grad():
+            scores[np.ix_(known["user"], known["item"])] = model(features).numpy().reshape(len(place["user"]), -1)
+        return scores
+
+    popular = np.where(known["item"], counts, -np.inf)[None].repeat(len(known["user"]), axis=0)
+    means = []
+    for scores in (scores_of(first, before), scores_of(second, data), popular):
+        values = []
+        for user in np.unique(users[took]):
+            had = rows["item"].to_numpy()[rows["user"].to_numpy() == raw["user"][user]]
+            had = set(np.flatnonzero(np.isin(raw["item"], had)).tolist())
+            candidates = [item for item in np.flatnonzero(known["item"]) if item not in had and counts[item]]
+            relevant = sorted(set(items[took & (users == user)].tolist()) & set(candidates))
+            if not known["user"][user] or not had or not relevant:
+                continue
+            own = scores[user]
+            ranks = []
+            for place, item in enumerate(sorted(relevant, key=lambda one: -own[one])):
+                others = [one for one in candidates if one not in relevant]
+                above = sum(own[one] >= own[item] for one in others)
+                ranks.append(above + place)
+            values.append(dcg(ranks) / dcg(range(len(relevant))))
+        means.append(np.mean(values))
+    assert found.rows == len(values) >= 200
+    assert [found.served, found.candidate, found.popularity] == pytest.approx(means, abs=1e-6)
+    assert found.low < found.candidate - found.served < found.high
+
+
+@pytest.mark.parametrize("first_item", [0, 8])
+def test_sequence_models_are_compared_by_ndcg_among_the_items_that_both_know(refresh, small, first_item):
+    """Without new items it is the job's own metric; new ones are not shown."""
+    changes = {
+        "model": {"kind": "sasrec", "embedding_dim": 4, "length": 10},
+        "evaluation": {"split": {"kind": "per_user_last", "validation": 0.0}, "metrics": ["ndcg_20_full"]},
+    }
+    size = {"num_users": 1500, "num_rows": 22000}
+    first = refresh("first", 1, rows=size, **changes)
+    second = refresh("second", 2, first, rows=size | {"first_item": first_item}, **changes)
+    comparison = comparison_of(second)
+    assert comparison is not None
+    found = comparison.differences[-1]
+    assert found.metric == "ndcg_20_full"
+    own = small.metrics(second.directory, "test")[-1]["ndcg_20_full"]
+    data = PreparedData.open(second.data)
+    is_known = np.isin(data.vocabulary("item").to_numpy(), PreparedData.open(first.data).vocabulary("item").to_numpy())
+    is_known, counts = np.append([True, True], is_known), data.row_counts("item")
+    assert is_known.all() == (first_item == 0)
+    model = stored_model(second.job, data, latest_valid(second.checkpoints))
+    queries, candidates = [], model.catalogue(data).detach().numpy()
+    places = np.asarray(data.sequences.held["test"])
+    history, _ = data.sequences.history("test", places)
+    values, popular = [], []
+    for batch in data.eval_batches("test", 512):
+        with torch.no_grad():
+            queries.append(model.queries(model.embeddings(batch.features)).numpy())
+    scores = np.concatenate(queries) @ candidates.T
+    for number, target in enumerate(np.asarray(data.sequences.items)[places]):
+        seen = history.values[history.offsets[number] : history.offsets[number + 1]]
+        if not is_known[np.append(seen[-10:], target)].all():
+            continue
+        others = np.setdiff1d(np.flatnonzero(is_known)[2:], np.append(seen, target))
+        values.append(dcg([int((scores[number][others] >= scores[number][target]).sum())]))
+        popular.append(dcg([int((counts[others] >= counts[target]).sum())]))
+    assert found.rows == len(values)
+    assert found.candidate == pytest.approx(np.mean(values), abs=1e-6)
+    assert found.popularity == pytest.approx(np.mean(popular))
+    assert (found.candidate == pytest.approx(own, abs=1e-6)) == (first_item == 0)

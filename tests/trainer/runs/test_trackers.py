@@ -233,7 +233,7 @@ def test_points_and_parameters(make_run):
 
 @pytest.fixture(scope="module")
 def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of MLflow, by the command that EVENKEEL_TEST_MLFLOW names; MLflow is in no lock (docs/adr/0071)."""
+    """A server of MLflow, by the command that EVENKEEL_TEST_MLFLOW names; MLflow is in no lock (docs/adr/0038)."""
     command = os.environ.get("EVENKEEL_TEST_MLFLOW", "")
     if not command or shutil.which(command) is None:
         pytest.skip("no MLflow server: EVENKEEL_TEST_MLFLOW names no command mlflow")

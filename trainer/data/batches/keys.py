@@ -19,9 +19,9 @@ class Key:
     pooling: str
     weighted: bool = False
     of_item: bool = False
-    """Whether it is a feature of the item table."""
+    """True if it is a feature of the item table."""
     usual_ids: float | None = None
-    """How many ids an example has of a text, as far as one can say before it is read."""
+    """Expected number of ids of a text in an example, before the text is read."""
 
 
 def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:

@@ -68,21 +68,21 @@ class PreparedColumns:
     directory: Path
     tables: dict[str, TableInfo]
     keys: tuple[Key, ...]
-    """In the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
+    """Keys in the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
     those of :mod:`trainer.data.batches.sequence_batches`."""
     tasks: tuple[LabelTask, ...]
     """The dataset's labels, where there are several; () for one."""
     is_weighted: bool
-    """Whether rows have weights."""
+    """True if rows have weights."""
     sequence: dict[str, Any] | None
-    """How the batches of a sequence model are cut, None for other models."""
+    """Settings of a sequence model's batches, None for other models."""
     sampling: str
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
     unread: list[str]
     """Features of the dataset that a sequence model has no use for."""
     draws_negatives: bool
-    """Whether examples of label 0 are negatives that the preparation drew."""
+    """True if examples of label 0 are negatives that the preparation drew."""
     num_examples: dict[str, int]
     """By split: train, validation, test."""
     num_positives: dict[str, int]
@@ -93,16 +93,16 @@ class PreparedColumns:
     num_dense: int
     """Numeric features of the batches, in the order of the dataset."""
     num_item_numbers: int
-    """How many of them, the last ones, are of the item table."""
+    """Number of the last columns that are of the item table."""
     vectors: tuple[Vector, ...]
-    """Of the rows, then of the item table."""
+    """Vectors of the rows, then of the item table."""
     bad_rows: dict[str, int] | None
     """By reason, rows that were left out; None where none may be bad."""
     drift: list[dict[str, Any]] | None
-    """How the rows differ from those of the run that this one goes on from (trainer.data.prepare.drift); None without
+    """Drift of the rows from those of the run that this one goes on from (trainer.data.prepare.drift); None without
     one."""
     warnings: list[str]
-    """What the owner of the rows should know: joins and graphs that find few of their ids."""
+    """Messages for the owner of the rows: joins and graphs that find few of their ids."""
     row_figures: dict[str, float | None]
     """Figures of all rows (trainer.data.prepare.row_figures); empty where an earlier version prepared them."""
     dataset_fingerprint: str
@@ -201,7 +201,7 @@ class PreparedColumns:
         return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
 
     def example_counts(self, feature: str) -> npt.NDArray[np.int64]:
-        """Return how many rows of training have each row of its table in a feature; drawn negatives do not count."""
+        """Count a feature's training rows by row of its table; drawn negatives do not count."""
         key = next(key for key in self.keys if key.name == feature)
         if self.sequence is not None:
             # Its splits are sequences, and its table has items alone.
@@ -230,6 +230,11 @@ class PreparedColumns:
     def order(self) -> GlobalOrder:
         """Return the order of training rows; a new one for each reader, because it keeps the window it is in."""
         return GlobalOrder(self.num_examples["train"], self.seed)
+
+    @cached_property
+    def keeps_seen_items(self) -> bool:
+        """Whether :attr:`seen_items` are kept."""
+        return (self.directory / "seen.items.bin").exists()
 
     @cached_property
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
@@ -312,7 +317,7 @@ class PreparedColumns:
         return self.directory / NUMERIC_FILE if self.num_dense else None
 
     def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
-        """Return what the values of a list are multiplied with, beside those of :meth:`column`."""
+        """Return the factors of a list's values, beside those of :meth:`column`."""
         return map_array(weight_file(self.directory / split, key.name), VALUE)
 
     def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:

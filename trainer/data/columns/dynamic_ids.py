@@ -1,6 +1,6 @@
 """Map from rows of a table to raw ids, from one run of a warm-start chain to the next. Torch-free.
 
-A warm start takes new ids and gives up ids that have not occurred for too long (docs/adr/0010-growth.md): every id
+A warm start takes new ids and gives up ids that have not occurred for too long (docs/adr/0045): every id
 carries the number of the run whose training split last had it. Rows of ids that stay keep their order and close the
 gaps, so a table is never larger than the ids that it serves. An id that was given up leaves a tombstone, for as many
 runs as an id may stay unseen, so that publishers stop serving its last vector.

@@ -33,7 +33,7 @@ def mix(words: UInt64s) -> UInt64s:
 
 
 def unmix(words: UInt64s) -> UInt64s:
-    """Return what :func:`mix` made these words of."""
+    """Invert :func:`mix`."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(31)) ^ (words >> np.uint64(62))) * np.uint64(_UNMIX_2)
         words = (words ^ (words >> np.uint64(27)) ^ (words >> np.uint64(54))) * np.uint64(_UNMIX_1)

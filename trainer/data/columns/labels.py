@@ -61,7 +61,7 @@ def as_numbers_remedy(column: str, texts: Sequence[str]) -> str:
 
 
 def label_dtype(dataset: DatasetSpec) -> np.dtype[Any]:
-    """Return how labels are kept: uint8 where they are 0 or 1, float32 where they are values, or several."""
+    """Return the type of stored labels: uint8 for 0 and 1, float32 for values, or for several labels."""
     return LABEL if dataset.label is not None and dataset.label.value is None else VALUE
 
 
@@ -195,7 +195,7 @@ def several_labels_of(
 
 
 def present(chunk: Chunk, label: OneOfSeveral) -> npt.NDArray[np.bool_]:
-    """Return which rows have one of several labels.
+    """Flag the rows that have one of several labels.
 
     Raises:
         DataError: a mask is neither 0 nor 1.

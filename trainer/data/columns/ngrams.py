@@ -111,6 +111,6 @@ def _of_characters(words: pa.Array, bounds: tuple[int, int]) -> Jagged:
 
 
 def _starts(owners: Int64s, length: int) -> Int64s:
-    """Return where runs of ``length`` entries of one owner begin."""
+    """Return the starts of runs of ``length`` entries of one owner."""
     last = np.arange(length - 1, len(owners))
     return np.flatnonzero(owners[last] == owners[last - (length - 1)])

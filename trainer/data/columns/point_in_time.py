@@ -61,7 +61,7 @@ class PointInTime:
             self._compare(feature, chunk, rows, join.times[0][positions[there]], there)
 
     def state(self) -> dict[str, Any]:
-        """Return what was found so far, as JSON."""
+        """Return the findings so far, as JSON."""
         return {"num_late": self._num_late, "examples": self._examples}
 
     def take_over(self, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ Kind = Literal["int", "string"]
 
 
 def id_kind(type_: pa.DataType, where: str) -> Kind:
-    """Return whether ids of this column type are integers or strings.
+    """Return the kind of ids of a column type: integers or strings.
 
     Raises:
         DataError: the type is neither.
@@ -94,7 +94,7 @@ def _require_exact(array: pa.Array, where: str) -> None:
 
 
 def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return where values are neither null nor NaN."""
+    """Flag the values that are neither null nor NaN."""
     valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(array.type):
         return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))

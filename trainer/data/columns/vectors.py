@@ -70,7 +70,7 @@ def _planned(features: Mapping[str, Feature], of_item: bool) -> tuple[Vector, ..
 
 
 def given_columns(vectors: Sequence[Vector], of_item: bool | None = None) -> int:
-    """Return how many numbers vectors give as they are; of those of the rows (False), the item table (True), all."""
+    """Count the columns of unprojected vectors: of the rows (False), of the item table (True), of both (None)."""
     return sum(one.dim for one in vectors if not one.projected and of_item in (None, one.of_item))
 
 
@@ -86,7 +86,7 @@ def arranged(
 
 
 def columns_of(of_rows: Sequence[str], of_items: Sequence[str], vectors: Sequence[Vector]) -> dict[str, slice]:
-    """Return where a batch has numbers and vectors (:func:`arranged`), by the names of the features."""
+    """Return the columns of numbers and vectors in a batch (:func:`arranged`), by feature."""
     given = [one for one in vectors if not one.projected]
     widths = [
         *((name, 1) for name in of_rows),

@@ -71,7 +71,7 @@ def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
 
 
 def as_factors(weights: Jagged, pooling: str) -> npt.NDArray[np.float32]:
-    """Return what rows are multiplied with before they are pooled.
+    """Return the factors of rows before they are pooled.
 
     For a mean, which divides by their number, these are weights of mean 1. Lists whose weights are all 0 have no rows.
     """

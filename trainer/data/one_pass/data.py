@@ -48,7 +48,7 @@ from trainer.data.sources.topics.followed_topic import FollowedTopic
 from trainer.spec import DatasetSpec, Follow, JobSpec
 
 SEGMENTS_SUFFIX = ".segments.jsonl"
-"""Of the file beside a run's data, named like them, of the segments of a topic that were decided on."""
+"""Suffix of the file beside a run's data that records the segments of a topic."""
 UNKNOWN_STEPS = 1 << 62
 """Stands for the number of steps before the last row is read."""
 
@@ -82,7 +82,7 @@ class OnePassData(PreparedData):
     followed: Followed | None = None
     """The folder or topic that is followed, on rank 0 alone."""
     notes: queue.SimpleQueue[str]
-    """What the owner of the job should know of it."""
+    """Notes for the job's owner."""
     _pieces: PieceRows
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
@@ -134,7 +134,7 @@ class OnePassData(PreparedData):
         return FollowingReader(plan, self.keys, numeric, finder(followed, words, listeners), self._pieces)
 
     def begin(self, place: Place) -> None:
-        """Say where training goes on."""
+        """Set the position from which training goes on."""
         self.place = place
         counts = place.examples if place.is_end else (0, 0, 0)
         self.num_examples = dict(zip(SPLIT_NAMES, counts, strict=True))
@@ -154,7 +154,7 @@ class OnePassData(PreparedData):
         return {FILES: directory / FILES}
 
     def lag(self) -> dict[str, float | int]:
-        """Return how far training is behind what is followed, for events; on other ranks than 0 nothing."""
+        """Return the delay of training behind its source, for events; empty on other ranks than 0."""
         if self.followed is None:
             return {}
         bad = {"bad_rows": self.place.bad} if isinstance(self._pieces, TopicRows) else {}

@@ -17,7 +17,7 @@ from trainer.data.sources.locations import FilePath, as_it_is, located
 from trainer.data.sources.source import Chunk, Source, file_below
 
 UNSEEN_SECONDS = 120.0
-"""For so long a host may not see a file yet that rank 0 has found."""
+"""Longest delay until a host sees a file that rank 0 has found."""
 _REMEDY = "bring it back as it was, with its time of change, or start a new job"
 
 
@@ -81,7 +81,7 @@ class FolderRows:
 
 
 def _is_still(taken: Taken, path: FilePath) -> bool:
-    """Return whether a file is as it was when its reading began, by what is there now."""
+    """Return True if a file is as it was when its reading began, by what is there now."""
     try:
         return taken.is_still(as_it_is(path))
     except FileNotFoundError:

@@ -22,7 +22,7 @@ from trainer.data.sources.source import Chunk
 from trainer.spec import Follow
 
 FILES = "followed.json"
-"""In checkpoints: the files, or segments of a topic, that were read."""
+"""Checkpoint entry: the files, or segments of a topic, that were read."""
 _END = json.dumps(None)
 
 
@@ -70,7 +70,7 @@ class Words(Protocol):
 
 
 def finder(followed: Followed, words: Words | None = None, listeners: Iterable[int] = ()) -> Take:
-    """Return what finds pieces, and tells the ranks that listen which they are, until all of them have read it.
+    """Return a function that finds pieces, and tells the listening ranks of them until all have read them.
 
     A process takes its pieces once, in their order.
     """
@@ -101,7 +101,7 @@ def finder(followed: Followed, words: Words | None = None, listeners: Iterable[i
 
 
 def listener(words: Words, rank: int, uri: str, follow: Follow, of_json: Callable[[Any], Piece]) -> Take:
-    """Return what asks rank 0 which piece it is, and says what this rank has read."""
+    """Return a function that asks rank 0 for the next piece, and reports the one that this rank has read."""
 
     def take(number: int, stopped: threading.Event) -> Piece | None:
         while not words.check([_word(uri, number)]):

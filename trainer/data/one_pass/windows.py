@@ -189,7 +189,7 @@ class Held:
 def window_of(
     place: Place, held: Held, file: int, row: int, bad: tuple[int, int] = (0, 0)
 ) -> tuple[Place, list[Window]]:
-    """Return where the next window begins, and this one; ``bad``: those rows before it, and those of its block."""
+    """Return (the next window's position, this window); ``bad``: rows before it, and rows of its block."""
     sides = np.concatenate(held.sides)
     after = replace(_after(place, sides, file, row), bad=bad[0], bad_of_block=bad[1])
     return after, [Window(place, after, Rows.joined(held.rows), sides)]

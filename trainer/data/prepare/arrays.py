@@ -72,7 +72,7 @@ class Appender:
         self._file.close()
 
     def mapped(self) -> npt.NDArray[Any]:
-        """Return what was written, memory-mapped; after :meth:`close` or :meth:`flush`."""
+        """Return the written values, memory-mapped; after :meth:`close`."""
         return map_array(self.path, self.dtype)
 
 
@@ -95,7 +95,7 @@ class JaggedAppender:
         self.offsets.close()
 
     def mapped(self) -> Jagged:
-        """Return what was written, memory-mapped; after :meth:`close`."""
+        """Return the written values, memory-mapped; after :meth:`close`."""
         return map_jagged(self._stem, self.values.dtype)
 
 

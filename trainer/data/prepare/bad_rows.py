@@ -111,7 +111,7 @@ class BadRows:
         return f"{self.num_bad:,} of {self.num_rows:,} rows ({share:.2%}) are bad" + (f": {counts}" if counts else "")
 
     def state(self) -> dict[str, Any]:
-        """Return what was found so far, as JSON, once the rows are on disk."""
+        """Return the findings so far, as JSON, once the rows are on disk."""
         self._close_file()
         return {
             "num_rows": self.num_rows,
@@ -281,7 +281,7 @@ def _label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator
 
 
 def _present_label_problems(chunk: Chunk, label: OneOfSeveral, least: float | None) -> Iterator[tuple[str, str, Mask]]:
-    """Yield what is bad of one of several labels, where it is there, and of its mask."""
+    """Yield the problems of one of several labels, where it is present, and of its mask."""
     column = label.source_column
     assert column is not None
     there = is_there(chunk.column(column))
@@ -300,12 +300,12 @@ def _value(array: pa.Array, position: int) -> Any:
 
 
 def _there(chunk: Chunk, column: str) -> Mask:
-    """Return where values are neither null nor NaN."""
+    """Flag the values that are neither null nor NaN."""
     return is_there(chunk.column(column))
 
 
 def _are_lists_of_ids(array: pa.Array) -> Mask:
-    """Return where lists have ids alone, as :func:`_are_ids` says."""
+    """Flag the lists that hold ids alone, as :func:`_are_ids` defines them."""
     elements, parents, unreadable = values.raw_lists(array)
     mask = ~unreadable
     mask[parents[~_are_ids(elements)]] = False
@@ -313,7 +313,7 @@ def _are_lists_of_ids(array: pa.Array) -> Mask:
 
 
 def _are_ids(array: pa.Array) -> Mask:
-    """Return where :func:`~trainer.data.columns.values.as_ids` reads values as integers, or as missing."""
+    """Flag values that :func:`~trainer.data.columns.values.as_ids` reads as integers, or as missing."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(array.type):
         numbers = array.to_numpy(zero_copy_only=False)

@@ -69,7 +69,7 @@ class Catalogue:
         return places
 
     def is_known(self) -> npt.NDArray[np.bool_]:
-        """Return which items training says something of, [items]: of the id itself, an id of a feature, or vectors.
+        """Flag the items that training knows, [items]: by the id itself, an id of a feature, or vectors.
 
         Of a vector that is zeros, as a missing one is, it says nothing.
         """
@@ -104,7 +104,7 @@ class Catalogue:
 def open_catalogue(
     directory: Path, is_list: Mapping[str, bool], num_numbers: int, num_in_table: int, dims: Mapping[str, int]
 ) -> Catalogue:
-    """Return what :meth:`Catalogue.write` wrote, memory-mapped.
+    """Open the files of :meth:`Catalogue.write`, memory-mapped.
 
     ``is_list``: by feature of the item table; ``dims``: by vector of it.
     """

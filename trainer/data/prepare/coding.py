@@ -112,7 +112,7 @@ class CodedColumn:
     ):
         self.weights = parts.appender(f"{name}.weights", VALUE) if use.weights else None
         self.chunks = chunks or []
-        """Of each chunk: the run of its ids, where their places begin, how many ids, how many rows or values."""
+        """Per chunk: its run of ids, the start of their positions, the number of ids, the number of rows or values."""
         self._table = table
         self._lists = parts.jagged(name, CODE) if use.is_list else None
         self._codes: Appender = self._lists.values if self._lists is not None else parts.appender(name, CODE)

@@ -80,7 +80,7 @@ def profile_of(
     labels: Sequence[LabelFigures],
     workers: Workers,
 ) -> dict[str, Any]:
-    """Return what runs are compared by.
+    """Return the profile of the rows that runs are compared by.
 
     These are the types of the columns that are read and the names of all, the days of the window, the number of rows,
     the mean label (with several labels that of the first, and those of all) and the shares of missing ids of the

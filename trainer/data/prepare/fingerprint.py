@@ -40,7 +40,7 @@ class WarmStart:
 
 
 def sampling_of(job: JobSpec) -> dict[str, Any]:
-    """Return how negatives are drawn anew in each epoch."""
+    """Return the settings of negatives that are drawn anew in each epoch."""
     model = job.model
     if not isinstance(model, DrawingSpec):
         return {"distribution": "uniform", "power": 0.75}
@@ -48,7 +48,7 @@ def sampling_of(job: JobSpec) -> dict[str, Any]:
 
 
 def sequence_settings(job: JobSpec) -> dict[str, Any]:
-    """Return what batches of sequences are cut by; ``history``: the number of items that an evaluation reads."""
+    """Return the settings of sequence batches; ``history``: the number of items that an evaluation reads."""
     model = job.model
     assert isinstance(model, SequenceSpec)
     return {
@@ -62,7 +62,7 @@ def sequence_settings(job: JobSpec) -> dict[str, Any]:
 
 
 def dataset_fingerprint(plan: DataPlan) -> str:
-    """Return what identifies the rows, for lineage.
+    """Return the fingerprint of the rows, for lineage.
 
     It is the sha256 of the dataset spec without its place, the window, and of each file its size and its first and last
     64 KiB (a Parquet file's footer: schema, counts, statistics).
@@ -78,12 +78,12 @@ def dataset_fingerprint(plan: DataPlan) -> str:
 
 
 def files_of(plan: DataPlan) -> Files:
-    """Return what identifies the files that are read: of each source its paths, sizes and times of change."""
+    """Return the identity of the files to read: of each source its paths, sizes and times of change."""
     return [source.fingerprint_files() for source in plan.sources]
 
 
 def stayed(plan: DataPlan, files: Files, began_ns: int) -> bool:
-    """Return whether the files that a preparation has read are still what their fingerprint says.
+    """Return True if the files that a preparation has read are still what their fingerprint says.
 
     Args:
         plan: of the preparation.
@@ -100,7 +100,7 @@ def stayed(plan: DataPlan, files: Files, began_ns: int) -> bool:
 
 
 def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
-    """Return what identifies the data that are prepared by a plan from files (:func:`files_of`)."""
+    """Return the fingerprint of data prepared by a plan from files (:func:`files_of`)."""
     digests = {table: _digest(ids) for table, ids in sorted(base.vocabulary.items())}
     job = plan.job
     relevant = [job.model.draws_partner, job.evaluation.split.model_dump(mode="json"), job.seed, job.batch_size]

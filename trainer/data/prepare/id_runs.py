@@ -16,7 +16,7 @@ from trainer.data.prepare.arrays import CODE
 from trainer.data.prepare.kept_parts import KeptParts
 
 _SAMPLES = 8
-"""Of each run for each range: ranges then differ by a small part in their number of ids."""
+"""Samples of each run for each range: ranges then differ by a small part in their number of ids."""
 
 
 class IdFile:

@@ -43,7 +43,7 @@ class KeptParts:
     def __init__(self, folder: Path, fingerprint: str):
         self.folder = folder
         self.state: dict[str, Any] | None = None
-        """What was handed to :meth:`save` last, by this process or by one before it."""
+        """State of the last :meth:`save`, by this process or by one before it."""
         self._fingerprint = fingerprint
         self._appenders: list[Appender] = []
         self._lengths: dict[str, int] = {}
@@ -133,7 +133,7 @@ def write_checksum(path: Path, place: Path) -> None:
 
 
 def _is_as_summed(path: Path) -> bool:
-    """Return whether a file is what :func:`write_checksum` has seen."""
+    """Return True if a file is what :func:`write_checksum` has seen."""
     try:
         told = Path(f"{path}{_SUM}").read_bytes()
     except OSError:

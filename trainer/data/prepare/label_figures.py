@@ -28,7 +28,7 @@ class LabelFigures:
             self.low, self.high = min(self.low, float(labels.min())), max(self.high, float(labels.max()))
 
     def state(self) -> dict[str, Any]:
-        """Return what was counted, as JSON."""
+        """Return the counts, as JSON."""
         there = {"low": float(self.low), "high": float(self.high)} if self.count else {}
         return {"count": self.count, "num_positives": self.num_positives, "sum": self.sum} | there
 

@@ -178,7 +178,7 @@ def _converted(plan: DataPlan, base: Mapping[str, IdMap]) -> list[str]:
 
 
 def _files_of(directory: Path) -> dict[str, Path]:
-    """Return what was prepared, by the paths below the directory; beside it lie the bad rows."""
+    """Return the prepared files by their paths below the directory; bad rows lie beside it."""
     found = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     if json.loads((directory / MANIFEST).read_text("utf-8"))["bad_rows"]:
         found[BAD_ROWS] = directory.parent / BAD_ROWS
@@ -407,7 +407,7 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
 
 
 def _items(plan: DataPlan, catalogue: Catalogue | None) -> dict[str, Any]:
-    """Return what the manifest says of the item table, where there is one."""
+    """Return the manifest's entry of the item table, where there is one."""
     if catalogue is None:
         return {}
     return {"items": {"num_in_table": catalogue.num_in_table, "num_numbers": len(plan.item_numeric)}}
@@ -434,7 +434,7 @@ def _write_tables(
 def _quarantine(
     plan: DataPlan, directory: Path, work: Path, parts: KeptParts, fence: Callable[[], None]
 ) -> Iterator[BadRows | None]:
-    """Yield what takes bad rows, where some may be.
+    """Yield the bad-row writer, or None if bad rows are errors.
 
     Its file appears beside ``directory``, also where the bad rows are too many.
     """

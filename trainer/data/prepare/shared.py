@@ -49,7 +49,7 @@ class SharedPreparedData:
         self._cache = HostCache(folder, limit_bytes, keeps_used=False)
 
     def key_of(self, fingerprint: str, settings: dict[str, Any]) -> str:
-        """Return what prepared data are known by.
+        """Return the key of prepared data.
 
         It is their fingerprint and all that the specs say in a manifest, for one owner and one release of this code.
         """
@@ -119,7 +119,7 @@ class SharedPreparedData:
         return self._cache.clear()
 
     def _is_too_large(self, key: str) -> bool:
-        """Return whether it is known that there is no room for ``key``, so that nobody need wait for it."""
+        """Return True if it is known that there is no room for ``key``, so that nobody need wait for it."""
         try:
             return (self.folder / f"{key}.json").read_text("utf-8").strip() == "null"
         except OSError:
@@ -166,7 +166,7 @@ def _require_links(folder: Path, to: Path) -> None:
 
 
 def shared_on_host(owner: str, directory: Path, log: Callable[[str], Any]) -> SharedPreparedData | None:
-    """Return what this host shares, in the cache that the environment names.
+    """Return this host's shared prepared data, in the cache that the environment names.
 
     Args:
         owner: whose runs share it.

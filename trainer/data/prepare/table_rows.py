@@ -49,7 +49,7 @@ def finish_tables(
 
 
 def occurrences(plan: DataPlan, table: str, train: Path, num_ids: int) -> npt.NDArray[np.int64]:
-    """Return how often each code occurs in a training split, [num_ids + 1]; entry 0 counts the missing."""
+    """Count each code in a training split, [num_ids + 1]; entry 0 counts the missing."""
     files = code_files(plan, train)
     counts = np.zeros(num_ids + 1, dtype=np.int64)
     for feature in plan.trained:

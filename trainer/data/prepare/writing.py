@@ -53,7 +53,7 @@ class SplitWriter:
         self.num_examples = 0
         self.label_figures = tuple(LabelFigures(task.name) for task in plan.tasks) or (LabelFigures(),)
         self.weight = 0.0
-        """Of all its rows, where rows have weights."""
+        """Sum of the weights of all its rows, where rows have weights."""
         self._labels = Appender(directory / LABELS, label_dtype(plan.dataset))
         self._row_weights = Appender(directory / ROW_WEIGHTS, VALUE) if plan.dataset.weight is not None else None
         self._users = Appender(directory / USER_CODES, CODE) if plan.keeps_users else None

@@ -84,7 +84,7 @@ def _fetch(file: RemoteFile, path: Path) -> None:
 
 
 def _checked(file: RemoteFile, path: Path) -> str:
-    """Return what to tell of a file: its checksum, and whether there is one to compare with.
+    """Describe a file's checksum, and whether there is one to compare with.
 
     Raises:
         DataError: it is not there, or is not the publisher's.

@@ -27,7 +27,7 @@ from trainer.spec import Follow
 COLUMNS_FILE = "columns.parquet"
 """Beside what a run keeps of its data: no row, and the columns of the first file that was there."""
 UNREADABLE_SECONDS = 60.0
-"""For so long nobody is told of a file that is there and cannot be opened: it is being written."""
+"""Time for which an unreadable file is taken for one that is being written, without a warning."""
 _NAMED = 5
 
 
@@ -57,7 +57,7 @@ class Taken:
         return tuple(self.name.split("/"))
 
     def is_still(self, path: FilePath) -> bool:
-        """Return whether the file at ``path`` is as it was when its reading began; not, if it is gone."""
+        """Return True if the file at ``path`` is as it was when its reading began; not, if it is gone."""
         return is_still(path, self.size, self.changed_ns)
 
 
@@ -158,7 +158,7 @@ class FollowedFolder:
         }  # fmt: skip
 
     def lag(self, number: int) -> Lag:
-        """Return how far behind a reader is that is at the file of this number."""
+        """Return the delay of a reader that is at the file of this number."""
         with self._lock:
             if time.monotonic() - self._listed_at > self.follow.poll_seconds:
                 self._list()
@@ -226,7 +226,7 @@ class FollowedFolder:
             self._note(f"changed after its reading began, and is not read again: {_words(changed)}")
 
     def _is_whole(self, parts: tuple[str, ...], is_marked: bool) -> bool:
-        """Return whether a file can be opened.
+        """Return True if a file can be opened.
 
         Raises:
             DataError: it cannot, and the marker says that nobody writes it any more.

@@ -55,7 +55,7 @@ _NUMBER_WITH_COMMA = r"^\s*[-+]?\d[\d.]*(,\d{3})*,\d+(\.\d+)?\s*$"
 _CODES = r"^\s*[^\s,;]*\d[^\s,;]*([\s,;]+[^\s,;]*\d[^\s,;]*)+\s*$|^[^,;]+([,;][^,;]+)+$"
 """Pattern of codes with blanks between them, and of words with commas: lists of ids, or ids."""
 _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
-"""From so many words on average, and so many distinct values, strings are texts and no names of categories."""
+"""Fewest mean words and distinct values of strings that are texts, not names of categories."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ class _Column:
     whole: bool = False
     mean_length: float = 0.0
     mean_words: float = 0.0
-    """Of distinct values."""
+    """Mean number of words of its distinct values."""
     dim: int = 0
-    """Of lists of numbers that are all of one length."""
+    """Length of its lists of numbers if all have one length."""
     is_dates: bool = False
     text_lists: str = ""
-    """What its texts are where they may be lists: ``lists``, ``unclear``, ``numbers`` with commas, ``unreadable``."""
+    """Form of texts that may be lists: ``lists``, ``unclear``, ``numbers`` with commas, ``unreadable``."""
     pair: tuple[str, ...] = ()
     """Its texts, where there are two."""
     example: str = ""
@@ -251,7 +251,7 @@ def _named_labels(columns: dict[str, _Column]) -> list[_Column]:
 
 
 def _is_no_label(column: _Column) -> bool:
-    """Return whether a column is named like a label and is none: what it says is not known when a model is asked."""
+    """Return True if a column is named like a label and is none: what it says is not known when a model is asked."""
     is_partial = column.whole and (column.low, column.high) == (0.0, 1.0) and column.nulls > 0
     is_answer = is_partial or (column.distinct == 2 and (column.whole or positive_of(column.pair) is not None))
     named = _LABEL_NAMES.match(column.plain_name) or (is_answer and _ACTION_NAMES.search(column.plain_name))
@@ -260,7 +260,7 @@ def _is_no_label(column: _Column) -> bool:
 
 
 def _as_label(column: _Column) -> str:
-    """Return how a column that is no label may be one."""
+    """Return the remedy that makes a column a label."""
     if column.low is None and _RATING_NAMES.match(column.plain_name):
         return f"it holds text; where that is numbers a rule reads them: label: {{rule: '{column.name} >= 4'}}"
     if column.low is None:
@@ -275,7 +275,7 @@ def _as_label(column: _Column) -> str:
 
 
 def _as_time(column: _Column) -> str:
-    """Return how a column that orders no rows may order them."""
+    """Return the remedy that makes a column the order of rows."""
     if column.nulls:
         return "some rows have none, and rows are ordered by what all have; fill it in, or leave those rows out"
     return "it holds no times that can be read; write ISO 8601, with a zone in every value or in none, or numbers"
@@ -293,7 +293,7 @@ def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[s
 
 
 def _unreadable(column: _Column) -> str:
-    """Return why no feature can read a column, where its type or its range says so."""
+    """Return the reason why no feature can read a column, if its type or range is one."""
     if column.beyond_ids:
         is_float = pa.types.is_floating(column.type)
         what = "integers as floats, which hold not every one of that size" if is_float else "integers of 2^63 and more"
@@ -343,14 +343,14 @@ def _feature_type(column: _Column) -> str | None:
 
 
 def _is_number(column: _Column) -> bool:
-    """Return whether a column holds numbers that are no ids, such as a price."""
+    """Return True if a column holds numbers that are no ids, such as a price."""
     is_named = any(p.match(column.plain_name) for p in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES))
     is_number = _is_fraction(column.type) or (pa.types.is_floating(column.type) and not column.whole)
     return is_number and column.distinct > 1 and not is_named
 
 
 def _is_fraction(type_: pa.DataType) -> bool:
-    """Return whether a type is of decimals with digits behind the point; without any they are integers."""
+    """Return True if a type is of decimals with digits behind the point; without any they are integers."""
     return bool(pa.types.is_decimal(type_)) and type_.scale != 0
 
 
@@ -359,7 +359,7 @@ def _is_vector(column: _Column) -> bool:
 
 
 def _is_text(column: _Column) -> bool:
-    """Return whether strings are sentences or titles: long ones of several words, or many different ones."""
+    """Return True if strings are sentences or titles: long ones of several words, or many different ones."""
     if column.mean_words < _TEXT_WORDS:
         return False
     return column.mean_length > _MEAN_TEXT_LENGTH or column.distinct >= _TEXT_VALUES
@@ -491,7 +491,7 @@ def _dim(lists: pa.Array, num_others: int) -> int:
 
 
 def _beyond_ids(type_: pa.DataType, column: pa.ChunkedArray, bounds: tuple[float, float]) -> bool:
-    """Return whether a whole number of the column is none of those that ids are, or no exact one."""
+    """Return True if a whole number of the column is none of those that ids are, or no exact one."""
     if pa.types.is_floating(type_):
         return max(map(abs, bounds)) >= values.exact_below(type_)
     if pa.types.is_uint64(type_) or pa.types.is_decimal(type_):
@@ -508,7 +508,7 @@ def _common_length(column: pa.ChunkedArray) -> int:
 
 
 def _mean_words(column: pa.ChunkedArray) -> float:
-    """Return how many words distinct strings have on average, split at white space."""
+    """Return the mean number of words of distinct strings, split at white space."""
     words = pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.unique(column).drop_null())))
     return pc.mean(words).as_py() or 0.0
 

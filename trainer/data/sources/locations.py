@@ -75,7 +75,7 @@ def beside(uri: str, dataset_uri: str) -> str:
 
 
 def opened(path: FilePath) -> Any:
-    """Return what Arrow's readers take: a local path itself, an object as a file that reads the ranges asked for."""
+    """Open a path for Arrow's readers: a local path is returned, an object becomes a file that reads ranges."""
     if isinstance(path, Path):
         return path
     with reaching(str(path)):
@@ -155,7 +155,7 @@ def as_it_is(path: FilePath) -> FilePath:
 
 
 def is_still(path: FilePath, size: int, changed_ns: int) -> bool:
-    """Return whether a file has the size and the time of change that it had; not, if it is gone."""
+    """Return True if a file has the size and the time of change that it had; not, if it is gone."""
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -166,7 +166,7 @@ def is_still(path: FilePath, size: int, changed_ns: int) -> bool:
 
 
 def anything_at(uri: str) -> bool:
-    """Return whether an object storage has something at or below a URI of OBJECTS.
+    """Return True if an object storage has something at or below a URI of OBJECTS.
 
     Raises:
         DataError: the storage does not answer, or refuses.

@@ -49,7 +49,7 @@ class SourceFile:
     path: FilePath
     partitions: tuple[tuple[str, str], ...] = ()
     parts: tuple[str, ...] = ()
-    """Of its path below the dataset's uri, empty where that is the file itself."""
+    """Parts of its path below the dataset's uri, empty where that is the file itself."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Source:
         self.reader.infer_types(stored)
 
     def problems(self, columns: Sequence[str]) -> dict[str, DataError]:
-        """Return what is wrong with each of the columns where not every file has it, once and in one type.
+        """Return the problem of each column that not every file has, once and in one type.
 
         Reads no rows; that of text is found by reading.
         """
@@ -350,9 +350,9 @@ class _Found:
     files: tuple[SourceFile, ...]
     reader: Callable[[Sequence[FilePath]], Reader]
     version: str = ""
-    """Of a table."""
+    """Version of the table."""
     partition_types: Mapping[str, pa.DataType] = field(default_factory=dict)
-    """Of a table."""
+    """Types of the table's partition columns."""
     others: tuple[str, ...] = ()
     """Names of the files of a folder whose endings are of no format."""
 
@@ -449,5 +449,5 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a folder's value is written in digits, and fits int64."""
+    """Return True if a folder's value is written in digits, and fits int64."""
     return text.isascii() and text.isdigit() and len(text.lstrip("0")) <= 19 and int(text) < 2**63

@@ -48,7 +48,7 @@ def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
 
 def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
-    """Return whether values of both have the meaning of either, or are found to have none row by row.
+    """Return True if values of both have the meaning of either, or are found to have none row by row.
 
     These are text beside numbers or times, and single values beside lists of them.
     """
@@ -86,7 +86,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Return whether each value is a list."""
+    """Return True if each value is a list."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 

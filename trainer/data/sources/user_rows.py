@@ -19,7 +19,7 @@ from trainer.spec import DatasetSpec, Label
 
 
 def are_events(source: Source, dataset: DatasetSpec) -> bool:
-    """Return whether rows are single events, as training reads them: an item (no list), a user and a time."""
+    """Return True if rows are single events, as training reads them: an item (no list), a user and a time."""
     there, columns = source.column_names(), _columns(dataset)
     if any(name not in there for name in columns):
         return False

@@ -70,7 +70,7 @@ def _positions(lengths: Tensor, total: int) -> Tensor:
 
 
 def _end_of_group(lengths: Tensor) -> int:
-    """Return how many of the longest of these descending lengths belong together."""
+    """Return the size of the first group of these descending lengths."""
     longest, count = int(lengths[0]), len(lengths)
     long = int((lengths > longest // 2).sum())
     saved = (count - long) * (longest - int(lengths[long])) if long < count else 0

@@ -1,1 +1,1 @@
-"""Hands the curves of a run on to trackers, from its events, in a process of its own (docs/adr/0071). Torch-free."""
+"""Hands the curves of a run on to trackers, from its events, in a process of its own (docs/adr/0038). Torch-free."""

@@ -33,7 +33,7 @@ def _points(prefix: str, fields: Mapping[str, Any], step: int, event: Mapping[st
 
 
 def tags_of(event: Mapping[str, Any]) -> dict[str, str]:
-    """Return what an event says of the run as a whole: what came of its publication, and why it failed."""
+    """Return an event's tags of the whole run: the outcome of its publication, and the reason for its failure."""
     if event["type"] == "publication":
         told = {name: event.get(name) for name in ("status", "collection", "version")}
         return {f"publication.{name}": str(value) for name, value in told.items() if value is not None}

@@ -105,7 +105,7 @@ def _labels(run: Run) -> list[dict[str, str]]:
 
 
 def _credentials() -> dict[str, Any]:
-    """Return what MLflow's own variables say of who asks, as options of httpx."""
+    """Return the credentials of MLflow's own variables, as options of httpx."""
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN", ""), os.environ.get("MLFLOW_TRACKING_USERNAME", "")
     if token:
         return {"headers": {"Authorization": f"Bearer {token}"}}

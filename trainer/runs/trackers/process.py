@@ -12,9 +12,9 @@ from pathlib import Path
 from trainer.runs.directory import Run
 
 LAST_WORDS_SECONDS = 10.0
-"""How long a run that has ended waits for its trackers."""
+"""Longest wait of an ended run for its trackers."""
 _START_SECONDS = 20.0
-"""What the process may take beyond that, to start and to leave, before it is killed."""
+"""Further time for the process to start and exit, before it is killed."""
 
 
 @contextlib.contextmanager

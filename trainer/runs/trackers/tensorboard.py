@@ -75,7 +75,7 @@ class TensorBoardTracker:
 
 
 def folder_of(run: Run) -> Path:
-    """Return where the event files of a run lie."""
+    """Return the folder of a run's event files."""
     below = os.environ.get(FOLDER_VARIABLE, "").strip()
     return Path(below, run.job.name, run.run_id) if below else run.directory / "tensorboard"
 

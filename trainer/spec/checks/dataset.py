@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def dataset_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of a dataset contradicts itself, or is not available yet."""
+    """Yield contradictions within a dataset, and settings that are not available yet."""
     yield from label_problems(spec)
     yield from _dense_problems(spec)
     yield from _reference_problems(spec)
@@ -28,7 +28,7 @@ def dataset_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of the item table does not fit the features of the rows."""
+    """Yield conflicts between the item table and the features of the rows."""
     items = spec.items
     if items is None:
         return
@@ -59,7 +59,7 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield where ids are meant and a feature is numeric."""
+    """Yield numeric features where ids are meant."""
     dense = {name: feature.type for name, feature in spec.features.items() if not feature.has_ids}
     if len(dense) == len(spec.features):
         kinds = " or ".join(f"{kind}s" if kind == "vector" else kind for kind in dict.fromkeys(dense.values()))
@@ -151,7 +151,7 @@ def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _topic_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what is wrong with a topic and what is said of its messages."""
+    """Yield problems of a topic and of its message settings."""
     if not is_topic(spec.uri):
         if spec.messages is not None:
             yield FieldProblem("messages", "it is of topics", "leave it out, or set uri: kafka://HOST:PORT/TOPIC")

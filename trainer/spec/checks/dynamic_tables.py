@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def dynamic_table_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of the job has no meaning, or is not available yet, with dynamic tables."""
+    """Yield settings of the job that mean nothing, or are not available yet, with dynamic tables."""
     dynamic = [name for name, table in spec.tables.items() if table.capacity is not None]
     if not dynamic:
         return

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def ranks_catalogue(job: JobSpec) -> bool:
-    """Return whether the job asks for metrics of all items ranked for each user."""
+    """Return True if the job asks for metrics of all items ranked for each user."""
     return job.model.ranks_all_items and any(ranking_parts(name) is not None for name in job.evaluation.metrics)
 
 
 def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``model.loss`` and ``evaluation`` the job's model does not support, whatever the dataset."""
+    """Yield settings of ``model.loss`` and ``evaluation`` that the job's model does not support."""
     kind, loss = spec.model.kind, spec.model.loss
     losses = spec.model.losses
     if loss not in losses and loss != "bce":
@@ -58,7 +58,7 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _training_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what prevents training rows from being evaluated like held-out rows."""
+    """Yield obstacles to evaluating training rows like held-out rows."""
     if not spec.evaluation.training:
         return
     if spec.model.reads_sequences or not LOSSES[loss_of(spec)].of_labels:
@@ -99,7 +99,7 @@ def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of the loss and ``evaluation`` does not fit the dataset."""
+    """Yield conflicts of the loss and ``evaluation`` with the dataset."""
     tasks = label_tasks(dataset)
     metrics = metrics_of_job(job, tasks)
     yield from label_fit_problems(job, dataset)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def label_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of a dataset's label or labels contradicts itself."""
+    """Yield contradictions within a dataset's label or labels."""
     if spec.label is not None and spec.labels:
         yield FieldProblem("labels", "there is a label beside them", "leave one of the two out")
     elif spec.label is None and not spec.labels:
@@ -52,7 +52,7 @@ def _one_of_several_problems(field: str, label: OneOfSeveral, task: LabelTask) -
 
 
 def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield where a job does not fit the number of its dataset's labels, or the weights of its rows."""
+    """Yield conflicts of a job with the number of its dataset's labels, or with the weights of its rows."""
     tasks, kind = label_tasks(dataset), job.model.kind
     if tasks and not job.model.reads_labels:
         yield FieldProblem(
@@ -95,7 +95,7 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
 
 
 def _stopping_problems(job: JobSpec, dataset: DatasetSpec, labels: list[str]) -> Iterator[FieldProblem]:
-    """Yield why early stopping cannot watch the figure that it names, which an epoch would else have to end to tell."""
+    """Yield reasons why early stopping cannot watch its figure; an epoch would have to end to find them."""
     stopping, field = job.regularizers.early_stopping, "regularizers.early_stopping.metric"
     numbers, of_rankings = measured_numbers(job, dataset), dataset.has_positives_alone and not job.model.reads_sequences
     named = "one of rankings, such as recall_20_full," if of_rankings else "one"

@@ -22,7 +22,7 @@ _LEAVE_OUT = "or leave dataset.one_pass out"
 
 
 def one_pass_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of the job needs all rows before its first step."""
+    """Yield settings of the job that need all rows before its first step."""
     yield from _without_one_pass(spec)
     if not spec.dataset.one_pass:
         return
@@ -61,7 +61,7 @@ def one_pass_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _without_one_pass(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what only a job of one pass can do."""
+    """Yield settings that only a job of one pass supports."""
     publish = spec.publish
     asked = {
         "dataset.follow": spec.dataset.follow,
@@ -79,7 +79,7 @@ def _without_one_pass(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _follow_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what has no meaning for rows without an end."""
+    """Yield settings that mean nothing for rows without an end."""
     if spec.dataset.follow is None:
         return
     split = spec.evaluation.split
@@ -126,7 +126,7 @@ def one_pass_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldP
 
 
 def _topic_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``dataset.follow`` is not of what is followed."""
+    """Yield settings of ``dataset.follow`` that do not fit the followed source."""
     follow, of_topic = job.dataset.follow, is_topic(dataset.uri)
     if of_topic and (follow is None or not job.dataset.one_pass):
         yield FieldProblem(

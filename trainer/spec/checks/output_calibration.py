@@ -21,7 +21,7 @@ _FIELD = "output_calibration"
 
 
 def output_calibration_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield why a job's outputs cannot be calibrated, whatever the dataset."""
+    """Yield reasons why a job's outputs cannot be calibrated, whatever the dataset."""
     kind, model = spec.output_calibration, spec.model
     if kind == "none":
         return
@@ -45,7 +45,7 @@ def output_calibration_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def output_calibration_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield why outputs cannot be calibrated where a dataset has several labels."""
+    """Yield reasons why outputs cannot be calibrated for a dataset of several labels."""
     tasks = label_tasks(dataset)
     if job.output_calibration != "none" and tasks and not any(LOSSES[task.loss].is_logit for task in tasks):
         yield FieldProblem(

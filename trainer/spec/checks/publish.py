@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``publish`` the job's model, optimizer, start or regularizers have no use for."""
+    """Yield settings of ``publish`` that the job's model, optimizer, start or regularizers cannot use."""
     target = None if spec.publish is None else spec.publish.collection
     if spec.init_from is not None and spec.init_from.held == "go_on" and spec.init_from.collection != target:
         yield FieldProblem(
@@ -76,7 +76,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
-    """Yield what of the views cannot be made of vectors of ``dim``: publication would find it after the training."""
+    """Yield views that vectors of ``dim`` do not allow: publication would find them after the training."""
     names = [view.name for view in views]
     for number, view in enumerate(views):
         where = f"publish.views.{number}"
@@ -91,7 +91,7 @@ def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
 
 
 def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``publish`` does not fit the dataset."""
+    """Yield conflicts of ``publish`` with the dataset."""
     if job.publish is None or job.publish.feature not in dataset.features:
         return
     items = job.publish.feature

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``regularizers`` the job's model, optimizer or kernel has no use for."""
+    """Yield ``regularizers`` that the job's model, optimizer or kernel cannot use."""
     yield from _dropout_problems(spec)
     yield from _method_problems(spec)
     regularizers, kind, sequence = spec.regularizers, spec.model.kind, spec.model.reads_sequences
@@ -65,7 +65,7 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``regularizers`` does not fit the dataset."""
+    """Yield conflicts of ``regularizers`` with the dataset."""
     laplacian = job.regularizers.laplacian
     if laplacian is None:
         return
@@ -100,17 +100,17 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fie
 
 
 def has_validation(spec: JobSpec) -> bool:
-    """Return whether there is a validation split to evaluate while training."""
+    """Return True if there is a validation split to evaluate while training."""
     return spec.evaluation.split.validation > 0
 
 
 def has_hidden_layers(spec: JobSpec) -> bool:
-    """Return whether the job's model has a tower with at least one hidden layer."""
+    """Return True if the job's model has a tower with at least one hidden layer."""
     return spec.model.num_hidden > 0
 
 
 def dropout_layers(spec: JobSpec) -> str:
-    """Return where dropout is applied: ``hidden``, ``embeddings`` or ``both``."""
+    """Return the layers with dropout: ``hidden``, ``embeddings`` or ``both``."""
     return spec.regularizers.dropout_layers or ("hidden" if has_hidden_layers(spec) else "embeddings")
 
 

@@ -82,7 +82,7 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
 
 
 def _together_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
-    """Yield why settings of the row optimizer that it has do not go together, where they do not."""
+    """Yield combinations of the row optimizer's settings that are not supported."""
     try:
         # What is made of another alpha, and how long an epoch is, is known with the rows.
         row_optimizer(optimizer, alpha=optimizer.alpha if isinstance(optimizer.alpha, float) else 1.0, epoch_steps=1)
@@ -91,7 +91,7 @@ def _together_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
 
 
 def sharding_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``sharding`` fewer workers, or the row optimizer where columns are split, cannot work with."""
+    """Yield conflicts of ``sharding`` with the number of workers, and of split columns with the row optimizer."""
     resources = spec.resources
     for table, sharding in spec.sharding.items():
         if SHARDINGS[sharding].needs_equal_hosts and resources.least_workers < resources.num_workers:
@@ -113,7 +113,7 @@ def sharding_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def sse_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what of ``sse`` has no meaning, whatever the dataset."""
+    """Yield settings of ``sse`` that mean nothing, whatever the dataset."""
     for feature, sse in spec.sse.items():
         if feature == "label" and (sse.graph is not None or sse.rho != 1.0 or sse.walk is not None):
             yield FieldProblem(
@@ -142,7 +142,7 @@ def sse_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what the job's kernel does not support."""
+    """Yield settings that the job's kernel does not support."""
     kind = spec.optimizer.kind
     if spec.kernel == "fbgemm":
         where = "" if spec.resources.gpus_per_worker else " on CPU"
@@ -196,7 +196,7 @@ def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[FieldProble
 
 
 def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what of the job does not fit the dataset it names."""
+    """Yield conflicts of the job with the dataset that it names."""
     names = ", ".join(sorted(dataset.features))
     if job.dataset.name != dataset.name:
         yield FieldProblem("dataset.name", f"the job names '{job.dataset.name}', the dataset is '{dataset.name}'")

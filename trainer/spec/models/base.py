@@ -63,52 +63,52 @@ class ModelSpec(Spec):
     loss: LossName = "bce"
 
     losses: ClassVar[tuple[str, ...]] = ("bce",)
-    """What ``loss`` can name; ``bce``, its default, stands for a model's own."""
+    """Values of ``loss``; ``bce``, its default, stands for a model's own."""
     reads_numbers: ClassVar[bool] = False
-    """Whether it reads numeric features (type dense): its module takes ``num_dense``."""
+    """True if it reads numeric features (type dense): its module takes ``num_dense``."""
     reads_vectors: ClassVar[bool] = False
-    """Whether it reads vectors: its module looks up through ``lookup`` and cuts its numbers by ``numbers``."""
+    """True if it reads vectors: its module looks up through ``lookup`` and cuts its numbers by ``numbers``."""
     reads_pairs: ClassVar[bool] = False
-    """Whether it reads the features user and item alone, whatever else a dataset has."""
+    """True if it reads the features user and item alone, whatever else a dataset has."""
     has_dense_parameters: ClassVar[bool] = True
-    """Whether it learns anything but rows of tables."""
+    """True if it learns anything but rows of tables."""
     reads_items: ClassVar[bool] = False
-    """Whether it reads features of the item table, and has a vector for an item without a row."""
+    """True if it reads features of the item table, and has a vector for an item without a row."""
     reads_sequences: ClassVar[bool] = False
-    """Whether it reads users' items in order, user and item alone, and ranks what comes next."""
+    """True if it reads users' items in order, user and item alone, and ranks what comes next."""
     reads_labels: ClassVar[bool] = False
-    """Whether it learns several labels of a row, and has a score for each."""
+    """True if it learns several labels of a row, and has a score for each."""
     draws_partner: ClassVar[bool] = False
-    """Whether each example is a pair of an item and a drawn one, which is looked up beside it."""
+    """True if each example is a pair of an item and a drawn one, which is looked up beside it."""
     keeps_rows_of_lists: ClassVar[bool] = False
-    """Whether the rows of lists reach it one by one."""
+    """True if the rows of lists reach it one by one."""
     has_both_sides_in_rows: ClassVar[bool] = False
-    """Whether a row of items is an input vector and, behind it, an output vector."""
+    """True if a row of items is an input vector and, behind it, an output vector."""
     has_constant_of_loss: ClassVar[bool] = False
-    """Whether it keeps a constant that only the loss it was trained by explains."""
+    """True if it keeps a constant that only the loss it was trained by explains."""
     learns_products: ClassVar[bool] = False
-    """Whether its scores are products of rows alone, which never learn from zeros."""
+    """True if its scores are products of rows alone, which never learn from zeros."""
     learns_products_without_numbers: ClassVar[bool] = False
-    """Whether that is so unless there are numeric features."""
+    """True if that is so unless there are numeric features."""
     pools: ClassVar[bool] = True
-    """Whether its lookups give a row for each bag, not one for each id."""
+    """True if its lookups give a row for each bag, not one for each id."""
     publishes_items: ClassVar[bool] = False
-    """Whether what it publishes are vectors of the feature item, and of no other one."""
+    """True if what it publishes are vectors of the feature item, and of no other one."""
     ranks_all_items: ClassVar[bool] = False
-    """Whether its score is a product of what it knows of the user and of the item."""
+    """True if its score is a product of what it knows of the user and of the item."""
     has_dynamic_tables: ClassVar[bool] = False
-    """Whether it reads what a batch has, and no other rows."""
+    """True if it reads what a batch has, and no other rows."""
     determines_vectors: ClassVar[bool] = False
-    """Whether its loss determines its vectors up to a rotation; layers on top of them can absorb any linear map."""
+    """True if its loss determines its vectors up to a rotation; layers on top of them can absorb any linear map."""
     has_distances: ClassVar[bool] = False
-    """Whether distances of its rows mean something, as where scores are products of two rows."""
+    """True if distances of its rows mean something, as where scores are products of two rows."""
     has_dropout: ClassVar[bool] = True
-    """Whether ``regularizers.dropout`` has a place in it."""
+    """True if ``regularizers.dropout`` has a place in it."""
     adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
-    """Which features it can take up beside those of a parent without a change of its scores: those with rows of their
-    own alone, where rows enter the score without a weight; none, where fields are normalised together."""
+    """Features that a warm start can add without a change of the scores: ``own_rows``, those with rows of their own
+    alone, where rows enter the score without a weight; ``none``, where fields are normalised together."""
     has_context: ClassVar[bool] = False
-    """Whether its items are trained against something that is not the items' vectors themselves."""
+    """True if its items are trained against something that is not the items' vectors themselves."""
 
     _of_others: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -201,7 +201,7 @@ class ModelSpec(Spec):
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-        """Yield what does not fit the dataset, with the remedy."""
+        """Yield conflicts with the dataset, with the remedy."""
         features = dataset.features
         if dataset.items is not None and not self.reads_items:
             from trainer.spec.models.registry import kinds_that
@@ -251,7 +251,7 @@ class ModelSpec(Spec):
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Return whether a field of other kinds is at its default: specs were kept with all fields of all kinds."""
+    """Return True if a field of other kinds is at its default: specs were kept with all fields of all kinds."""
     from trainer.spec.models.registry import default_of
 
     value = tuple(value) if isinstance(value, list) else value
@@ -365,7 +365,7 @@ class DrawingSpec(ModelSpec):
 
 
 def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield what prevents a model from reading one user and one item of each row."""
+    """Yield obstacles to reading one user and one item of each row."""
     names = ", ".join(sorted(dataset.features))
     for feature in ("user", "item"):
         if feature not in dataset.features:

@@ -101,7 +101,7 @@ class TwoTowerSpec(TowerSpec):
 
 
 def _is_of_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
-    """Return whether a feature is the item, or the same in all rows of a user."""
+    """Return True if a feature is the item, or the same in all rows of a user."""
     if name in ("user", "item"):
         return True
     user = dataset.features.get("user")
@@ -109,7 +109,7 @@ def _is_of_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
 
 
 def _item_table_problems(job: JobSpec) -> Iterator[FieldProblem]:
-    """Yield what holds rows of items to what they were, where the vectors of items are a tower's outputs."""
+    """Yield settings that hold item rows in place, where item vectors are a tower's outputs."""
     if job.publish is not None:
         for name in ("anchor", "frozen_context"):
             if getattr(job.publish, name) is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 LookedUp: TypeAlias = KeyedTensor | dict[str, JaggedTensor]
-"""What tables give: pooled bags side by side, or by feature the rows of a sequence."""
+"""Output of tables: pooled bags side by side, or by feature the rows of a sequence."""
 
 
 class RowsOnce(nn.Module):
@@ -51,7 +51,7 @@ class RowsOnce(nn.Module):
         return KeyedTensor(rows.keys(), lengths, values)
 
     def looked_up(self, features: KeyedJaggedTensor) -> LookedUp:
-        """Return what the tables gave for ``features``: a KeyedTensor, or {feature: JaggedTensor}."""
+        """Return the tables' output for ``features``: a KeyedTensor, or {feature: JaggedTensor}."""
         for asked, rows in self._lookups:
             if asked is features:
                 return rows

@@ -45,6 +45,12 @@ def test_gains_are_the_upper_ends_and_metrics_those_of_all_rows() -> None:
     assert ModelQuality.measure(compared(OF_ALL, OF_SLICE)) == {
         "model_gain[all]": 0.02, "model_gain[country=DE]": -0.01, "model_metric": 0.71, "model_metric_before": 0.70,
     }  # fmt: skip
+    ranked = replace(OF_ALL, metric="ndcg_20_full", candidate=0.1, low=-0.03, high=-0.02)
+    measured = ModelQuality.measure(compared(OF_ALL, ranked))
+    assert measured["model_gain[ndcg_20_full]"] == -0.02
+    assert measured["model_gain[all]"] == 0.02
+    assert measured["model_metric"] == 0.71
+    assert decide(measured).failed == ["model_gain[ndcg_20_full]"]
     # An error is good where it is small: its negative is large.
     error = replace(OF_ALL, metric="logloss", served=0.5, candidate=0.4, lower_is_better=True)
     measured = ModelQuality.measure(compared(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -142,16 +143,97 @@ def test_a_dead_writer_of_objects_is_cleaned_up(s3_address: str, tmp_path: Path)
     collection = in_objects(s3_address, tmp_path, "a", "follow_seconds=0", "lease_seconds=6")
     publish(collection, 1)
     before = set(objects(s3_address, tmp_path))
-    # What one leaves that dies between its objects and the index, and its mark.
+    # What one leaves that dies between its objects and the index, and its lock.
     files = pafs.S3FileSystem(endpoint_override=s3_address, scheme="http")
-    for name in ("versions/v000002/items-0123456789abcdef.arrow", "LOCKS/dead"):
+    for name in ("versions/v000002/items-0123456789abcdef.arrow", "LOCK"):
         with files.open_output_stream(f"vectors/{tmp_path.name}/collections/items/{name}") as target:
             target.write(b"half")
     assert publish(collection, 2) == "v000002"
     after = set(objects(s3_address, tmp_path))
     assert "versions/v000002/items-0123456789abcdef.arrow" not in after
-    assert not [name for name in after if name.startswith("LOCKS/")]
     assert before - after == {name for name in before if name.startswith("CURRENT-")}
+
+
+def test_a_writer_that_was_stopped_before_its_commit_replaces_nothing(
+    s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its last look at the clock and the put of the index another one has published."""
+    slow = in_objects(s3_address, tmp_path, "a", "follow_seconds=0")
+    other = in_objects(s3_address, tmp_path, "b", "follow_seconds=0")
+    publish(slow, 1)
+    remote = slow._files.remote
+    put = remote._objects.put_if_unchanged
+
+    def stopped(name: str, data: bytes, version: Any) -> Any:
+        if name == "INDEX":
+            monkeypatch.undo()
+            # Its lock was given up for dead.
+            monkeypatch.setattr("embeddings.store.backends.s3.Objects.acquire", lambda self, token: True)
+            publish(other, 2)
+            monkeypatch.undo()
+        return put(name, data, version)
+
+    monkeypatch.setattr(remote._objects, "put_if_unchanged", stopped)
+    with pytest.raises(StoreBusy, match="another process has published meanwhile"):
+        publish(slow, 3)
+    assert_serves(slow, 2)
+    assert_serves(in_objects(s3_address, tmp_path, "c"), 2)
+    assert publish(slow, 4) == "v000003"
+
+
+def test_a_put_whose_answer_was_lost_is_known_by_its_content(s3_address: str, tmp_path: Path) -> None:
+    storage = in_objects(s3_address, tmp_path, "a")._files.remote._objects
+    first = storage.put_if_unchanged("one", b"1", None)
+    assert first is not None
+    assert storage.put_if_unchanged("one", b"2", None) is None
+    second = storage.put_if_unchanged("one", b"2", first)
+    assert second is not None
+    # Sent again: what it replaced is not there any more, and what it put is.
+    assert storage.put_if_unchanged("one", b"2", first) == second
+    assert storage.put_if_unchanged("one", b"3", first) is None
+    assert storage.read("one") == b"2"
+
+
+def test_the_lock_of_objects(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (in_objects(s3_address, tmp_path, name, "lease_seconds=20")._files.remote for name in ("a", "b"))
+    clock = [0.0]
+    monkeypatch.setattr("embeddings.store.backends.s3.now", lambda: clock[0])
+    assert one.acquire("one")
+    assert not two.acquire("two")
+    clock[0] = 15.0
+    one.renew("one")
+    clock[0] = 30.0
+    # It was seen to be renewed, so that it counts from now.
+    assert not two.acquire("two")
+    clock[0] = 51.0
+    assert two.acquire("two")
+    with pytest.raises(StoreBusy, match="another's by now"):
+        one.renew("one")
+    one.release("one")
+    assert not one.acquire("one")
+    two.release("two")
+    assert one.acquire("one")
+
+
+def test_keys_of_a_profile(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = store_servers.CREDENTIALS
+    for name in keys:
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "credentials"
+    file.write_text(
+        f"[work]\naws_access_key_id = {keys['AWS_ACCESS_KEY_ID']}\n"
+        f"aws_secret_access_key = {keys['AWS_SECRET_ACCESS_KEY']}\nregion = us-east-1\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    publish(in_objects(s3_address, tmp_path, "a"), 1)
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    with pytest.raises(StoreUnavailable, match="other"):
+        publish(in_objects(s3_address, tmp_path, "b"), 2)
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "obstore.auth.boto3", raising=False)
+    with pytest.raises(StoreUnavailable, match="pip install boto3, or set AWS_ACCESS_KEY_ID"):
+        publish(in_objects(s3_address, tmp_path, "c"), 2)
 
 
 def test_a_writer_whose_lease_ended_removes_no_objects(s3_address: str, tmp_path: Path) -> None:

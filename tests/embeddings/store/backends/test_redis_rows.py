@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from embeddings.store import Store, StoreUnavailable, UnknownVersion, open_store
-from embeddings.store.backends import redis, redis_packed, redis_rows
+from embeddings.store.backends import redis, redis_rows
 from embeddings.store.collection import erasure
 from embeddings.store.version import key_column, keys_of_column
 from embeddings.vectors.item_vectors import FOUND, MISSING, ItemVectors
@@ -65,14 +65,20 @@ def held_in(server: Any, vector: bytes) -> list[bytes]:
         return [key for key in keys if vector in (client.get(key) or b"")]
 
 
-def turn_into_keys(server: Any, on: str | None = None) -> str:
-    """Write the rows of the newest load as releases before wrote them, a key for each; return its BASE.
+def loads(server: Any) -> set[str]:
+    """BASE of all rows."""
+    with server.client() as client:
+        return {key.decode().removesuffix(":info") for key in client.keys("*:info")}
+
+
+def turn_into_keys(server: Any, base: str = "", on: str | None = None) -> str:
+    """Write rows as earlier releases wrote them, a key for each; return their BASE, by default the only one.
 
     ``on``: BASE of such rows, of which those that are alike are left out.
     """
+    if not base:
+        (base,) = loads(server)
     with server.client() as client:
-        names = [key.decode().removesuffix(":info") for key in client.keys("*:info")]
-        (base,) = [name for name in names if json.loads(client.get(f"{name}:info"))["blocks"]]
         info = json.loads(client.get(f"{base}:info"))
         values = {} if on is None else keyed_rows(client, on)
         chunks = [pa.ipc.open_stream(client.get(f"{base}:chunk:{n}")).read_all() for n in range(info["chunks"])]
@@ -107,17 +113,23 @@ def keyed_rows(client: Any, base: str) -> dict[bytes, bytes]:
     return {key[len(row) :]: value for key, value in zip(keys, client.mget(keys), strict=True)}
 
 
+def scripts(rows: int, times: int = 1) -> dict[str, int]:
+    """Commands of lookups: one script, which asks for ``alive`` and the revision beside the rows."""
+    found = {"evalsha": times, "exists": times, "get": times, "getrange": rows}
+    return {name: calls for name, calls in found.items() if calls}
+
+
 def test_a_lookup_is_one_round_trip(opened: Callable[..., Store], redis_server: Any) -> None:
     ours, other = opened("grace_seconds=0").collection("items"), opened().collection("items")
     publish(ours, 1)
     other.lookup([1])
-    # The MGET goes behind the ranges, in the same pipeline.
-    assert commands(redis_server, lambda: other.lookup(np.arange(2000))) == {"getrange": 2000, "mget": 1}
+    assert commands(redis_server, lambda: other.lookup(np.arange(2000))) == scripts(2000)
     publish(ours, 2)
     # Asked in vain once, then as when it is seen for the first time, then in one again.
     assert (other.lookup(np.arange(NUM_ITEMS))[2] == 2).all()
-    assert commands(redis_server, lambda: other.lookup([1])) == {"getrange": 1, "mget": 1}
-    assert commands(redis_server, lambda: other.open().lookup([1])) == {"get": 1, "getrange": 1, "mget": 1}
+    assert commands(redis_server, lambda: other.lookup([1])) == scripts(1)
+    # The first GET asks for a switch.
+    assert commands(redis_server, lambda: other.open().lookup([1])) == scripts(1) | {"get": 2}
 
     def several() -> None:
         with other.snapshot_read():
@@ -140,7 +152,7 @@ def test_what_goes_between_a_look_and_its_use(opened: Callable[..., Store], redi
             other.open("v000001")
 
 
-def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
+def test_rows_in_blocks(opened: Callable[..., Store], redis_server: Any) -> None:
     """One round trip of ranges; a version that goes takes its blocks along."""
     packed, other = opened("grace_seconds=0").collection("items"), opened("rows=packed").collection("items")
     vectors = np.random.default_rng(0).standard_normal((NUM_ITEMS, 400)).astype(np.float16).astype(np.float32)
@@ -157,11 +169,11 @@ def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
         np.testing.assert_array_equal(reader.open().vectors, vectors)
     # Blocks are as long as their writer says, whatever this release would make.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_packed, "BLOCK_BYTES", 4000)
+        patch.setattr(redis_rows, "BLOCK_BYTES", 4000)
         np.testing.assert_array_equal(opened().collection("items").lookup([NUM_ITEMS - 1])[2], vectors[[-1]])
-    # One MGET behind each part of 2048.
-    assert commands(redis_server, lambda: packed.lookup(rows)) == {"getrange": NUM_ITEMS, "mget": 2}
-    assert commands(redis_server, lambda: packed.lookup([-1])) == {"mget": 1}
+    # One script for each part of 2048.
+    assert commands(redis_server, lambda: packed.lookup(rows)) == scripts(NUM_ITEMS, times=2)
+    assert commands(redis_server, lambda: packed.lookup([-1])) == scripts(0)
     publish(packed, 2, vectors + 1)
     packed.retain(1)
     wait_for_none(redis_server, "evenkeel:items:*:block:*", but=2)
@@ -169,7 +181,7 @@ def test_packed_rows(opened: Callable[..., Store], redis_server: Any) -> None:
     np.testing.assert_array_equal(other.lookup([5])[2], (vectors[[5]] + 1).astype(np.float16))
 
 
-def test_packed_rows_that_are_gone(opened: Callable[..., Store], redis_server: Any) -> None:
+def test_rows_in_blocks_that_are_gone(opened: Callable[..., Store], redis_server: Any) -> None:
     """A block or ``alive`` is lost, or a block is another: an error, and never zeros or a wait without an end."""
     collection = opened().collection("items")
     publish(collection, 1, np.random.default_rng(0).standard_normal((NUM_ITEMS, 400)).astype(np.float32))
@@ -194,15 +206,12 @@ def test_packed_rows_that_are_gone(opened: Callable[..., Store], redis_server: A
         collection.open("v000001").lookup([1])
 
 
-@pytest.mark.parametrize("keyed", [True, False])
 def test_a_server_that_does_not_answer(
-    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, keyed: bool
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis, "_SOCKET_SECONDS", 0.1)
     collection = opened().collection("items")
     publish(collection, 1)
-    if keyed:
-        turn_into_keys(redis_server)
     reader = opened().collection("items").open()
     assert reader.lookup([1])[1][0, 0] == 1
     with redis_server.client() as client:
@@ -214,28 +223,51 @@ def test_a_server_that_does_not_answer(
 
 
 @pytest.mark.parametrize("ids", [np.arange(NUM_ITEMS), [f"é{number:05}" for number in range(NUM_ITEMS)]])
-def test_rows_with_a_key_each_are_served_and_removed(
+def test_rows_with_a_key_each_are_rewritten_served_and_removed(
     opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch, ids: Any
 ) -> None:
     monkeypatch.setattr(redis_rows, "CHUNK_ROWS", 512)
+    monkeypatch.setattr(redis_rows, "KEYED_ROWS_SECONDS", 2)
     collection = opened("grace_seconds=0").collection("items")
-    publish(collection, 1, ids=ids)
+    vectors = np.random.default_rng(0).standard_normal((NUM_ITEMS, 8)).astype(np.float16).astype(np.float32)
+    publish(collection, 1, vectors, ids)
     turn_into_keys(redis_server)
     reader, asked = opened().collection("items").open(), list(ids[::-1]) + ([-5] if ids[0] == 0 else ["nobody"])
-    assert commands(redis_server, lambda: reader.lookup(asked)) == {"mget": 6}
-    status, vectors = reader.lookup(asked)
+    with redis_server.client() as client:
+        (info,) = [json.loads(client.get(name)) for name in client.keys("*:info")]
+        # Readers of the release before still find theirs.
+        assert info["blocks"] == 1
+        assert len(client.keys("evenkeel:.*")) == NUM_ITEMS
+    status, found = reader.lookup(asked)
     assert status.tolist() == [FOUND] * NUM_ITEMS + [MISSING]
-    assert (vectors[:-1] == 1).all()
-    assert (np.asarray(reader.items().vectors) == 1).all()
+    np.testing.assert_array_equal(found[:-1], vectors[::-1])
+    np.testing.assert_array_equal(np.asarray(reader.items().vectors), vectors)
+    wait_for_none(redis_server, "evenkeel:.*")
+    np.testing.assert_array_equal(opened().collection("items").lookup(asked[:-1])[2], vectors[::-1])
     publish(collection, 2, ids=ids)
     assert collection.retain(1) == ["v000001"]
-    wait_for_none(redis_server, "evenkeel:.*")
     with pytest.raises(UnknownVersion, match="gone"):
         reader.lookup(asked)
     assert (opened().collection("items").lookup(asked[:-1])[2] == 2).all()
 
 
-def test_rows_that_an_older_release_named_by_their_version_are_served_and_removed(
+def test_keyed_rows_that_are_gone_are_not_rewritten(opened: Callable[..., Store], redis_server: Any) -> None:
+    publish(opened().collection("items"), 1)
+    base = turn_into_keys(redis_server)
+    with redis_server.client() as client:
+        lost = client.keys("evenkeel:.*")[7]
+        kept = client.get(lost)
+        client.delete(lost)
+        with pytest.raises(UnknownVersion, match="gone"):
+            opened().collection("items").open()
+        client.set(lost, kept)
+        client.delete(f"{base}:alive")
+        with pytest.raises(UnknownVersion, match="gone"):
+            opened().collection("items").open()
+        assert client.keys("*:block:*") == []
+
+
+def test_rows_that_an_older_release_named_by_their_version_are_served(
     opened: Callable[..., Store], redis_server: Any
 ) -> None:
     collection = opened("grace_seconds=0").collection("items")
@@ -251,20 +283,24 @@ def test_rows_that_an_older_release_named_by_their_version_are_served_and_remove
     publish(collection, 2)
     collection.retain(1)
     assert_serves(opened().collection("items"), 2)
-    wait_for_none(redis_server, f"{base}:id:*")
 
 
-def test_a_version_that_rests_on_anothers_rows(opened: Callable[..., Store], redis_server: Any) -> None:
-    """Its base stays when its own version goes, and goes with the last that rests on it; erasures reach both."""
+def test_a_version_that_rests_on_anothers_rows(
+    opened: Callable[..., Store], redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are rewritten, in whatever order they are asked for; then its base goes alone, and an erasure reaches it."""
+    monkeypatch.setattr(redis_rows, "KEYED_ROWS_SECONDS", 1)
     collection = opened("grace_seconds=0").collection("items")
     ids = np.arange(0, 2 * NUM_ITEMS, 2)
     first = np.random.default_rng(0).standard_normal((NUM_ITEMS, 8)).astype(np.float16).astype(np.float32)
     second, second_ids = first.copy(), ids.copy()
     second[5], second_ids[7] = 9.0, 15
     publish(collection, 1, first, ids)
-    base = turn_into_keys(redis_server)
+    (base,) = loads(redis_server)
     publish(collection, 2, second, second_ids)
+    (other,) = loads(redis_server) - {base}
     turn_into_keys(redis_server, base)
+    turn_into_keys(redis_server, other, on=base)
     collection = opened("grace_seconds=0").collection("items")  # which has not seen them otherwise
     assert num_rows(redis_server) == NUM_ITEMS + 3  # one changed, one new, a tombstone
 
@@ -279,8 +315,8 @@ def test_a_version_that_rests_on_anothers_rows(opened: Callable[..., Store], red
 
     assert_version("v000001", ids, first)
     assert_version("v000002", second_ids, second)
+    wait_for_none(redis_server, "evenkeel:.*")
     assert collection.retain(1) == ["v000001"]
-    assert num_rows(redis_server) == NUM_ITEMS + 3
     assert_version("v000002", second_ids, second)
     erased = first[3].astype(np.float16).tobytes()
     assert held_in(redis_server, erased)
@@ -288,7 +324,6 @@ def test_a_version_that_rests_on_anothers_rows(opened: Callable[..., Store], red
     assert not held_in(redis_server, erased)
     left = np.delete(np.arange(NUM_ITEMS), 3)
     assert_version("v000002", second_ids[left], second[left])
-    wait_for_none(redis_server, "evenkeel:.*")
 
 
 def test_erased_rows_leave_a_version_that_was_published_meanwhile(

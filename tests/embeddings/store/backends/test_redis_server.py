@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embeddings.store import CorruptStore, Store, StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
-from embeddings.store.backends import redis_packed, redis_protocol
+from embeddings.store.backends import redis_rows
 from embeddings.store.files import decode_document, encode_document
 from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, publish
 
@@ -31,20 +31,20 @@ def test_redis_is_killed_in_mid_load(
             assert time.monotonic() < deadline
             time.sleep(0.02)
     redis_server._command += ["--appendonly", "yes", "--appendfsync", "always"]
-    monkeypatch.setattr(redis_packed, "BLOCK_BYTES", NUM_ITEMS * 8 * 2 // 4)
+    monkeypatch.setattr(redis_rows, "BLOCK_BYTES", NUM_ITEMS * 8 * 2 // 4)
     collection = opened("lease_seconds=6", "grace_seconds=0").collection("items")
     publish(collection, 1)
     other = opened().collection("items")
     assert_serves(other, 1)
-    sent = redis_protocol.Loader.send_set
+    written = redis_rows._write_blocks
 
-    def send_half(self: Any, key: str, value: bytes) -> None:
-        if key.endswith(":block:2"):
-            redis_server.kill()
-        sent(self, key, value)
+    def write_half(client: Any, keys: Any, vectors: Any, size: int) -> None:
+        written(client, keys, vectors[: 2 * size], size)
+        redis_server.kill()
+        written(client, keys, vectors, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redis_protocol.Loader, "send_set", send_half)
+        patch.setattr(redis_rows, "_write_blocks", write_half)
         with pytest.raises(StoreUnavailable, match="hat is served is unchanged"):
             publish(collection, 2)
     assert collection.current() == "v000001"
@@ -65,7 +65,7 @@ def test_redis_is_killed_in_mid_load(
 def test_redis_restarts_between_load_and_switch(opened: Callable[..., Store], redis_server: Any) -> None:
     """A server that was restarted may have lost rows that it had acknowledged, so nothing is committed on it."""
     collection = opened("lease_seconds=30").collection("items")
-    loaded = redis_packed.load_packed
+    loaded = redis_rows.load_rows
 
     def load_and_restart(*arguments: Any) -> None:
         loaded(*arguments)
@@ -73,7 +73,7 @@ def test_redis_restarts_between_load_and_switch(opened: Callable[..., Store], re
         redis_server.start()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embeddings.store.backends.redis.load_packed", load_and_restart)
+        patch.setattr("embeddings.store.backends.redis.load_rows", load_and_restart)
         with pytest.raises(StoreUnavailable, match="restarted"):
             publish(collection, 1)
     assert collection.versions() == []
@@ -143,7 +143,7 @@ def test_redis_is_full(opened: Callable[..., Store], redis_server: Any) -> None:
 def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store], redis_server: Any) -> None:
     collection = opened().collection("items")
     publish(collection, 1)
-    loaded = redis_packed.load_packed
+    loaded = redis_rows.load_rows
 
     def load_and_lose(*arguments: Any) -> None:
         loaded(*arguments)
@@ -151,7 +151,7 @@ def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store
             client.set("evenkeel:items:LOCK", "another")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embeddings.store.backends.redis.load_packed", load_and_lose)
+        patch.setattr("embeddings.store.backends.redis.load_rows", load_and_lose)
         with pytest.raises(StoreBusy, match="lock is another's"):
             publish(collection, 2)
     with redis_server.client() as client:

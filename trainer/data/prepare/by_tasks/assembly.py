@@ -52,7 +52,7 @@ def assembled(
     base: WarmStart,
     log: Callable[[str], Any],
 ) -> Iterator[Assembly | None]:
-    """Yield what prepares by tasks on ``hosts``, None where this process does better.
+    """Yield an assembly that prepares by tasks on ``hosts``; None where this process is faster.
 
     Which is so without several hosts, for rows that are few, and where an example does not follow from its row alone
     (:attr:`DataPlan.needs_all_rows`).

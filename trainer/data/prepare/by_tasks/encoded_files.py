@@ -36,7 +36,7 @@ def write_ids(path: Path, ids: pa.Array) -> None:
 
 
 def open_ids(path: Path) -> pa.Array:
-    """Return what :func:`write_ids` wrote, memory-mapped."""
+    """Open the ids of :func:`write_ids`, memory-mapped."""
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).get_batch(0).column(0)
 

@@ -181,7 +181,7 @@ def rows(desk: Desk, task: Task, out: Path) -> None:
 
 
 def _sample(values: npt.NDArray[Any], first_row: int, num_rows: int) -> npt.NDArray[Any]:
-    """Return what a span has of the sample of all rows by which runs are compared."""
+    """Return a span's part of the sample of all rows that runs are compared by."""
     stride = sample_stride(num_rows, math.prod(values.shape[1:]))
     return values[-first_row % stride :: stride]
 

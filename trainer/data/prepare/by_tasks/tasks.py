@@ -24,7 +24,7 @@ from trainer.storage.trees import put_tree
 
 STATE = "state.json"
 PARTS = "parts"
-"""Where the results of tasks lie in a run's storage."""
+"""Folder of the results of tasks in a run's storage."""
 
 
 class Setting(NamedTuple):
@@ -34,12 +34,12 @@ class Setting(NamedTuple):
     """The specs, as JSON."""
     job: str
     files: str
-    """What identifies the files of the rows, as JSON: another host must find the same."""
+    """Identity of the files of the rows, as JSON: another host must find the same."""
     storage: str
     prefix: str
-    """Of the results in the storage."""
+    """Prefix of the results in the storage."""
     threads: int
-    """Of each task."""
+    """Threads of each task."""
     text_tables: tuple[str, ...] = ()
     """Tables whose ids are text, also where the rows have integers."""
 
@@ -77,10 +77,10 @@ class Hosts(Protocol):
 
     storage: str
     threads: int
-    """Of each task."""
+    """Threads of each task."""
 
     def runner(self, setting: Setting, log: Callable[[str], Any]) -> AbstractContextManager[TaskRunner | None]:
-        """Return what runs tasks; it yields None where one host would do all of them."""
+        """Return a context with the runner of tasks; None in it where one host would do them all."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Desk:
         return to
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return what a task has counted."""
+        """Return the counts of a task."""
         state: dict[str, Any] = json.loads((self.fetch(name, [STATE]) / STATE).read_text("utf-8"))
         return state
 
@@ -171,5 +171,5 @@ def _planned(dataset: str, job: str, files: str) -> DataPlan:
 
 
 def _is_seen(folders: Folders) -> bool:
-    """Return whether hosts read files of the storage where they lie, so that no cache need keep them."""
+    """Return True if hosts read files of the storage where they lie, so that no cache need keep them."""
     return folders.storage.path(folders.prefix) is not None

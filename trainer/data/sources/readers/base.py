@@ -38,11 +38,11 @@ class Reader(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     """Endings of the names of its files, in lower case."""
     has_types: ClassVar[bool] = True
-    """Whether a file says the types of its columns ahead of its rows."""
+    """True if a file says the types of its columns ahead of its rows."""
     remedy: ClassVar[str]
-    """What to do about a file that cannot be read."""
+    """Remedy for a file that cannot be read."""
     reads_fields: ClassVar[bool] = False
-    """Whether :meth:`read_batches` takes ``a.b``, and then gives the struct ``a`` with that field alone."""
+    """True if :meth:`read_batches` takes ``a.b``, and then gives the struct ``a`` with that field alone."""
 
     def __init__(self, paths: Sequence[FilePath]):
         self.paths = tuple(paths)
@@ -84,7 +84,7 @@ class Reader(ABC):
                 return
 
     def passes_over_rows(self, path: FilePath) -> bool:
-        """Return whether the rows of a file before one that is asked for are passed over unread."""
+        """Return True if the rows of a file before one that is asked for are passed over unread."""
         return False
 
     def rows_in(self, path: FilePath) -> int | None:

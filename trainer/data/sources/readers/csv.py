@@ -38,7 +38,7 @@ class CsvReader(TextReader):
         "number of fields in each row, UTF-8"
     )
     delimiter: ClassVar[str | None] = None
-    """What separates fields; None: what the header has."""
+    """Separator of fields; None: that of the header."""
 
     def __init__(self, paths: Sequence[FilePath]):
         super().__init__(paths)

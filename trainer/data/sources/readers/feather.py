@@ -47,7 +47,7 @@ class FeatherReader(ScannedReader):
         return None if self._is_stream(path) else super().rows_in(path)
 
     def _is_stream(self, path: FilePath) -> bool:
-        """Return whether a file holds a stream.
+        """Return True if a file holds a stream.
 
         Raises:
             DataError: it holds Feather 1, or a stream without its end.

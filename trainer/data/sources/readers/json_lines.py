@@ -160,7 +160,7 @@ def _has_null(kind: pa.DataType) -> bool:
 
 
 def depth_of(block: bytes) -> int:
-    """Return how deep lists and objects lie in one another, as far as the block is JSON."""
+    """Return the depth of nested lists and objects, as far as the block is JSON."""
     text = _ESCAPE.sub(b"", block) if b"\\" in block else block
     marks = np.frombuffer(text.translate(_AS_BRACES, _OTHER_BYTES), np.int8)
     outside = np.cumsum(marks == ord('"'), dtype=np.int8) % 2 == 0

@@ -36,10 +36,10 @@ def reader_of(name: str) -> type[Reader] | None:
 
 
 def holds_rows(parts: Sequence[str]) -> bool:
-    """Return whether the file at these parts of a path below a dataset's directory is one of its files."""
+    """Return True if the file at these parts of a path below a dataset's directory is one of its files."""
     return reader_of(parts[-1]) is not None and not is_hidden(parts)
 
 
 def is_hidden(parts: Sequence[str]) -> bool:
-    """Return whether a file below a dataset's directory is one that others leave beside rows, such as _SUCCESS."""
+    """Return True if a file below a dataset's directory is one that others leave beside rows, such as _SUCCESS."""
     return any(part.startswith((".", "_")) for part in parts)

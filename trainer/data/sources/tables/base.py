@@ -51,7 +51,7 @@ class TableFormat(ABC):
         """Return the folder of the table to whose log the file at these parts belongs; None: to no log."""
 
     def is_log(self, parts: Parts) -> bool:
-        """Return whether the file at these parts may say what the table holds."""
+        """Return True if the file at these parts may say what the table holds."""
         return self.root_of(parts) is not None
 
     @abstractmethod

@@ -27,5 +27,5 @@ def snapshot_of(uri: str, files: Mapping[Parts, FilePath]) -> Snapshot | None:
 
 
 def is_log(parts: Parts) -> bool:
-    """Return whether the file at these parts of a path says which files belong to a table."""
+    """Return True if the file at these parts of a path says which files belong to a table."""
     return any(table.is_log(parts) for table in TABLE_FORMATS)

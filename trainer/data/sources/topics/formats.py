@@ -159,5 +159,5 @@ FORMATS: dict[str, type[MessageFormat]] = {one.name: one for one in (JsonLines, 
 
 
 def format_of(messages: Messages) -> MessageFormat:
-    """Return what reads the messages of a topic."""
+    """Return the reader of a topic's messages."""
     return FORMATS[messages.format](schema_of(messages))

@@ -18,9 +18,9 @@ from trainer.spec import Follow
 from trainer.spec.messages import Messages, brokers_and_topic
 
 BLOCK_MESSAGES, BLOCK_BYTES = 8192, 1 << 25
-"""Of one partition, so many at most are handed on at once."""
+"""Most messages and bytes of one partition in a block."""
 TELL_SECONDS = 5.0
-"""For so long nobody is told of brokers that do not answer."""
+"""Time for which silent brokers are not reported."""
 _ANSWER_SECONDS = 5.0
 _SETTINGS = {
     "username": "sasl.username", "password": "sasl.password", "ca": "ssl.ca.pem",

@@ -41,7 +41,7 @@ class Segment:
         return Segment(document["number"], ranges, tuple((one, offset) for one, offset in document["offsets"]))
 
     def goes_on_from(self, before: Segment) -> bool:
-        """Return whether it begins where ``before`` ends, in the partitions that it does not read too."""
+        """Return True if it begins where ``before`` ends, in the partitions that it does not read too."""
         there, after = dict(before.offsets), dict(self.offsets)
         ends = {one.partition: one.end for one in self.ranges}
         return (
@@ -62,7 +62,7 @@ class Journal:
     """
 
     KEPT = 1000
-    """So many segments before the newest checkpoint's stay, for older checkpoints."""
+    """Segments kept before the newest checkpoint's, for older checkpoints."""
 
     def __init__(self, path: Path | None):
         self._path = path
@@ -118,6 +118,6 @@ def _line(segment: Segment) -> bytes:
 
 
 def next_offsets(before: Segment, ranges: Iterable[Range], first: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Return where each partition goes on after these ranges; ``first``: where those begin that are new."""
+    """Return each partition's next offset after these ranges; ``first``: the offsets of new partitions."""
     offsets = {**first, **dict(before.offsets)} | {one.partition: one.end for one in ranges}
     return tuple(sorted(offsets.items()))
