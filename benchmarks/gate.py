@@ -1,6 +1,6 @@
 """Honest refreshes and faulty ones under the default gate: which are published, which are held, and by what.
 
-    python -m benchmarks.gate [--logs news ml1m sports generated] [--faults NAME ...] [--skip-faults] [--folder DIR]
+    python -m benchmarks.gate [--logs news ml1m ...] [--faults NAME ...] [--skip-faults] [--folder DIR]
 
 Each log is cut into days. A first job trains on the first days, then a job a day refreshes the collection on the last
 three days: a warm start from what is served, or from a held version that is sound, the refresh stage with its average,
@@ -9,7 +9,7 @@ job, on a copy of the store, from the first day on that has ``MIN_REFRESHES`` pu
 
 Logs, from --data (default ``data``): ``news`` (news_quarter, 16 days, an article lives about two), ``ml1m``
 (MovieLens-1M in order of time), ``sports`` (amazon_sports in order of each user's items), ``generated`` (evenkeel
-generate --churn).
+generate --churn), ``ratings`` (MovieLens-1M with labels: good ratings and others, and users' gender and age).
 
 One JSON line for each refresh; tables end the output. Exit code 1 if fewer than 95 % of the honest refreshes of a log
 are published.
@@ -24,7 +24,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,12 @@ JOB: dict[str, Any] = {
     "publish": {"collection": COLLECTION, "feature": "item"},
 }
 FIRST_EPOCHS = 6
-FEATURES = {"user": {"type": "id"}, "item": {"type": "id"}}
-DATASET = {"name": "log", "features": FEATURES, "label": {"column": "click"}, "timestamp": "time", "partition": "date"}
-OTHER_ITEM = FEATURES | {"item": {"type": "id", "column": "other"}}
-ALONE = {"seed": 77, "publish": JOB["publish"] | {"align": False}}
+ID_FEATURES = ("user", "item")
+DATASET: dict[str, Any] = {"name": "log", "label": {"column": "label"}, "timestamp": "time", "partition": "date"}
+RATINGS_JOB: dict[str, Any] = JOB | {
+    "model": JOB["model"] | {"kind": "deepfm", "hidden": [32]},
+    "evaluation": {"slices": ["gender", "age"]},
+}
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------
@@ -84,11 +86,25 @@ def news(data: Path, folder: Path) -> Rows:
 
 def ml1m(data: Path, folder: Path) -> Rows:
     """Return the ratings of at least 4 of MovieLens-1M that have times, in 16 days of as many rows."""
+    rows = _ratings(data)
+    return _equal_days({name: column[rows["other"] >= 4] for name, column in rows.items()})
+
+
+def ratings(data: Path, folder: Path) -> Rows:
+    """Return all ratings of MovieLens-1M that have times, in 16 days of as many rows; label: at least 4."""
+    rows, users = _ratings(data), pq.read_table(data / "ml1m_users.parquet", columns=["user", "gender", "age"])
+    order = np.argsort(users["user"].to_numpy())
+    of_row = order[np.searchsorted(users["user"].to_numpy(), rows["user"], sorter=order)]
+    more = {name: np.array(users[name].to_pylist())[of_row] for name in ("gender", "age")}
+    return _equal_days(rows | more | {"label": (rows["other"] >= 4).astype(np.int64)})
+
+
+def _ratings(data: Path) -> Rows:
     table = pq.read_table(data / "ml1m.parquet")
-    keep = (table["rating"].to_numpy() >= 4) & table["timestamp"].is_valid().to_numpy(zero_copy_only=False)
-    time = table["timestamp"].to_numpy()[keep].astype(np.int64)
-    rows = {name: table[name].to_numpy()[keep] for name in ("user", "item")}
-    return _equal_days(rows | {"time": time, "other": table["rating"].to_numpy()[keep].astype(np.int64)})
+    keep = table["timestamp"].is_valid().to_numpy(zero_copy_only=False)
+    columns = {"user": "user", "item": "item", "time": "timestamp", "other": "rating"}
+    rows = {name: table[column].to_numpy()[keep] for name, column in columns.items()}
+    return rows | {name: rows[name].astype(np.int64) for name in ("time", "other")}
 
 
 def sports(data: Path, folder: Path) -> Rows:
@@ -109,7 +125,23 @@ def generated(data: Path, folder: Path) -> Rows:
     return rows | {"time": np.arange(len(day)), "day": day, "other": day.astype(np.int64)}
 
 
-LOGS: dict[str, Callable[[Path, Path], Rows]] = {"news": news, "ml1m": ml1m, "sports": sports, "generated": generated}
+@dataclass(frozen=True)
+class Log:
+    """Rows, and the job and its features that read them. ``labelled``: some of the rows are negatives."""
+
+    rows: Callable[[Path, Path], Rows]
+    job: Mapping[str, Any] = field(default_factory=lambda: JOB)
+    features: tuple[str, ...] = ID_FEATURES
+    labelled: bool = False
+
+
+LOGS: dict[str, Log] = {
+    "news": Log(news),
+    "ml1m": Log(ml1m),
+    "sports": Log(sports),
+    "generated": Log(generated),
+    "ratings": Log(ratings, RATINGS_JOB, (*ID_FEATURES, "gender", "age"), labelled=True),
+}
 
 
 def _equal_days(rows: Rows, num_days: int = 16) -> Rows:
@@ -126,15 +158,17 @@ def _equal_days(rows: Rows, num_days: int = 16) -> Rows:
 class Fault:
     """A fault of the rows of a window, of the job that trains on them, or of the vectors' norms.
 
-    ``rows``: (rows, flags of the last day, generator) -> rows; ``job``: changes of the job; ``cold``: no warm start;
-    ``dataset``: changes of the dataset; ``norms``: the share of the items whose norms are 1.5 times as large.
+    ``rows``: (rows, flags of the last day, generator) -> rows; ``job``: fields that change; ``cold``: no warm start;
+    ``item``: column behind the item; ``norms``: the share of the items whose norms are 1.5 times as large;
+    ``labelled``: True for logs with labels alone, False for logs of clicks alone.
     """
 
     rows: Callable[[Rows, Array, np.random.Generator], Rows] = lambda rows, last, rng: rows
-    job: Mapping[str, Any] | None = None
-    dataset: Mapping[str, Any] | None = None
+    job: Mapping[str, Any] = field(default_factory=dict)
+    item: str = "item"
     cold: bool = False
     norms: float = 0.0
+    labelled: bool | None = None
 
 
 def shuffled(share: float, last_day: bool = False) -> Callable[[Rows, Array, np.random.Generator], Rows]:
@@ -158,6 +192,16 @@ def exchanged(share: float) -> Callable[[Rows, Array, np.random.Generator], Rows
         new = dict(zip(chosen.tolist(), np.roll(chosen, 1).tolist(), strict=True))
         item[last] = [new.get(one, one) for one in item[last].tolist()]
         return rows | {"item": item}
+
+    return change
+
+
+def flipped(column: str = "", value: Any = None, last_day: bool = False) -> Callable[..., Rows]:
+    """Build a fault that flips the labels of a fifth of the rows, or of all with a column's value."""
+
+    def change(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
+        chosen = rows[column] == value if column else rng.random(len(last)) < 0.2
+        return rows | {"label": np.where(chosen & (last | (not last_day)), 1 - rows["label"], rows["label"])}
 
     return change
 
@@ -189,13 +233,18 @@ FAULTS: dict[str, Fault] = {
     "a tenth of the rows": Fault(a_tenth),
     "a robot makes half of the rows": Fault(robot),
     "user and item columns exchanged": Fault(columns_exchanged),
-    "another column behind the item": Fault(dataset={"features": OTHER_ITEM}),
-    "learning rate x 30": Fault(job={"optimizer": JOB["optimizer"] | {"learning_rate": 0.15}}),
+    "another column behind the item": Fault(item="other"),
+    "learning rate x 30": Fault(job={"optimizer": {"learning_rate": 0.15}}),
     "half the epochs": Fault(job={"epochs": 1}),
-    "negatives by popularity": Fault(job={"model": JOB["model"] | {"negative_distribution": "popularity"}}),
+    "negatives by popularity": Fault(job={"model": {"negative_distribution": "popularity"}}, labelled=False),
     "norms x 1.5, all items": Fault(norms=1.0),
     "norms x 1.5, a tenth of the items": Fault(norms=0.1),
-    "another seed, neither warm nor aligned": Fault(job=ALONE, cold=True),
+    "another seed, neither warm nor aligned": Fault(job={"seed": 77, "publish": {"align": False}}, cold=True),
+    "labels of a fifth flipped": Fault(flipped(), labelled=True),
+    "labels of one gender flipped": Fault(flipped("gender", "F"), labelled=True),
+    "labels of one age group flipped": Fault(flipped("age", 45), labelled=True),
+    "labels of a fifth flipped, the last day": Fault(flipped(last_day=True), labelled=True),
+    "labels of one gender flipped, the last day": Fault(flipped("gender", "F", last_day=True), labelled=True),
 }  # fmt: skip
 
 
@@ -205,8 +254,9 @@ FAULTS: dict[str, Fault] = {
 class Refreshes:
     """A collection that is refreshed daily from one log."""
 
-    def __init__(self, rows: Rows, folder: Path):
-        self.rows, self.folder = rows, folder
+    def __init__(self, log: Log, rows: Rows, folder: Path):
+        self.log, self.folder = log, folder
+        self.rows = {"label": np.ones(len(rows["day"]), np.int64)} | rows
         self.store = folder / "store"
         self.num_days = int(rows["day"].max()) + 1
 
@@ -223,9 +273,13 @@ class Refreshes:
             shutil.copytree(self.store, store)
         rows = fault.rows(rows, rows["day"] == day, np.random.default_rng(int(day)))
         run_id = f"{name}-{day}".replace(" ", "-").replace(",", "").replace("%", "percent").replace(".", "-")
-        dataset = DATASET | {"uri": str(self._write(rows))} | dict(fault.dataset or {})
-        spec = JOB | {"dataset": {"name": "log", "window": {"start": _date(day), "days": WINDOW}}}
-        spec |= dict(fault.job or {}) | ({"epochs": FIRST_EPOCHS} if first else {})
+        features: dict[str, Any] = {feature: {"type": "id"} for feature in self.log.features}
+        features["item"] = {"type": "id", "column": fault.item}
+        dataset = DATASET | {"uri": str(self._write(rows)), "features": features}
+        spec = dict(self.log.job) | {"dataset": {"name": "log", "window": {"start": _date(day), "days": WINDOW}}}
+        for part, change in fault.job.items():
+            spec[part] = spec[part] | change if isinstance(change, dict) else change
+        spec |= {"epochs": FIRST_EPOCHS} if first else {}
         start, parent = None, None
         if not first:
             parent = open_store(str(store)).collection(COLLECTION).current()
@@ -260,10 +314,10 @@ class Refreshes:
         folder = self.folder / "rows"
         shutil.rmtree(folder, ignore_errors=True)
         for day in np.unique(rows["day"]):
-            own = {name: rows[name][rows["day"] == day] for name in ("user", "item", "time", "other")}
+            own = {name: column[rows["day"] == day] for name, column in rows.items() if name != "day"}
             part = folder / f"date={_date(day)}"
             part.mkdir(parents=True)
-            pq.write_table(pa.table(own | {"click": np.ones(len(own["user"]), np.int64)}), part / "part.parquet")
+            pq.write_table(pa.table(own), part / "part.parquet")
         return folder
 
     def with_norms(self, day: int, name: str, share: float) -> Line:
@@ -354,7 +408,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for log in options.logs:
             own = folder / log
             own.mkdir(parents=True, exist_ok=True)
-            for line in study(Refreshes(LOGS[log](options.data, own), own), faults):
+            kind = LOGS[log]
+            own_faults = {name: one for name, one in faults.items() if one.labelled in (None, kind.labelled)}
+            for line in study(Refreshes(kind, kind.rows(options.data, own), own), own_faults):
                 lines.append({"log": log, **line})
                 print(json.dumps(lines[-1]), flush=True)
     print(table(lines))

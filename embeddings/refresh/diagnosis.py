@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.registry import subject_of
+from embeddings.refresh.holding import is_fault
 
 Cause = Literal["data", "items", "vectors", "rows", "model", "run", "generation", "stale"]
 NEW_GENERATION = ("same_dim", "same_model", "shared")
@@ -59,7 +60,7 @@ class Failure:
             float(check.value) if known else None,
             float(check.threshold),
             "at_most" if check.at_most else "at_least",
-            _times(check) if known else None,
+            check.times,
             subject_of(check.metric),
             None if check.usual is None else check.usual.median,
         )
@@ -77,7 +78,7 @@ class Diagnosis:
 
     Attributes:
         cause: ``data``: rows and vectors moved; ``items``: only which items there are rows of; ``vectors``: they moved
-            and the rows did not, or nothing is known of the rows; ``rows``: these are unlike those of the days before;
+            and the rows did not, or nothing is known of the rows; ``rows``: these are far from those before;
             ``model``: it is worse than the served one; ``run``: what is written is no good, whatever the data;
             ``generation``: other coordinates; ``stale``: another version is served by now.
         summary: one sentence.
@@ -114,7 +115,8 @@ def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diag
     failed.sort(key=lambda one: -np.inf if one.times is None else -one.times)
     drift = (lineage or {}).get("drift")
     rows = None if drift is None else tuple(str(one["message"]) for one in drift)
-    cause = _cause(failed, rows)
+    faults = {subject_of(check.metric) for check in checks if is_fault(check)}
+    cause = _cause(failed, faults, rows)
     return Diagnosis(cause, _summary(cause, failed, rows), _ADVICE[cause], tuple(failed), rows)
 
 
@@ -123,23 +125,24 @@ def stale(message: str) -> Diagnosis:
     return Diagnosis("stale", f"The run was overtaken: {message.partition(':')[0]}.", _ADVICE["stale"])
 
 
-def _cause(failed: Sequence[Failure], rows: Sequence[str] | None) -> Cause:
+def _cause(failed: Sequence[Failure], faults: Collection[str], rows: Sequence[str] | None) -> Cause:
     if any(one.metric in NEW_GENERATION for one in failed):
         return "generation"
-    subjects = {one.about for one in failed}
     for cause in ("run", "rows", "model"):
-        if cause in subjects:
+        if cause in faults:
             return cause
+    subjects = {one.about for one in failed}
     if subjects == {"items"}:
         return "items"
-    return "data" if rows else "vectors"
+    return "data" if rows or "rows" in subjects else "vectors"
 
 
 def _summary(cause: Cause, failed: Sequence[Failure], rows: Sequence[str] | None) -> str:
     named = _named([str(one) for one in failed])
     moved = _named(rows or ())
     if cause == "data":
-        return f"The data moved ({moved}) and the vectors with them: {named}."
+        vectors = " and the vectors with them" if any(one.about == "vectors" for one in failed) else ""
+        return f"The data moved{f' ({moved})' if rows else ''}{vectors}: {named}."
     if cause == "items":
         same = "moved no further than a refresh may"
         of_rows = f" ({moved})" if rows else ""
@@ -159,15 +162,3 @@ def _summary(cause: Cause, failed: Sequence[Failure], rows: Sequence[str] | None
 def _named(parts: Sequence[str]) -> str:
     more = len(parts) - MAX_NAMED
     return "; ".join(parts[:MAX_NAMED]) + (f"; {more} more" if more > 0 else "")
-
-
-def _times(check: Check) -> float | None:
-    """Return the value's distance from the usual or the best one, in units of what the limit allows."""
-    value, limit = float(check.value), float(check.threshold)
-    if check.usual is not None and limit != check.usual.median:
-        return (value - check.usual.median) / (limit - check.usual.median)
-    if check.at_most or limit < 0:
-        return value / limit if limit else None
-    if limit <= 1:  # shares and cosines, whose best is 1
-        return (1 - value) / (1 - limit) if limit < 1 else None
-    return limit / value if value > 0 else None

@@ -64,6 +64,20 @@ class Check:
         return "pass" if held else "fail"
 
     @property
+    def times(self) -> float | None:
+        """Distance from the usual or the best value, in units of what the limit allows; None if it cannot be said."""
+        value, limit = float(self.value), float(self.threshold)
+        if not np.isfinite(value):
+            return None
+        if self.usual is not None and limit != self.usual.median:
+            return (value - self.usual.median) / (limit - self.usual.median)
+        if self.at_most or limit < 0:
+            return value / limit if limit else None
+        if limit <= 1:  # shares and cosines, whose best is 1
+            return (1 - value) / (1 - limit) if limit < 1 else None
+        return limit / value if value > 0 else None
+
+    @property
     def finding(self) -> str:
         """The value that failed, and its limit."""
         if np.isnan(self.value):

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embeddings.refresh.gate import Verdict
+from embeddings.refresh.gate import Check, Verdict
 from embeddings.refresh.gate_checks.registry import subject_of
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.settings import GateSettings
 
 FAULTS = frozenset({"run", "rows", "model"})
 """Subjects of failures that an honest day does not have."""
+FAR_ROWS = 2.5
+"""Distance of a row figure from its usual value that is a fault, in units of what its limit allows."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,18 @@ def is_sound(verdict: Verdict, models: ModelComparison | None) -> bool:
 
     Where models were not compared, vectors that moved are not trusted either.
     """
-    subjects = {subject_of(name) for name in verdict.failed}
-    return not subjects & FAULTS and (_compared(models) or "vectors" not in subjects)
+    if any(map(is_fault, verdict.checks)):
+        return False
+    return _compared(models) or all(subject_of(name) != "vectors" for name in verdict.failed)
+
+
+def is_fault(check: Check) -> bool:
+    """Return True if an honest day does not fail a check so: rows drift, and are a fault where they are far off."""
+    subject = subject_of(check.metric)
+    if check.verdict == "pass" or subject not in FAULTS:
+        return False
+    times = check.times
+    return subject != "rows" or check.usual is None or times is None or times >= FAR_ROWS
 
 
 def _not_released(
@@ -83,7 +95,7 @@ def _not_released(
 ) -> str | None:
     if gate.when_stuck == "hold":
         return "publish.gate.when_stuck is hold"
-    faults = [name for name in verdict.failed if subject_of(name) in FAULTS]
+    faults = [check.metric for check in verdict.checks if is_fault(check)]
     if faults:
         return f"{', '.join(faults)} failed"
     if not _compared(models):

@@ -8,6 +8,8 @@ from typing import Any
 
 ALL_ROWS = "all"
 """Name of the slice that holds every row."""
+NEWEST_ROWS = "newest"
+"""Name of the slice that holds the newest fifth of the rows of a window of days."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class ModelDifference:
         high: its upper end.
         popularity: value of ranking by popularity alone, None where the metric is of labelled rows.
         lower_is_better: True for losses and errors.
+        served_error: standard error of ``served``; 0 where an earlier version compared.
+        candidate_error: that of ``candidate``.
     """
 
     metric: str
@@ -35,6 +39,8 @@ class ModelDifference:
     high: float
     popularity: float | None = None
     lower_is_better: bool = False
+    served_error: float = 0.0
+    candidate_error: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.refresh.gate_checks.registry import limit_of
+from embeddings.refresh.gate_checks.registry import limit_of, subject_of
+from embeddings.refresh.windows import WINDOW
 from embeddings.store import Collection, StoreError
 
 NUM_REFRESHES = 14
-"""Largest number of published refreshes whose metrics are remembered."""
+"""Largest number of refreshes whose metrics are remembered. Those on windows that end on one day count as one."""
+NUM_VERSIONS = 28 * NUM_REFRESHES
+"""Largest number of versions that are looked at: one an hour, and some more."""
 MIN_REFRESHES = 5
-"""Fewest published refreshes whose spread is taken for what is usual; with fewer it is assumed to be larger."""
+"""Fewest refreshes whose spread is taken for what is usual; with fewer it is assumed to be larger."""
 EARLY = 2.5
 """Factor on the assumed spread while there are fewer than ``MIN_REFRESHES``."""
 WIDTH = 4.0
 """Distance of a limit from the median, in standard deviations."""
+_ACROSS_GENERATIONS = frozenset({"rows", "model"})
+"""Subjects of metrics that a new generation does not change."""
 _NORMAL = 1.4826
 """Standard deviation of normal values whose median absolute deviation is 1."""
 
@@ -30,7 +35,7 @@ class Usual:
     Attributes:
         median: its median.
         spread: its standard deviation, by the median absolute deviation.
-        refreshes: number of refreshes.
+        refreshes: number of refreshes, those of one day as one.
     """
 
     median: float
@@ -62,21 +67,27 @@ class Usual:
 def usual_metrics(collection: Collection, parent: str | None, model: str) -> dict[str, Usual]:
     """Return the usual values of each metric with rolling limits, over the refreshes that led to version ``parent``.
 
-    A version that a rollback left behind is not among them, nor one of another model or generation.
+    A version that a rollback left behind is not among them, nor one of another model or generation; figures of the rows
+    and of the model go on from one generation to the next. Refreshes of one day share most of their rows, and the first
+    of a day loses the oldest: they count once, with the worst value of each metric.
     """
-    values: dict[str, list[float]] = {}
-    for manifest in _published(collection, parent, model):
+    days: dict[str, dict[str, float]] = {}
+    for day, manifest, subjects in _published(collection, parent, model):
         for name, value in (manifest.get("metrics") or {}).items():
             limit = limit_of(name)
-            if limit is not None and limit.spread is not None:
-                values.setdefault(name, []).append(float(value))
-    return {name: Usual.of(found) for name, found in values.items()}
+            if limit is not None and limit.spread is not None and (subjects is None or subject_of(name) in subjects):
+                values = days.setdefault(name, {})
+                worst = max if limit.at_most else min
+                values[day] = worst(float(value), values.get(day, float(value)))
+    return {name: Usual.of(list(values.values())) for name, values in days.items()}
 
 
-def _published(collection: Collection, version: str | None, model: str) -> Iterator[Mapping[str, Any]]:
-    """Yield manifests of the parent, its parent and so on, newest first."""
-    generation = None
-    for _ in range(NUM_REFRESHES):
+def _published(
+    collection: Collection, version: str | None, model: str
+) -> Iterator[tuple[str, Mapping[str, Any], frozenset[str] | None]]:
+    """Yield (day, manifest, subjects of metrics that count; None: all) of the parent, its parent and so on."""
+    generation, days, subjects = None, set(), None
+    for _ in range(NUM_VERSIONS):
         if version is None:
             return
         try:
@@ -85,7 +96,18 @@ def _published(collection: Collection, version: str | None, model: str) -> Itera
             # Damaged or deleted: those before it are not known either.
             return
         generation = generation or manifest["anchor_generation"]
-        if manifest["anchor_generation"] != generation or manifest.get("model", model) != model:
+        if manifest.get("model", model) != model:
             return
-        yield manifest
+        if manifest["anchor_generation"] != generation:
+            subjects = _ACROSS_GENERATIONS
+        window = (manifest.get("lineage") or {}).get(WINDOW)
+        day = version if window is None else str(window["last"])
+        days.add(day)
+        if len(days) > NUM_REFRESHES:
+            return
+        yield day, manifest, subjects
+        released = manifest.get("released")
+        if released and any(subject_of(name) == "rows" for name in released["failed"]):
+            # From here on the rows are others.
+            return
         version = manifest["parent"]

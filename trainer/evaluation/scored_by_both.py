@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embeddings.refresh.model_comparison import ALL_ROWS, ModelDifference
+from embeddings.refresh.model_comparison import ALL_ROWS, NEWEST_ROWS, ModelDifference
 from trainer.data.batches.batches import BatchReader, SplitColumns
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.sequence_batches import MAX_BATCH, RankingReader
@@ -23,6 +23,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s, below, derive_key, random_words
 from trainer.data.columns.numeric import open_numeric
 from trainer.data.prefetch import Prefetched
+from trainer.data.prepare.row_figures import NEWEST
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.evaluation.evaluator import Columns, Evaluator, Rankings
 from trainer.evaluation.full_ranking import HeldOut, ranks_by_popularity, ranks_of_held_out
@@ -34,7 +35,7 @@ from trainer.evaluation.held_out_by_both import (
     column_of,
 )
 from trainer.metrics.classification import mean
-from trainer.metrics.paired import PAIRED, Paired, interval, paired_mean
+from trainer.metrics.paired import PAIRED, Paired, interval, paired_mean, standard_error
 from trainer.metrics.pointwise import Rows
 from trainer.metrics.ranking import Ranking
 from trainer.sizing.memory import EVALUATION_BATCH_SIZE
@@ -62,6 +63,8 @@ MIN_ROWS = 200
 """Fewest rows of a comparison, and of a slice."""
 MIN_USERS = 50
 """Fewest users whose rows count as one observation each; with fewer, rows count as independent."""
+FEW_USERS_ERROR = 2.0
+"""Factor on the standard error of a metric of fewer users, which is itself uncertain: Student's t of about 8 users."""
 MAX_NEGATIVES = 100
 """Most items that a positive is compared with."""
 MAX_DRAWS = 2_000_000
@@ -91,9 +94,11 @@ class Ndcg(NamedTuple):
     def difference_from(self, served: Ndcg) -> ModelDifference:
         """Compare the same users' values, by a paired interval."""
         paired = paired_mean(served.values, self.values)
-        low, high = interval(paired, np.unique(self.users, return_inverse=True)[1], LEVEL)
-        rows = len(self.values)
-        return ModelDifference(NDCG, ALL_ROWS, rows, paired.first, paired.second, low, high, self.popularity)
+        users, rows = np.unique(self.users, return_inverse=True)[1], len(self.values)
+        low, high = interval(paired, users, LEVEL)
+        errors = (standard_error(one, users) for one in paired.influences)
+        means = paired.first, paired.second
+        return ModelDifference(NDCG, ALL_ROWS, rows, *means, low, high, self.popularity, False, *errors)
 
 
 def scorer_of(
@@ -200,14 +205,18 @@ class Scorer:
         metric, paired, used = self.paired(served, candidate, rows)
         if paired is None or len(paired.influence) < MIN_ROWS:
             return None
-        units = None
+        units, by_user = None, None
         if users is not None:
-            known, units = np.unique(users[used], return_inverse=True)
-            units = None if len(known) < MIN_USERS else units
+            known, by_user = np.unique(users[used], return_inverse=True)
+            units = None if len(known) < MIN_USERS else by_user
         low, high = interval(paired, units, level)
+        errors = [standard_error(one, units) for one in paired.influences]
+        if by_user is not None and units is None:
+            by_users = (FEW_USERS_ERROR * standard_error(one, by_user) for one in paired.influences)
+            errors = [max(both) for both in zip(errors, by_users, strict=True)]
         return ModelDifference(
             metric, name, len(paired.influence), paired.first, paired.second, low, high, self.popularity(used),
-            is_lower_better(metric),
+            is_lower_better(metric), *errors,
         )  # fmt: skip
 
     def paired(
@@ -234,7 +243,11 @@ class Scorer:
     # --- slices
 
     def slices(self) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-        """Yield the name and the rows of each slice of ``evaluation.slices``."""
+        """Yield the name and the rows of the newest rows and of each slice of ``evaluation.slices``."""
+        if self.job.dataset.window is not None and self.data.sequence is None:
+            # Rows lie in the order of their days.
+            counts = self.data.num_examples
+            yield NEWEST_ROWS, np.concatenate([rows >= (1.0 - NEWEST) * counts[split] for split, rows in self.chosen])
         for name in self.job.evaluation.slices:
             if self.dataset.features[name].type == "dense":
                 yield from self._slices_of_number(name)

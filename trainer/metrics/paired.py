@@ -26,12 +26,14 @@ class Paired(NamedTuple):
         second: value of the second.
         improvement: of the second over the first, in units of the metric; positive is better.
         influence: float64 [n], part of each row in the error of the improvement.
+        influences: the same for the errors of both models' values.
     """
 
     first: float
     second: float
     improvement: float
     influence: Float64s
+    influences: tuple[Float64s, Float64s]
 
 
 def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
@@ -44,7 +46,7 @@ def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
     """
     is_positive = labels > 0.5
     (area, influence), (other_area, other_influence) = (_auc(one, is_positive) for one in (first, second))
-    return Paired(area, other_area, other_area - area, other_influence - influence)
+    return Paired(area, other_area, other_area - area, other_influence - influence, (influence, other_influence))
 
 
 def _auc(scores: Float64s, is_positive: npt.NDArray[np.bool_]) -> tuple[float, Float64s]:
@@ -74,18 +76,21 @@ def paired_mean(first: Float64s, second: Float64s, *, lower_is_better: bool = Fa
     means = float(first.mean()), float(second.mean())
     better = first - second if lower_is_better else second - first
     improvement = float(better.mean())
-    return Paired(*means, improvement, (better - improvement) * (_unbiased(len(first)) / len(first)))
+    scale = _unbiased(len(first)) / len(first)
+    influences = (first - means[0]) * scale, (second - means[1]) * scale
+    return Paired(*means, improvement, (better - improvement) * scale, influences)
 
 
 def paired_rmse(first: Float64s, second: Float64s) -> Paired:
     """Compare roots of mean squares of errors [n], by the delta method."""
     squares = [np.square(errors) for errors in (first, second)]
     roots = [float(square.mean()) ** 0.5 for square in squares]
-    influence = np.zeros(len(first))
-    for square, root, sign in zip(squares, roots, (1.0, -1.0), strict=True):
-        if root:
-            influence += sign * (square - root**2) / (2.0 * root)
-    return Paired(roots[0], roots[1], roots[0] - roots[1], influence * (_unbiased(len(first)) / len(first)))
+    scale = _unbiased(len(first)) / len(first)
+    of_first, of_second = (
+        (square - root**2) * (scale / (2.0 * root)) if root else np.zeros(len(first))
+        for square, root in zip(squares, roots, strict=True)
+    )
+    return Paired(roots[0], roots[1], roots[0] - roots[1], of_first - of_second, (of_first, of_second))
 
 
 def _unbiased(number: int) -> float:
@@ -127,8 +132,17 @@ def interval(paired: Paired, units: Int64s | None = None, level: float = 0.95) -
         units: the unit of each row [n], such as its user, from 0; None: rows are independent.
         level: probability that the interval holds the improvement.
     """
-    influence: Float64s = paired.influence
+    margin = NormalDist().inv_cdf((1.0 + level) / 2.0) * standard_error(paired.influence, units)
+    return paired.improvement - margin, paired.improvement + margin
+
+
+def standard_error(influence: Float64s, units: Int64s | None = None) -> float:
+    """Return the standard error of a value.
+
+    Args:
+        influence: part of each row in the error of the value [n].
+        units: the unit of each row [n], such as its user, from 0; None: rows are independent.
+    """
     if units is not None:
         influence = np.bincount(units, influence).astype(np.float64) * _unbiased(len(np.unique(units)))
-    margin = NormalDist().inv_cdf((1.0 + level) / 2.0) * float((influence**2).sum()) ** 0.5
-    return paired.improvement - margin, paired.improvement + margin
+    return float((influence**2).sum()) ** 0.5

@@ -75,7 +75,7 @@ class Gate(Spec):
                 if limit_of(metric) is None:
                     raise ValueError(f"'{metric}' is no metric of the gate: name some of {', '.join(LIMITS)}")
                 base, bracket, _ = metric.partition("[")
-                if bracket and not (metric.endswith("]") and takes_group(base)):
+                if bracket and not (metric.endswith("]") and takes_group(metric)):
                     raise ValueError(f"'{metric}' is no metric of the gate: write {base}")
         if limits.get("finite", 1.0) != 1.0:
             raise ValueError("finite: rows that are not finite are never served: leave it out")

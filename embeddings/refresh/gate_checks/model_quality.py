@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from embeddings.refresh.gate_checks.base import GateCheck, Limit
+from embeddings.refresh.gate_checks.base import STANDARD_ERROR, GateCheck, Limit
 from embeddings.refresh.gate_checks.comparison import Comparison
+from embeddings.refresh.model_comparison import ALL_ROWS, NEWEST_ROWS
 
 MARGIN = 0.005
 """Loss of the main metric (AUC, NDCG, ...) below which a model does not count as worse."""
@@ -14,9 +15,10 @@ class ModelQuality(GateCheck):
 
     ``model_gain[SLICE]``: upper end of the interval of what the candidate's metric gains on the served model's; held
     below ``-MARGIN``. ``model_gain[ndcg_20_full]``: the same of all items ranked for each user, where they are.
-    ``model_metric``: the candidate's own metric; ``model_metric_before``: the served model's on
-    today's rows. Both are held where they fall below what they usually are, since rows that no model can read make all
-    models equally bad.
+    ``model_metric``, ``model_metric[newest]``: the candidate's own metric; ``model_metric_before``,
+    ``model_metric_before[SLICE]``: the served model's on today's rows. They are held where they fall below their usual
+    values: rows that no model can read make all models equally bad, and a model that learns wrong labels is the better
+    one on rows that have them.
     """
 
     about = "model"
@@ -46,10 +48,17 @@ class ModelQuality(GateCheck):
         models = comparison.models
         if models is None or not models.differences:
             return {}
-        of_all = models.differences[0]
-        gains = {
-            f"model_gain[{one.slice if one.metric == of_all.metric else one.metric}]": one.high
-            for one in models.differences
-        }
-        sign = -1.0 if of_all.lower_is_better else 1.0
-        return {**gains, "model_metric": sign * of_all.candidate, "model_metric_before": sign * of_all.served}
+        main, metrics = models.differences[0].metric, {}
+        for one in models.differences:
+            metrics[f"model_gain[{one.slice if one.metric == main else one.metric}]"] = one.high
+        for one in models.differences:
+            if one.metric != main:
+                continue
+            group = "" if one.slice == ALL_ROWS else f"[{one.slice}]"
+            sign = -1.0 if one.lower_is_better else 1.0
+            if one.slice in (ALL_ROWS, NEWEST_ROWS):
+                metrics[f"model_metric{group}"] = sign * one.candidate
+                metrics[f"model_metric{STANDARD_ERROR}{group}"] = one.candidate_error
+            metrics[f"model_metric_before{group}"] = sign * one.served
+            metrics[f"model_metric_before{STANDARD_ERROR}{group}"] = one.served_error
+        return metrics

@@ -13,6 +13,7 @@ from embeddings.refresh.gate_checks.neighbours import Neighbours
 from embeddings.refresh.gate_checks.norms import Norms
 from embeddings.refresh.gate_checks.row_figures import RowFigures
 from embeddings.refresh.gate_checks.rows import Rows
+from embeddings.refresh.model_comparison import NEWEST_ROWS
 
 # In the order in which manifests list their metrics and those that sample draw.
 CHECKS: tuple[type[GateCheck], ...] = (
@@ -32,9 +33,12 @@ def limit_of(metric: str) -> Limit | None:
     return LIMITS.get(base_of(metric))
 
 
-def takes_group(base: str) -> bool:
-    """Return True for a metric that has a name in brackets: of a probe, or of a slice of the rows."""
-    return base.startswith(("canary_", "model_"))
+def takes_group(metric: str) -> bool:
+    """Return True for ``metric[GROUP]`` that is measured: of a probe, or of a slice of the rows."""
+    base, _, group = metric.rstrip("]").partition("[")
+    if base == "model_metric":
+        return group == NEWEST_ROWS
+    return base.startswith("canary_") or base in ("model_gain", "model_metric_before")
 
 
 _SUBJECTS: dict[str, Subject] = {limit.metric: check.about for check in CHECKS for limit in check.limits}

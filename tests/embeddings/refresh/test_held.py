@@ -413,6 +413,15 @@ def test_hold_goes_on_holding(refresh: Refresh, collection: Collection) -> None:
     assert collection.current() == "v000001"
 
 
+def test_rows_that_drift_are_never_held_for_good(refresh: Refresh, collection: Collection) -> None:
+    """Each day's are a little beyond what is usual. The third is served, and is what is usual from then on."""
+    refresh(base(), lineage=rows())
+    ends = [refresh(noisy(base(), seed), models=MODELS, lineage=rows(pairing=0.78)) for seed in range(5)]
+    assert [end.status for end in ends] == ["held", "held", "published", "published", "published"]
+    assert [one["sound"] for one in collection.versions()[1:3]] == [True, True]
+    assert collection.manifest("v000004")["released"]["failed"] == ["pairing"]
+
+
 @pytest.mark.parametrize("fault", ["rows", "model", "collapsed", "not finite", "dim"])
 def test_a_fault_is_never_released(refresh: Refresh, collection: Collection, fault: str) -> None:
     counts = np.full(N, 20)

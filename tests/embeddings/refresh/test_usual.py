@@ -56,6 +56,42 @@ def test_no_more_than_a_fortnight_is_remembered(collection: Collection) -> None:
     assert usual(collection) == Usual(pytest.approx(0.9), 0.0, NUM_REFRESHES)  # type: ignore[arg-type]
 
 
+def on(day: int) -> dict[str, Any]:
+    """The lineage of a run on a window that ends on a day."""
+    return {"lineage": {"window": {"last": f"2026-11-{day:02}", "days": 3}}}
+
+
+def test_refreshes_of_one_day_count_once_with_their_worst_values(collection: Collection) -> None:
+    for day in range(1, 8):
+        for hour in range(8):
+            metrics = {"cosine_mean": 0.9 + 0.001 * day + 0.01 * hour, "unreplaced": 0.3 if hour == 0 else 0.01}
+            write(collection, metrics, **on(day))
+    found = usual(collection)
+    assert found is not None
+    assert (found.median, found.refreshes) == (pytest.approx(0.904), 7)
+    replaced = usual(collection, "unreplaced")
+    assert replaced is not None
+    assert (replaced.median, replaced.refreshes) == (0.3, 7)
+    # A fortnight is of days, however many refreshes they have.
+    for day in range(8, 20):
+        write(collection, {"cosine_mean": 0.5}, **on(day))
+    found = usual(collection)
+    assert found is not None
+    assert (found.median, found.refreshes) == (0.5, NUM_REFRESHES)
+
+
+def test_rows_and_models_are_known_across_generations_until_other_rows_were_released(collection: Collection) -> None:
+    metrics = {"cosine_mean": 0.9, "pairing": 0.8, "model_metric": 0.7}
+    for _ in range(3):
+        write(collection, metrics)
+    write(collection, metrics, generation=2, released={"failed": ["unreplaced"]})
+    write(collection, metrics, generation=2, anchor="v000004")
+    assert [usual(collection, name).refreshes for name in metrics] == [2, 5, 5]  # type: ignore[union-attr]
+    write(collection, metrics, generation=3, released={"failed": ["unreplaced", "pairing"]})
+    write(collection, metrics, generation=3, anchor="v000006")
+    assert [usual(collection, name).refreshes for name in metrics] == [2, 2, 2]  # type: ignore[union-attr]
+
+
 def test_what_a_rollback_left_behind_and_what_was_held_do_not_count(collection: Collection) -> None:
     write(collection, {"cosine_mean": 0.9})
     write(collection, {"cosine_mean": 0.1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from statistics import NormalDist
 
 import numpy as np
@@ -32,7 +33,7 @@ PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
 SETTINGS = {"publish": PUBLISH, "epochs": 1, "sse": {}, "checkpoint": {"every_steps": 1000}}
 
 
-def clicks(path, seed, *, num_rows=6000, num_users=150, wrong_training=False, day=0, first_item=0):
+def clicks(path, seed, *, num_rows=6000, num_users=150, wrong_training=False, flipped=False, day=0, first_item=0):
     """Rows of one day; a user likes one item in three. ``wrong_training``: labels of rows that train are of others."""
     rng = np.random.default_rng(seed)
     user, item = rng.integers(0, num_users, num_rows), (rng.random(num_rows) ** 1.5 * 90).astype(np.int64) + first_item
@@ -41,6 +42,7 @@ def clicks(path, seed, *, num_rows=6000, num_users=150, wrong_training=False, da
         pairs = combine(id_keys(pa.array(user)), id_keys(pa.array(item)))
         trains = random_split(Split(), pairs) == TRAIN
         click[trains] = rng.permutation(click[trains])
+    click = 1 - click if flipped else click
     hour = day + rng.random(num_rows)
     pq.write_table(pa.table({"user": user, "item": item, "click": click, "hour": hour, "is_test": user % 5 == 0}), path)
     return path
@@ -65,12 +67,25 @@ def days(tmp_path_factory):
 
 @pytest.fixture
 def refresh(small, days, trained_runs, tmp_path):
-    """``refresh(name, seed, parent, job fields ...)``: a job on one day's rows, led to its end."""
+    """``refresh(name, seed, parent, job fields ...)``: a job on one day's rows, led to its end.
 
-    def run(name, seed, parent=None, *, is_warm=True, start=start_ranks, rows=(), columns=("user", "item"), **changes):
-        path = days(seed, dict(rows))
+    ``dates``: the rows of each day of a window, in the place of ``rows``.
+    """
+
+    def run(
+        name, seed, parent=None, *, is_warm=True, start=start_ranks, rows=(), dates=(), columns=("user", "item"),
+        **changes,
+    ):  # fmt: skip
+        path = tmp_path / f"{name}-dates" if dates else days(seed, dict(rows))
+        for number, of_date in enumerate(dates):
+            part = path / f"date=2026-01-0{number + 1}"
+            part.mkdir(parents=True)
+            shutil.copy(days(10 * seed + number, of_date), part)
+            window = {"start": f"2026-01-0{number + 1}", "days": len(dates)}
+            changes["dataset"] = {"name": "clicks", "window": window}
         features = {column: {"type": "dense" if column == "hour" else "id"} for column in columns}
         document = {"name": "clicks", "uri": str(path), "features": features, "label": {"column": "click"}}
+        document |= {"partition": "date"} if dates else {}
         is_there = changes.pop("served_is_there", True)
         ids = [None, None, None]
         if parent is not None:
@@ -190,6 +205,37 @@ def test_ids_and_numbers_have_slices(refresh):
     z = [NormalDist().inv_cdf(1.0 - 0.05 / (2 * number)) for number in (len(slices), 4)]
     for one, other in zip(of_hours, comparison_of(third).differences[1:], strict=True):
         assert (one.high - one.low) / (other.high - other.low) == pytest.approx(z[0] / z[1], rel=1e-6)
+
+
+def test_the_newest_fifth_of_a_window_is_a_slice(refresh, small):
+    """Labels of the last of three days are the wrong way round: the served model reads no other day's rows so."""
+    only_test = {"evaluation": {"split": {"validation": 0.0, "test": 0.2}}}
+    first = refresh("first", 1, **only_test, epochs=2)
+    run = refresh("second", 2, first, **only_test, dates=({}, {}, {"flipped": True}))
+    whole, newest = comparison_of(run).differences
+    assert newest.slice == "newest"
+    assert newest.rows == pytest.approx(0.2 * whole.rows, abs=1)
+    assert newest.served < 0.3 < 0.5 < whole.served
+    assert [one.slice for one in comparison_of(refresh("third", 3, first, **only_test)).differences] == ["all"]
+
+
+@pytest.mark.parametrize(("num_users", "factor"), [(40, 2.0), (60, 1.0)])
+def test_errors_of_a_metric_are_those_of_resampled_users(refresh, num_users, factor):
+    """Of few users, whose errors say little, they are twice as large."""
+    only_test = {"evaluation": {"split": {"validation": 0.0, "test": 0.2}}}
+    few = {"rows": {"num_users": num_users}}
+    first = refresh("first", 1, **only_test, **few)
+    second = refresh("second", 2, first, **only_test, **few)
+    labels, scores = served_scores(second, first, "test")
+    data = PreparedData.open(second.data)
+    (key,) = (key for key in data.keys if key.name == "user")
+    users, rng, areas = np.asarray(data.column("test", key)), np.random.default_rng(0), []
+    rows_of = [np.flatnonzero(users == user) for user in np.unique(users)]
+    for _ in range(400):
+        drawn = np.concatenate([rows_of[user] for user in rng.integers(0, len(rows_of), len(rows_of))])
+        areas.append(roc_auc_score(labels[drawn], scores[drawn]))
+    assert of_all(second).served_error == pytest.approx(factor * np.std(areas), rel=0.2)
+    assert of_all(second).candidate_error > 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import mean_absolute_error, roc_auc_score, root_mean_squared_error
 
 from trainer.metrics.classification import logloss, sigmoid
-from trainer.metrics.paired import PAIRED, interval, paired_auc
+from trainer.metrics.paired import PAIRED, interval, paired_auc, standard_error
 from trainer.metrics.pointwise import Rows
 
 
@@ -88,3 +88,22 @@ def test_nineteen_of_twenty_intervals_hold_the_improvement(name):
 def test_equal_models_differ_by_nothing():
     labels, first, _ = drawn(200, 5)
     assert interval(paired_auc(first, first, labels)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", sorted(PAIRED))
+def test_errors_of_both_values_are_those_of_resampled_users(name):
+    rng = np.random.default_rng(3)
+    users = np.repeat(np.arange(300), 20)
+    taste = 1.5 * rng.normal(size=300)[users]
+    labels = (rng.random(len(users)) < sigmoid(taste)).astype(np.float32)
+    mood = rng.normal(size=300)[users]
+    scores = [(taste + noise).astype(np.float32) for noise in (1.2 * mood, 0.4 * rng.normal(size=len(users)))]
+    paired = PAIRED[name](*(Rows(one, labels) for one in scores))
+    for units, group in ((users, 20), (None, 1)):
+        starts, values = np.arange(0, len(users), group), []
+        for _ in range(300):
+            drawn = (rng.choice(starts, len(starts))[:, None] + np.arange(group)).ravel()
+            resampled = PAIRED[name](*(Rows(one[drawn], labels[drawn]) for one in scores))
+            values.append((resampled.first, resampled.second))
+        for spread, influence in zip(np.std(values, axis=0), paired.influences, strict=True):
+            assert standard_error(influence, units) == pytest.approx(spread, rel=0.15)

@@ -561,6 +561,7 @@ def start(publish: dict[str, Any] | None = HELD_IN, **settings: Any) -> dict[str
         (gate(limits={"cosine_mean[typo]": 0.5}), "publish.gate.limits", "write cosine_mean"),
         (gate(limits={"canary_drop[genre": 0.5}), "publish.gate.limits", "write canary_drop"),
         (gate(limits={"norm_shift[0-9]": 0.5}), "publish.gate.limits", "write norm_shift"),
+        (gate(limits={"model_metric[country=DE]": 0.5}), "publish.gate.limits", "write model_metric"),
         (gate(limits={"finite": 0.5}), "publish.gate.limits", "never served"),
         (gate(limits={"cosine_mean": "NaN"}), "publish.gate.limits.cosine_mean", "finite number"),
         (gate(max_held=0), "publish.gate.max_held", "greater than or equal to 1"),
@@ -579,7 +580,7 @@ def test_what_of_held_versions_makes_no_sense_is_refused(changes: dict[str, Any]
 
 
 def test_what_ends_a_row_of_held_versions_is_read_and_no_hash_changes_without_it() -> None:
-    gate = {"max_held": 2, "when_stuck": "hold", "limits": {"model_gain[all]": -0.01, "cosine_mean": 0.5}}
+    gate = {"max_held": 2, "when_stuck": "hold", "limits": {"model_gain[all]": -0.01, "model_metric[newest]": 0.6}}
     job = parse_job(
         {**PUBLISHING, "init_from": {"collection": "items", "held": "go_on"}, "publish": {**HELD_IN, "gate": gate}}
     )

@@ -48,24 +48,27 @@ def test_figures_are_those_of_the_lineage_and_what_is_unknown_is_left_out() -> N
 
 
 @pytest.mark.parametrize(
-    ("metric", "honest", "broken"),
+    ("metric", "honest", "broken", "far"),
     [
-        ("log_rows", {"rows": 3_000.0}, {"rows": 2_000.0}),
-        ("largest_user", {"largest_user": 0.2}, {"largest_user": 0.25}),
-        ("log_users", {"users": 600.0}, {"users": 400.0}),
-        ("pairing", {"pairing": 0.79}, {"pairing": 0.78}),
-        ("pairing_newest", {"pairing_newest": 0.725}, {"pairing_newest": 0.715}),
-        ("popularity", {"popularity": 0.45}, {"popularity": 0.35}),
+        ("log_rows", {"rows": 3_000.0}, {"rows": 2_000.0}, {"rows": 200.0}),
+        ("largest_user", {"largest_user": 0.2}, {"largest_user": 0.25}, {"largest_user": 0.55}),
+        ("log_users", {"users": 600.0}, {"users": 400.0}, {"users": 40.0}),
+        ("pairing", {"pairing": 0.79}, {"pairing": 0.78}, {"pairing": 0.76}),
+        ("pairing_newest", {"pairing_newest": 0.725}, {"pairing_newest": 0.715}, {"pairing_newest": 0.67}),
+        ("popularity", {"popularity": 0.45}, {"popularity": 0.35}, {"popularity": 0.05}),
     ],
 )
 def test_one_day_is_enough_to_tell_broken_rows_and_more_rows_are_no_fault(
-    store: Store, metric: str, honest: dict[str, float], broken: dict[str, float]
+    store: Store, metric: str, honest: dict[str, float], broken: dict[str, float], far: dict[str, float]
 ) -> None:
+    """Rows that are a little beyond the limit may be the world's; the next refresh goes on from them."""
     refresh(store, 0)
-    end = refresh(store, 1, Gate("enforce"), **broken)
-    assert (end.status, failed(end)) == ("held", [metric])
-    assert end.diagnosis is not None
-    assert end.diagnosis["cause"] == "rows"
+    for seed, (figures, cause, sound) in enumerate([(broken, "data", True), (far, "rows", False)]):
+        end = refresh(store, 10 + seed, Gate("enforce"), **figures)
+        assert (end.status, failed(end)) == ("held", [metric])
+        assert end.diagnosis is not None
+        assert end.diagnosis["cause"] == cause
+        assert store.collection("items").versions()[-1]["sound"] == sound
     assert refresh(store, 2, **honest).status == "published"
     better = {"rows": 1e6, "users": 1e5, "largest_user": 0.0001, "pairing": 0.99, "popularity": 0.99}
     assert refresh(store, 3, **better).status == "published"
