@@ -48,7 +48,7 @@ from trainer.distributed.build import build
 from trainer.distributed.item_tower import tower_outputs
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
-from trainer.recipes.pages.markdown import table_of
+from trainer.report_pages.markdown import table_of
 from trainer.spec import parse_dataset, parse_job
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer

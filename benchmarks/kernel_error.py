@@ -15,7 +15,7 @@ import numpy as np
 from embeddings.rff import RandomFourierFeatures
 from embeddings.rff.advice import dim_for
 from embeddings.vectors.item_vectors import Array, unit_rows
-from trainer.recipes.pages.markdown import table_of
+from trainer.report_pages.markdown import table_of
 
 EPSILONS = ((0.4, 0.02), (1.0, 0.1))
 """(sigma, epsilon)."""

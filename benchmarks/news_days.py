@@ -49,7 +49,7 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.gate import COLLECTION, FIRST_EPOCHS, JOB, WINDOW, Fault, Line, Refreshes, Rows, news
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
-from trainer.recipes.pages.markdown import table_of
+from trainer.report_pages.markdown import table_of
 
 Array = npt.NDArray[Any]
 MIN_ROWS = 5

@@ -33,7 +33,7 @@ from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.metrics import auc, ece, logloss
 from trainer.output_calibration.registry import CALIBRATORS, fit
-from trainer.recipes.pages.markdown import table_of
+from trainer.report_pages.markdown import table_of
 from trainer.spec import DatasetSpec, JobSpec, load_documents, parse_dataset, parse_job
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer

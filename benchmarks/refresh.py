@@ -42,6 +42,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks.papers.rff.recipe import first_genres
 from benchmarks.support.harness import Condition
 from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh.publication import Publication
@@ -52,7 +53,6 @@ from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.in_process import read_spec
-from trainer.recipes.rff.recipe import first_genres
 from trainer.runs.directory import Run
 
 Array = npt.NDArray[Any]

@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.dropout import recipe as dropout
+from benchmarks.papers.trials.quick_data import write_quick_data
 from benchmarks.support.harness import Seconds, interleave, line
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, choose_alpha
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
-from trainer.recipes import dropout
-from trainer.recipes.pages.markdown import table_of
-from trainer.recipes.trials.quick_data import write_quick_data
+from trainer.report_pages.markdown import table_of
 from trainer.spec import DatasetSpec, JobSpec, parse_job
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer

@@ -69,6 +69,12 @@ def test_it_holds_the_compiled_kernel(installed: Path, tmp_path: Path):
 
 
 @pytest.mark.process
+def test_what_only_a_checkout_has_is_not_in_it(installed: Path):
+    modules = {path.name for path in installed.iterdir() if (path / "__init__.py").exists()}
+    assert modules == set(PACKAGES)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("package", PACKAGES)
 def test_type_checkers_read_its_types(installed: Path, package: str):
     assert (installed / package / "py.typed").exists()

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.papers.pages import documents
+from benchmarks.papers.trials.quick_data import write_quick_data
 from benchmarks.pipeline import write_log
 from trainer.data.batches.prepared import PreparedData
 from trainer.metrics import auc
-from trainer.recipes.pages import documents
-from trainer.recipes.trials.quick_data import write_quick_data
 from trainer.spec import DatasetSpec, JobSpec
 
 MODELS = ("dnn", "dcnv2", "deepfm")

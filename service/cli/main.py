@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service import DEFAULT_PORT
-from service.cli import advise, export_vectors, gate, generate, holding, job_rows, model, output, recipe, top, vectors
+from service.cli import advise, export_vectors, gate, generate, holding, job_rows, model, output, top, trials, vectors
 from service.cli.datasets import datasets, located
 from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, CommandError, JsonFlag
@@ -297,7 +297,7 @@ export_vectors.register(app)
 gate.register(app)
 advise.register(app)
 model.register(app)
-recipe.register(app)
+trials.register(app)
 generate.register(app)
 app.add_typer(datasets, name="datasets")
 app.add_typer(schedules, name="schedules")

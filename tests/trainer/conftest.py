@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.pool import RankFailure
+from tests.support.standby import StandbyOfTests
 from tests.support.trained_runs import TrainedRuns
 from trainer.launch.driver import RanksFailed
 from trainer.launch.worker import train_rank
@@ -173,14 +174,6 @@ def pooled_ranks(ranks: Callable[[int], Any]) -> Callable[[Run], None]:
             raise RanksFailed(str(error)) from error
 
     return start
-
-
-class StandbyOfTests(Standby):
-    def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
-        # What differs from test to test, or was left by a process group of this process, makes no other process of it.
-        differs = {"PYTEST_CURRENT_TEST", "LOCAL_WORLD_SIZE"}
-        same = {name: value for name, value in environment.items() if name not in differs}
-        return super().start(run_dir, same, own)
 
 
 @pytest.fixture(scope="session")

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from embeddings.durable_files import write_json
-from trainer.runs.events import read_events
-from trainer.runs.protocol import EXIT_FILE
+from trainer.search.runs import exit_of, figures_of
 from trainer.search.spec import SearchSpec, metric_of, parse_search, with_values
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.evaluation import is_lower_better
@@ -144,19 +142,3 @@ class SearchFolder:
         path = self.path / BEST_FILE
         path.write_text(f"{first}\n{text}", "utf-8")
         return path
-
-
-def figures_of(run: Path, metric: str) -> Iterator[tuple[int, float | None]]:
-    """Yield (epoch, validation figure) as a run tells them; an epoch that was gone through again comes again."""
-    for event in read_events(run):
-        if event.fields["type"] == "metric" and event.fields["split"] == "validation":
-            yield event.fields["epoch"], event.fields.get(metric)
-
-
-def exit_of(run: Path) -> dict[str, Any]:
-    """Return the end of a run; {} if it has not ended."""
-    try:
-        document: dict[str, Any] = json.loads((run / EXIT_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document

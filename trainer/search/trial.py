@@ -12,19 +12,14 @@ from typing import Any
 from ray.tune import Trainable
 
 from embeddings.durable_files import write_json
-from trainer.runs import run_process
-from trainer.runs.directory import RUN_FILE, read_run, write_run
-from trainer.runs.protocol import EXIT_FILE, LOG_FILE
+from trainer.runs.protocol import LOG_FILE
 from trainer.runs.standby import Standby
-from trainer.search.folder import STORE, TRIAL_FILE, SearchFolder, exit_of, figures_of
-from trainer.spec import JobSpec
+from trainer.search.folder import STORE, TRIAL_FILE, SearchFolder
+from trainer.search.runs import POLL_SECONDS, TrialRun, figures_of
 from trainer.spec.problems import InvalidFieldsError
 
 FOLDER, WORKING_DIRECTORY = "folder", "working_directory"
 """Keys of a trial's configuration beside the values of the space."""
-POLL_SECONDS = 0.2
-STOP_SECONDS = 30.0
-"""For a run that is stopped to write its checkpoint."""
 
 
 class TrialError(RuntimeError):
@@ -38,7 +33,7 @@ class Trial(Trainable):
     """
 
     folder: SearchFolder
-    run: Path
+    run: TrialRun
     has_begun: bool
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -54,7 +49,7 @@ class Trial(Trainable):
         # The rows' path is one as the command saw it; Ray has a directory of its own.
         os.chdir(self._values.pop(WORKING_DIRECTORY))
         self.folder = SearchFolder.open(Path(self._values.pop(FOLDER)))
-        self.run = self.folder.run_of(self.trial_id)
+        self.run = TrialRun(self.folder.run_of(self.trial_id), self._standby)
         self._last: dict[str, Any] = {}
         return True
 
@@ -68,8 +63,8 @@ class Trial(Trainable):
             # Not in setup: Ray may set up two processes for a trial, and steps in one.
             self._begin()
         while True:
-            is_over = not run_process.is_alive(self.run)
-            for epoch, value in figures_of(self.run, self.folder.metric):
+            is_over = not self.run.is_alive
+            for epoch, value in figures_of(self.run.path, self.folder.metric):
                 if epoch > self._last.get("epoch", 0):
                     self._last = {"epoch": epoch, self.folder.metric: math.nan if value is None else value}
                     return self._last
@@ -80,36 +75,22 @@ class Trial(Trainable):
 
     def _begin(self) -> None:
         self.has_begun = True
-        self.run.mkdir(parents=True, exist_ok=True)
+        self.run.path.mkdir(parents=True, exist_ok=True)
         try:
             job = self.folder.job_with(self._values)
         except InvalidFieldsError as error:
-            write_json(self.run / TRIAL_FILE, {"values": self._values, "error": str(error)})
+            write_json(self.run.path / TRIAL_FILE, {"values": self._values, "error": str(error)})
             raise TrialError(f"the values do not go together: {error}") from None
-        write_json(self.run / TRIAL_FILE, {"values": self._values})
-        if not run_process.is_alive(self.run) and exit_of(self.run).get("state") != "succeeded":
-            self._launch(job)
-
-    def _launch(self, job: JobSpec) -> None:
-        again = (self.run / RUN_FILE).exists()
-        write_run(
-            self.run,
-            run_id=f"{self.folder.path.name}-{self.trial_id}",
-            attempt=read_run(self.run).attempt + 1 if again else 1,
-            job=job,
-            dataset=self.folder.dataset,
+        write_json(self.run.path / TRIAL_FILE, {"values": self._values})
+        self.run.begin(
+            job, self.folder.dataset, run_id=f"{self.folder.path.name}-{self.trial_id}",
             store_url=str(self.folder.path / STORE),
-        )
-        (self.run / EXIT_FILE).unlink(missing_ok=True)
-        run_process.launch(self.run, standby=self._standby)
+        )  # fmt: skip
 
     def _require_success(self) -> None:
-        ended = exit_of(self.run)
-        if ended.get("state") == "succeeded" and self._last:
-            return
-        error = ended.get("error", {})
-        what = error.get("message") or f"its process has ended as {ended.get('state', 'one that was killed')}"
-        raise TrialError(f"{what}. Remedy: {error.get('remedy') or f'see {self.run / LOG_FILE}'}")
+        error = self.run.error or (None if self._last else f"no figure. Remedy: see {self.run.path / LOG_FILE}")
+        if error is not None:
+            raise TrialError(error)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Do nothing: the run has checkpoints of its own."""
@@ -120,8 +101,8 @@ class Trial(Trainable):
 
     def _end_run(self) -> None:
         """End the run, which writes a checkpoint first, if it still trains."""
-        if self.has_begun and run_process.is_alive(self.run):
-            run_process.terminate(self.run, STOP_SECONDS)
+        if self.has_begun:
+            self.run.end()
         self.has_begun = False
 
 

@@ -9,10 +9,15 @@ from typer.main import get_command
 
 from deploy.site.reference.text import bullets, page, paragraph, plain
 from service.cli import main
+from trainer.generalization import command as generalization
 from trainer.launch import in_process
 from trainer.search import command as search
 
-PARSERS = {"evenkeel train": in_process.parser, "evenkeel search": search.parser}
+PARSERS = {
+    "evenkeel train": in_process.parser,
+    "evenkeel search": search.parser,
+    "evenkeel generalization": generalization.parser,
+}
 """Of commands that are another program's."""
 
 
@@ -25,7 +30,8 @@ def commands_page() -> str:
     )
     parts = [paragraph(intro)]
     for name, command in sorted(get_command(main.app).commands.items()):  # type: ignore[attr-defined]
-        parts += _command(f"evenkeel {name}", command, "##")
+        if not command.hidden:
+            parts += _command(f"evenkeel {name}", command, "##")
     return page("Commands", "`service/cli`", *parts)
 
 

@@ -41,12 +41,19 @@ def test_version_and_help(run: Run):
         "doctor",
         "predict",
         "export",
-        "recipe",
         "search",
+        "generalization",
         "generate",
     )
     for command in (*commands, *later, "search"):
         assert f" {command} " in shown
+
+
+def test_the_papers_tables_are_refused_with_where_they_are(run: Run):
+    done = run("recipe", "sse", "--quick")
+    assert (done.code, done.out) == (2, "")
+    assert "python -m benchmarks.papers NAME" in done.err
+    assert " recipe " not in run("--help").out
 
 
 def test_no_service(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -87,10 +94,11 @@ def test_a_reader_that_goes_away_is_no_error(served: Served):
     assert done.stderr == ""
 
 
-def test_train_hands_its_arguments_to_the_trainer():
-    done = subprocess.run([EVENKEEL, "train", "--help"], capture_output=True, text=True, timeout=300, check=False)
+@pytest.mark.parametrize(("command", "option"), [("train", "--run-dir"), ("generalization", "--report")])
+def test_arguments_are_handed_to_the_trainer(command: str, option: str):
+    done = subprocess.run([EVENKEEL, command, "--help"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--run-dir" in done.stdout
+    assert option in done.stdout
 
 
 def test_a_command_starts_without_what_others_need():

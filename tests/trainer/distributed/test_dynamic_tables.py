@@ -26,13 +26,13 @@ from trainer.data.prepare.preparation import prepare
 from trainer.distributed import materialize
 from trainer.distributed.build import build
 from trainer.distributed.dynamic_tables import DynamicRows, states, taken_rows
+from trainer.generalization.trainings import comparable
 from trainer.inference.export import export
 from trainer.inference.exported_model import Exported
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.publishing.publish import item_vectors
-from trainer.recipes.generalization.recipe import recipe
 from trainer.sizing.estimate import estimate
 from trainer.sizing.memory import COUNTERS_PER_ROW_BYTES, MAP_ROW_BYTES, rank_memory
 from trainer.spec import SpecError, parse_dataset, parse_job
@@ -472,6 +472,6 @@ def test_what_has_no_meaning_is_refused(log, changes, message):
         job_of(**changes).against(log)
 
 
-def test_the_generalization_report_is_of_known_ids(log, tmp_path):
+def test_the_generalization_report_is_of_known_ids(log):
     with pytest.raises(SpecError, match=r"tables.item.capacity: the report compares rows of known ids"):
-        recipe(tmp_path, of=(log, job_of()))
+        comparable(log, job_of())

@@ -20,12 +20,12 @@ from tests.trainer.launch.detached_runs import everything
 from trainer.checkpoint.select import newest_of, pick
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.stored import fetch_prepared
+from trainer.generalization.command import main as generalization
 from trainer.inference.export import export
 from trainer.inference.exported_model import Exported
 from trainer.inference.predict import predict
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.recipes.command import main as recipe
 from trainer.storage.folders import Folders
 from trainer.storage.opening import open_storage
 
@@ -95,8 +95,8 @@ def test_a_run_whose_host_is_lost_goes_on_on_another_with_the_same_bits(
         export(second.directory)
     pq.write_table(examples, tmp_path / "examples.parquet")
     predict(second.directory, tmp_path / "examples.parquet", f"{storage}/predictions/examples.parquet")
-    report = ["generalization", "--of", str(second.directory), "--report", "--out", str(tmp_path / "report")]
-    assert recipe(report) == 0
+    report = [str(second.directory), "--report", "--out", str(tmp_path / "report")]
+    assert generalization(report) == 0
     left = {one.name for one in open_storage(storage).list("")}
     assert {"predictions/examples.parquet", "reports/generalization/report.html"} <= left
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from tests.support.standby import Borrowed
 from trainer.runs.events import read_events
 from trainer.search.command import main
 from trainer.search.trial import FOLDER, WORKING_DIRECTORY, Trial, TrialError
@@ -80,16 +81,6 @@ def test_a_finished_search_is_told_again_without_ray(found, files, capsys):
     assert lines[0].split() == header
     assert lines[1].split()[0] == found["trials"][0]["trial_id"]
     assert lines[-1] == f"best job: {found['best']}"
-
-
-class Borrowed:
-    """The standby process of all tests, which a trial leaves as it is."""
-
-    def __init__(self, standby):
-        self.start = standby.start
-
-    def close(self):
-        pass
 
 
 def test_a_trial_that_begins_again_goes_on_from_its_checkpoint(found, files, standby, monkeypatch):

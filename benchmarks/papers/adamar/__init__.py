@@ -1,0 +1,1 @@
+"""Tables of Adaptive Regularization (Li and Lyu): AdamAR beside other optimizers, and its alpha."""

@@ -1,0 +1,180 @@
+"""Computations of the ``rff`` recipe on item vectors of several runs: variances, a genre task, frozen consumers."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embeddings.refresh.probe import fit
+from embeddings.refresh.procrustes import procrustes, rotate
+from embeddings.rff import RandomFourierFeatures
+from embeddings.vectors.item_vectors import Array, unit_rows
+from trainer.report_pages.section import NOT_RUN, Verdict, verdict
+
+NUM_STEPS, NUM_STEPS_AS_THEY_ARE = 300, 1500
+"""Steps of the regression, with features standardised and as they are; more change the third decimal of an accuracy."""
+NUM_PAIRS = 20_000
+HELD_OUT_SHARE = 0.2
+Features = Callable[[Array], Array]
+"""From vectors [n, d] to what a consumer reads, [n, k]."""
+
+
+def directions(runs: Sequence[Array]) -> Array:
+    """Return unit rows [runs, n, d] of vectors [n, d] each."""
+    return np.stack([unit_rows(vectors)[0] for vectors in runs])
+
+
+def unit(vectors: Array) -> Array:
+    """Return unit rows of vectors [n, d]."""
+    return directions([vectors])[0]
+
+
+def features_of(dim_in: int, dim: int, sigma: float, seed: int = 0) -> Features:
+    """Return phi of Xu et al., random Fourier features: Gaussian frequencies, drawn once, by a seed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
+        view = RandomFourierFeatures(dim_in, dim, sigma, seed, "gaussian")
+    return view.transform
+
+
+def exponential(vectors: Array) -> Array:
+    """Return the exponential vectors of section 4.3, [e^<h_i, h_1> .. e^<h_i, h_n>] of unit rows h: [n, n].
+
+    Over the items of a fit they are the weights of the Nadaraya-Watson estimator, up to their sum. A rotation of the
+    vectors changes nothing.
+    """
+    rows = unit(vectors)
+    return np.asarray(np.exp(rows @ rows.T))
+
+
+def percent(values: Sequence[float]) -> str:
+    """Return mean and standard deviation in per cent, for a table."""
+    if not values:
+        return NOT_RUN
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ({100 * statistics.stdev(values):.2f})"
+
+
+def spread(runs: Array) -> float:
+    """Return the mean over all numbers [runs, ...] of their variance over runs, as a share of their mean square.
+
+    The variance is that of a sample (n - 1). The share is 1 for numbers of mean 0 that every run draws anew, 0 for
+    numbers that are the same in each.
+    """
+    return float(runs.var(axis=0, ddof=1).mean() / np.square(runs).mean())
+
+
+def products(runs: Array, seed: int = 0) -> Array:
+    """Return <h_i, h_j> of random pairs i != j, the same in every run: [runs, pairs] of rows [runs, n, d]."""
+    draw = np.random.Generator(np.random.Philox(seed))
+    count = runs.shape[1]
+    left = draw.integers(count, size=NUM_PAIRS)
+    right = (left + draw.integers(1, count, size=NUM_PAIRS)) % count
+    dots: Array = np.einsum("rpd,rpd->rp", runs[:, left], runs[:, right])
+    return dots
+
+
+def macro_f1(predicted: Array, labels: Array) -> float:
+    """Return the mean over the classes that occur in ``labels`` or ``predicted`` of 2 TP / (2 TP + FP + FN)."""
+    scores = []
+    for one in np.union1d(predicted, labels):
+        right = int(((predicted == one) & (labels == one)).sum())
+        scores.append(2 * right / int((predicted == one).sum() + (labels == one).sum()))
+    return statistics.fmean(scores)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Accuracy and macro F1 of each run, and of the consumer of run 0 on the other runs (accuracy)."""
+
+    accuracy: tuple[float, ...]
+    f1: tuple[float, ...]
+    frozen: tuple[float, ...]
+
+
+class LabelTask:
+    """Classification of items, int [n] the class of each, by a multinomial logistic regression.
+
+    The items are split once into four fifths to fit on and one fifth to judge by. Features are standardised, unless
+    ``standardised`` is False; the penalty is scikit-learn's default, 1 / (2 n) |W|^2.
+    """
+
+    def __init__(self, classes: Array, seed: int = 0, *, standardised: bool = True):
+        self._standardised = standardised
+        names, self._classes = np.unique(classes, return_inverse=True)
+        self._num_classes = len(names)
+        self._held_out = np.random.Generator(np.random.Philox(seed)).random(len(classes)) < HELD_OUT_SHARE
+        labels = self._classes[self._held_out]
+        self.majority = float((labels == np.bincount(self._classes[~self._held_out]).argmax()).mean())
+        self.num_held_out = len(labels)
+
+    def judge(self, runs: Sequence[Array], features: Features, *, frozen: bool = True) -> Judged:
+        """Judge a consumer for each run, fitted anew on its vectors.
+
+        Where ``frozen``, judge also that of the first run on the vectors of the others.
+        """
+        accuracy, f1, held_out = [], [], []
+        labels = self._classes[self._held_out]
+        first: Callable[[Array], Array] | None = None
+        for vectors in runs:
+            read = features(vectors).astype(np.float64)
+            predict = self._fitted(read)
+            predicted = predict(read)
+            accuracy.append(float((predicted == labels).mean()))
+            f1.append(macro_f1(predicted, labels))
+            if first is None:
+                first = predict
+            elif frozen:
+                held_out.append(float((first(read) == labels).mean()))
+        return Judged(tuple(accuracy), tuple(f1), tuple(held_out))
+
+    def _fitted(self, read: Array) -> Callable[[Array], Array]:
+        """Return a function to the classes of the held-out items, by what was fitted on the others."""
+        known = read[~self._held_out]
+        mean, scale = np.zeros(known.shape[1]), np.ones(known.shape[1])
+        if self._standardised:
+            mean, scale = known.mean(axis=0), known.std(axis=0) + 1e-9
+        weights = fit(
+            (known - mean) / scale,
+            self._classes[~self._held_out],
+            self._num_classes,
+            l2=1.0 / len(known),
+            num_steps=NUM_STEPS if self._standardised else NUM_STEPS_AS_THEY_ARE,
+        )
+
+        def predict(rows: Array) -> Array:
+            codes: Array = (((rows[self._held_out] - mean) / scale) @ weights[:-1] + weights[-1]).argmax(axis=1)
+            return codes
+
+        return predict
+
+
+def aligned(runs: Sequence[Array]) -> list[Array]:
+    """Return every run turned onto the first by orthogonal Procrustes."""
+    return [runs[0], *(rotate(vectors, procrustes(vectors, runs[0])) for vectors in runs[1:])]
+
+
+def representations(runs: Sequence[Array], dim: int, suffix: str = "") -> dict[str, tuple[Sequence[Array], Features]]:
+    """Return the rows of the paper's table 1, (vectors [n, dim] of each run, what a consumer reads of them) by name."""
+    return {
+        f"h_{dim}{suffix}": (runs, unit),
+        f"avg(h_{dim}){suffix}": ([np.mean(directions(runs), axis=0)], unit),
+        f"phi_{dim}{suffix}": (runs, features_of(dim, dim, 1.0)),
+        f"phi_{2 * dim}{suffix}": (runs, features_of(dim, 2 * dim, 1.0)),
+    }
+
+
+def frozen_claim(text: str, aligned_share: float, plain_share: float) -> Verdict:
+    """Judge that a consumer keeps nine tenths on aligned vectors of other runs, and not on vectors as they are."""
+    measured = f"{100 * aligned_share:.0f} % aligned, {100 * plain_share:.0f} % as they are"
+    return verdict(text, aligned_share >= 0.9 > plain_share, measured)
+
+
+def deviation_claim(text: str, phi: Sequence[float], plain: Sequence[float]) -> Verdict:
+    """Judge that features have a tenth of the standard deviation of the vectors themselves."""
+    second, first = statistics.stdev(phi), statistics.stdev(plain)
+    return verdict(text, second <= 0.1 * first, f"{100 * second:.2f} against {100 * first:.2f} per cent")

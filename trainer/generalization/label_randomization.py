@@ -1,0 +1,145 @@
+"""The rows of a dataset with other labels: permuted, all or a share of them, those of fair coins, or a few changed.
+
+Permuted: Zhang et al. 2016; Mądry's lecture, section 5. Fair coins: section 3 of it.
+
+What is written is a file like any other, so that the same job on it is the same training on other labels: rows, their
+order, their split and every draw stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.data.errors import DataError
+from trainer.generalization.parquet_file import write_table
+from trainer.spec import parse_dataset
+from trainer.spec.dataset import DatasetSpec, parse_rule
+
+_COMPARE = {
+    ">=": np.greater_equal, "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, ">": np.greater, "<": np.less,
+}  # fmt: skip
+
+
+def label_column(dataset: DatasetSpec) -> str:
+    """Return the column that labels are made of.
+
+    Raises:
+        ValueError: there is none: drawn negatives, or several labels.
+    """
+    if dataset.label is None:
+        raise ValueError(f"dataset '{dataset.name}' has several labels: name one of them as label, in a copy of it")
+    column = dataset.label.source_column
+    if column is None:
+        raise ValueError(
+            f"dataset '{dataset.name}': its label is of no column, so there is none to permute: write positives and "
+            "negatives as rows with a label column"
+        )
+    return column
+
+
+def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
+    """Write the rows with their label column in random order, unless ``path`` is there."""
+    draw = np.random.Generator(np.random.Philox(seed))
+    write_labels(dataset, path, lambda column: column.take(draw.permutation(len(column))))
+
+
+def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
+    """Write the rows with labels of two classes drawn by fair coins, unless ``path`` is there.
+
+    A label is the value of a random row of the class.
+
+    Raises:
+        ValueError: the rows are not of both classes.
+    """
+    draw = np.random.Generator(np.random.Philox(seed))
+
+    def drawn(column: pa.ChunkedArray) -> pa.Array:
+        values = column.to_numpy()
+        labels = _labels(dataset, values)
+        heads = draw.random(len(values)) < 0.5
+        others = values.copy()
+        for side, class_of in ((heads, labels > 0), (~heads, labels <= 0)):
+            rows = _some(np.flatnonzero(class_of), dataset)
+            others[side] = values[rows[draw.integers(len(rows), size=int(side.sum()))]]
+        return pa.array(others, column.type)
+
+    write_labels(dataset, path, drawn)
+
+
+def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None:
+    """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` is there.
+
+    A changed label is that of a random row of the other class, or of another value.
+
+    Raises:
+        ValueError: every row has the same label.
+    """
+    draw = np.random.Generator(np.random.Philox(seed))
+
+    def relabelled(column: pa.ChunkedArray) -> pa.Array:
+        values = column.to_numpy()
+        labels = _labels(dataset, values)
+        others = values.copy()
+        for row in draw.choice(len(values), size=min(count, len(values)), replace=False).tolist():
+            rows = _some(np.flatnonzero(labels != labels[row]), dataset)
+            others[row] = values[rows[int(draw.integers(len(rows)))]]
+        return pa.array(others, column.type)
+
+    write_labels(dataset, path, relabelled)
+
+
+def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
+    """Return the dataset with its rows in ``path``; joins and graphs from where they were."""
+    document = dataset.model_dump(mode="json", exclude_unset=True)
+    home = Path(dataset.uri.removeprefix("file://")).parent
+    for part in [one.get("join") for one in document["features"].values()] + list(document.get("graphs", {}).values()):
+        if part is not None and "/" not in part["uri"]:
+            part["uri"] = str(home / part["uri"])
+    return parse_dataset(document | {"uri": str(path)}, dataset.name)
+
+
+def _some(rows: npt.NDArray[np.intp], dataset: DatasetSpec) -> npt.NDArray[np.intp]:
+    if not len(rows):
+        raise ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+    return rows
+
+
+def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    if dataset.label is None or dataset.label.rule is None:
+        return values.astype(np.float64)
+    _, comparison, number = parse_rule(dataset.label.rule)
+    labels: npt.NDArray[np.float64] = _COMPARE[comparison](values, number).astype(np.float64)
+    return labels
+
+
+def read_rows(dataset: DatasetSpec) -> pa.Table:
+    """Return the rows of a dataset of Parquet, without dictionaries.
+
+    Raises:
+        DataError: there is no such file, or it is of another format.
+    """
+    path = Path(dataset.uri.removeprefix("file://"))
+    if not path.exists():
+        raise DataError("no such file or directory", where=str(path), remedy="give the folder of the data with --data")
+    if path.is_file() and path.suffix not in (".parquet", ".pq"):
+        raise DataError("is not Parquet", where=str(path), remedy="write it as Parquet to have its labels permuted")
+    table = pq.read_table(path)
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(index, field.name, table[field.name].cast(field.type.value_type))
+    return table
+
+
+def write_labels(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.ChunkedArray], Any]) -> None:
+    """Write the rows with another label column, unless ``path`` is there."""
+    if not path.exists():
+        table, name = read_rows(dataset), label_column(dataset)
+        labels = relabel(table[name])
+        write_table(table.set_column(table.column_names.index(name), name, labels), path, compression="zstd")

@@ -1,1 +1,0 @@
-"""Recipes: the papers' tables as grids of ordinary jobs, run, resumed, and reported beside the published figures."""

@@ -1,0 +1,58 @@
+"""Sections of a report: a table as text, notes and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+NOT_RUN = "–"
+"""What a cell without a figure shows."""
+Curve = Sequence[tuple[float, ...]]
+"""Places (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
+Verdict = tuple[str, str, str]
+"""A claim as it is reported: ("holds" or "does not hold", its text, what was measured)."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: curves by label.
+
+    ``log``: which axes are logarithmic, "", "x", "y" or "xy". ``joined``: whether a curve's places are joined, or dots.
+    """
+
+    title: str
+    x: str
+    y: str
+    curves: Mapping[str, Curve]
+    log: str = ""
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a report.
+
+    ``name``: of its chart's file. ``lines`` of cells under ``header``; ``notes``: what must be said of it. ``across``:
+    how many panels stand side by side.
+    """
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    panels: tuple[Panel, ...] = ()
+    across: int = 4
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Sections and claims that a report is given."""
+
+    sections: tuple[Section, ...] = ()
+    claims: tuple[Verdict, ...] = ()
+
+
+def verdict(text: str, holds: bool | None, measured: str) -> Verdict:
+    """Return a claim with its verdict."""
+    return ("holds" if holds else "does not hold", text, measured)
