@@ -23,7 +23,7 @@ PUBLIC = [
     "embeddings.rff.features.RandomFourierFeatures",
     "embeddings.refresh.procrustes.procrustes",
     "embeddings.refresh.gate_metrics.compare",
-    "embeddings.store.opening.open_store",
+    "embeddings.store.backend_registry.open_store",
     "embeddings.dynamic.tables.DynamicTables",
     "trainer.spec.reading.parse_dataset",
     "trainer.spec.reading.parse_job",

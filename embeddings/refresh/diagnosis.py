@@ -10,7 +10,7 @@ import numpy as np
 
 from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.registry import subject_of
-from embeddings.refresh.holding import is_fault
+from embeddings.refresh.hold_policy import is_fault
 
 Cause = Literal["data", "items", "vectors", "rows", "model", "run", "generation", "stale"]
 NEW_GENERATION = ("same_dim", "same_model", "shared")

@@ -29,7 +29,7 @@ def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None =
 def sound_version(collection: Collection) -> Manifest | None:
     """Return the newest version held in a row whose rows the next refresh may go on from; None without one.
 
-    Nothing is wrong with its run, its rows or its model (:attr:`embeddings.refresh.holding.Holding.sound`), and its
+    Nothing is wrong with its run, its rows or its model (:class:`embeddings.refresh.hold_policy.HoldDecision`), and its
     coordinates are those of what is served.
     """
     current = collection.current()

@@ -33,7 +33,7 @@ class Publication:
         held_in_a_row: how many versions are held now since the one served was switched to; 0 where it is published.
         held_since: when the first of these was held.
         max_held: how many of them call somebody.
-        released: the row of honest held versions that it ends (embeddings.refresh.holding), None where it ends none.
+        released: the row of honest held versions that it ends (embeddings.refresh.hold_policy), None without one.
     """
 
     status: Literal["published", "held"]

@@ -36,12 +36,12 @@ from embeddings.refresh.generation import (
     same_coordinates,
 )
 from embeddings.refresh.held_versions import held_in_a_row
-from embeddings.refresh.holding import hold_or_release
-from embeddings.refresh.leaving import Leaving
+from embeddings.refresh.hold_policy import hold_or_release
 from embeddings.refresh.merge import plan
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import Rotated
 from embeddings.refresh.publication import KEEP_LAST, TRAINING_STEP, Publication, conclude, earlier_end, nothing_written
+from embeddings.refresh.removed_items import RemovedItems
 from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.served_rows import ServedRows, few_occurrences, items_served
 from embeddings.refresh.settings import (
@@ -206,7 +206,7 @@ class _Refresh:
         start = self._held_start()
         generation = Generation.of(target, parent, candidate, self.model, self.publish.align, start)
         previous = parent.items() if parent is not None and generation.continues else None
-        leaving = Leaving.of(parent, previous, candidate, self.retired, erased, publish.expire, self.today)
+        leaving = RemovedItems.of(parent, previous, candidate, self.retired, erased, publish.expire, self.today)
         alignment = Alignment.of(target, parent, candidate, publish, generation, start)
         aligned = replace(candidate, vectors=Rotated(candidate.vectors, alignment.rotation))
         assessment = self._assess(previous, aligned, live, leaving, generation)
@@ -289,7 +289,7 @@ class _Refresh:
         previous: ItemVectors | None,
         aligned: ItemVectors,
         live: Array,
-        leaving: Leaving,
+        leaving: RemovedItems,
         generation: Generation,
     ) -> Assessment:
         if self.publish.gate.mode == "off":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from embeddings.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from embeddings.store.backend_registry import open_store
     from embeddings.store.feature_store import (
         NAME_PATTERN,
         VERSION_PATTERN,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         ViewExists,
         default_view,
     )
-    from embeddings.store.opening import open_store
 
 __all__ = [
     "NAME_PATTERN",
@@ -57,7 +57,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "embeddings.store.opening": ["open_store"],
+        "embeddings.store.backend_registry": ["open_store"],
         "embeddings.store.feature_store": [name for name in __all__ if name != "open_store"],
     },
 )

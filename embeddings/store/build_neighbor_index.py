@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from embeddings.store.backend_registry import open_store
 from embeddings.store.nearest_neighbors import build_index
-from embeddings.store.opening import open_store
 
 
 def main() -> int:

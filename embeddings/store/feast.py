@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing, write_file
+from embeddings.store.backend_registry import open_store
 from embeddings.store.collection.collection import Collection
-from embeddings.store.opening import open_store
 from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 

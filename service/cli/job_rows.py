@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from service.cli import holding, output
+from service.cli import output, publication_status
 
 
 def row(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a job as a table shows them."""
     auc = last_auc(job, "test") or last_auc(job, "validation")
-    return {**job, "progress": progress(job), "auc": auc, "publication": holding.status(job.get("publication") or {})}
+    published = publication_status.status(job.get("publication") or {})
+    return {**job, "progress": progress(job), "auc": auc, "publication": published}
 
 
 def progress(job: Mapping[str, Any]) -> str:

@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service import DEFAULT_PORT
-from service.cli import advise, export_vectors, gate, generate, holding, job_rows, model, output, top, trials, vectors
+from service.cli import (
+    advise,
+    export_vectors,
+    gate,
+    generate,
+    job_rows,
+    model,
+    output,
+    publication_status,
+    top,
+    trials,
+    vectors,
+)
 from service.cli.datasets import datasets, located
 from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, CommandError, JsonFlag
@@ -386,12 +398,12 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
     output.print_fields(
         {field.removesuffix("_at"): job.get(field) for field in fields}
         | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_rows.progress(job)}
-        | {"publication": holding.status(publication)}
+        | {"publication": publication_status.status(publication)}
         | {"error": error.get("message"), "remedy": error.get("remedy")}
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
-    holding.explain(publication)
-    holding.compare(publication)
+    publication_status.explain(publication)
+    publication_status.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:
         # A table within it (calibration, frequency buckets) is for the report.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli import holding, output
+from service.cli import output, publication_status
 from service.cli.output import CommandError, JsonFlag
 from service.client import Client
 
@@ -60,7 +60,7 @@ def list_schedules(as_json: JsonFlag = False) -> None:
     empty = "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`"
 
     def row(one: Mapping[str, Any]) -> dict[str, Any]:
-        return {**one, "last": holding.status(one.get("last_publication") or {})}
+        return {**one, "last": publication_status.status(one.get("last_publication") or {})}
 
     output.print_list(listed, columns, empty, as_json, row)
 
@@ -128,7 +128,7 @@ def _fired(client: Client, name: str, date: str, as_json: bool) -> dict[str, Any
         raise CommandError(f"stopped waiting; job {job_id} of {date} goes on", again, 130) from None
     publication = job.get("publication") or {}
     if not as_json:
-        typer.echo(f"{date}  {job_id}  {job['state']}  {holding.status(publication)}".rstrip())
+        typer.echo(f"{date}  {job_id}  {job['state']}  {publication_status.status(publication)}".rstrip())
     error = (job.get("error") or {}).get("message")
     return {
         "firing_date": date,
@@ -190,6 +190,6 @@ def firings(name: Name, limit: Annotated[int, typer.Option(min=1)] = 20, as_json
     columns = {field: field.upper() for row in listed or [{"fire_at": ""}] for field in row}
 
     def row(one: Mapping[str, Any]) -> dict[str, Any]:
-        return {**one, "publication": holding.status(one.get("publication") or {})}
+        return {**one, "publication": publication_status.status(one.get("publication") or {})}
 
     output.print_list(listed, columns, f"schedule {name} has not fired yet", as_json, row)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import holding, output
+from service.cli import output, publication_status
 from service.cli.output import CommandError, JsonFlag
 from service.client import Client, ProblemError
 
@@ -37,7 +37,7 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
         mark = "*" if one["version"] == current else ""
         summary = (one.get("diagnosis") or {}).get("summary") if one["state"] == "held" else None
         why = summary or "; ".join(one.get("reasons") or ())
-        return {**one, "current": mark, "compared": holding.compared(one), "why": why}
+        return {**one, "current": mark, "compared": publication_status.compared(one), "why": why}
 
     columns = {"current": ""} | output.headings(
         "version",
@@ -54,7 +54,7 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     )
     output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, row)
     if held.get("in_a_row") and not as_json:
-        told = f"{collection}: {holding.in_a_row(held['in_a_row'], held['since'])}"
+        told = f"{collection}: {publication_status.in_a_row(held['in_a_row'], held['since'])}"
         advice = (held.get("diagnosis") or {}).get("advice")
         output.note(f"{told}. {advice}" if advice else told)
 
@@ -74,7 +74,7 @@ def promote(
         answer = client.promote(collection, version, reason, override_gate=override_gate, if_current=if_current)
     output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
     if not as_json:
-        holding.compare(answer)
+        publication_status.compare(answer)
 
 
 def erase(

@@ -15,7 +15,7 @@ from embeddings.store.url import with_quoted_password
 from service.core.ssrf_guard import Network, parse_networks
 from service.core.tenants import DEFAULT_TENANT, url_of
 from trainer.spec.uri_schemes import is_object, is_topic
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 Role = Literal["all", "api", "scheduler", "vectors"]
 ROLES: tuple[str, ...] = get_args(Role)
@@ -83,7 +83,7 @@ class Settings:
         internal_url: Where runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without both they
             share ``home`` with the service.
         run_storage: Where files of runs lie for all hosts: a directory that the nodes of ``ray_jobs`` mount at this
-            path, or a URI of :mod:`trainer.storage.opening`, such as ``s3://BUCKET/PREFIX``; None: in ``home``.
+            path, or a URI (:mod:`trainer.storage.storage_registry`) such as ``s3://BUCKET/PREFIX``; None: in ``home``.
         unanswered_seconds: How long a cluster may not answer before its jobs show that.
         driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
     """

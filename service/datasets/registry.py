@@ -22,7 +22,7 @@ from trainer.data.sources import figures, infer
 from trainer.spec import DatasetSpec
 from trainer.spec.problems import FieldProblem
 from trainer.spec.row_filter import filter_columns
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 _named: FileCache[list[str]] = FileCache()
 

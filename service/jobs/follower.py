@@ -13,7 +13,7 @@ from service.jobs.job_row import JobRow
 from service.jobs.liveness import Liveness, Looked
 from service.jobs.runner_context import RunnerContext
 from service.jobs.states import ACTIVE, TERMINAL
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 

@@ -22,7 +22,7 @@ from service.jobs.job_row import JobRow
 from service.jobs.runner_context import BackgroundTasks, RunnerContext
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.spec.reading import problems_of
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 

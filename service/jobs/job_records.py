@@ -23,7 +23,7 @@ from service.webhooks import webhook_records
 from trainer.runs import tracing
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")

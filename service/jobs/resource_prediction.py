@@ -25,7 +25,7 @@ from trainer.sizing.memory import rank_memory
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
-from trainer.spec.stored import to_run
+from trainer.spec.stored_specs import to_run
 
 log = logging.getLogger("evenkeel.runner")
 

@@ -23,7 +23,7 @@ from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
 from trainer.runs.protocol import EXIT_FILE
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 

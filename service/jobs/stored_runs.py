@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.runs.directory import RUN_FILE
 from trainer.storage.base import StorageError
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 log = logging.getLogger("evenkeel.jobs")
 

@@ -39,7 +39,7 @@ from trainer.sizing.memory_limit import memory_problem
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
-from trainer.spec.stored import to_run
+from trainer.spec.stored_specs import to_run
 
 _passed: FileCache[DatasetSpec] = FileCache()
 

@@ -9,15 +9,15 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from embeddings.store.backend_registry import open_store
 from embeddings.store.files import StoreError
-from embeddings.store.opening import open_store
 from service.core.check import Check
 from service.core.database import Database, UrlError, parsed_url
 from service.core.settings import Settings
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import anything_at
 from trainer.storage.base import StorageError
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 DATABASE_SECONDS = 10.0
 

@@ -26,7 +26,7 @@ from service.schedules import cron
 from service.webhooks import webhook_records
 from trainer.spec import JobSpec, Name
 from trainer.spec.problems import FieldProblem
-from trainer.spec.stored import to_run
+from trainer.spec.stored_specs import to_run
 from trainer.spec.zones import Zone
 
 Cron = Annotated[str, Field(max_length=255, json_schema_extra={"minLength": 9}), AfterValidator(cron.check_cron)]

@@ -11,7 +11,7 @@ from service.web.charts.calibration import calibration_chart
 from service.web.charts.lines import Series, line_chart
 from service.web.content.held import why_held
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 OVERFIT = 0.002
 """A validation AUC (RMSE) that falls (rises) by more than this from its best epoch to its last is worth a word."""

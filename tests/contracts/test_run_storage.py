@@ -19,9 +19,9 @@ from trainer.storage.base import MissingFileError, RunStorage, StorageError, Sto
 from trainer.storage.cache import HostCache
 from trainer.storage.content import content_of
 from trainer.storage.folders import Folders, StoredFolder, new_token
-from trainer.storage.opening import open_storage
 from trainer.storage.places import fetch, written
 from trainer.storage.places import put as put_results
+from trainer.storage.storage_registry import open_storage
 
 pytestmark = pytest.mark.process  # the object store is one
 

@@ -57,7 +57,8 @@ def assert_published_once(seen: Stack, job: str, epochs: int, attempt: int = 2) 
 def checkpoints(seen: Stack, job: str) -> set[int]:
     """Steps of the checkpoints that are there, as the bucket has them."""
     listing = (
-        "import sys; from trainer.storage.folders import Folders; from trainer.storage.opening import open_storage;"
+        "import sys; from trainer.storage.folders import Folders; "
+        "from trainer.storage.storage_registry import open_storage;"
         "print(*Folders(open_storage(sys.argv[1]), 'checkpoints').names())"
     )
     names = seen.net["s3"].run(PYTHON, "-c", listing, f"s3://bucket/runs/{job}").stdout.split()

@@ -30,7 +30,7 @@ from embeddings.durable_files import fsync_path
 from trainer.checkpoint.agreement import CheckpointError, FormatVersionError, agree, attempt, from_rank_0, rank_and_size
 from trainer.checkpoint.coverage import check_cover
 from trainer.checkpoint.names import new_name, newest_first, replaced_by
-from trainer.checkpoint.stored import MANIFEST_FILE, View, put_files, put_record
+from trainer.checkpoint.remote_checkpoints import MANIFEST_FILE, View, put_files, put_record
 from trainer.runs.directory import WRITING
 from trainer.storage.folders import Folders
 

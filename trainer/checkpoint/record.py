@@ -19,8 +19,8 @@ class Position:
     ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
     ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way. ``stopped``: training is
     over, before its last epoch or with the parameters of an earlier one. ``place``: of a job of one pass, where it
-    reads on (trainer.data.one_pass.place). ``calibration``: by label, what maps these parameters' scores to calibrated
-    probabilities (trainer.output_calibration), where a validation was the last that happened.
+    reads on (trainer.data.one_pass.position). ``calibration``: by label, what maps these parameters' scores to
+    calibrated probabilities (trainer.output_calibration), where a validation was the last that happened.
     """
 
     step: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.format import Checkpoint, CheckpointError, FormatVersionError, checkpoints_in, latest_valid
 from trainer.checkpoint.record import TrainingRecord
-from trainer.checkpoint.stored import show
+from trainer.checkpoint.remote_checkpoints import show
 from trainer.runs.directory import Run
 from trainer.runs.protocol import EXIT_FILE
 from trainer.spec.evaluation import is_lower_better

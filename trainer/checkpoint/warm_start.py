@@ -21,7 +21,7 @@ from embeddings.optim import RowOptimizer
 from embeddings.optim.registry import KINDS
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
 from trainer.checkpoint.record import TrainingRecord
-from trainer.checkpoint.stored import MANIFEST_FILE, show
+from trainer.checkpoint.remote_checkpoints import MANIFEST_FILE, show
 from trainer.data.columns.dynamic_ids import IdMap
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, open_numeric
 from trainer.data.columns.vectors import VECTORS_FILE, Vector, open_vectors
@@ -32,9 +32,9 @@ from trainer.spec import DatasetSpec, JobSpec, parse_dataset
 from trainer.spec.optimizer import Optimizer
 from trainer.spec.reading import problems_of
 from trainer.spec.row_optimizer import row_optimizer
-from trainer.spec.stored import read, with_former_defaults
+from trainer.spec.stored_specs import read, with_former_defaults
 from trainer.storage.folders import Folders
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData

@@ -38,7 +38,7 @@ from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.models.registry import parse_model
 from trainer.spec.optimizer import DenseOptimizer
-from trainer.spec.stored import read
+from trainer.spec.stored_specs import read
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 

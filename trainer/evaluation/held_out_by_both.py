@@ -20,7 +20,7 @@ from trainer.data.prepare.sequences import TARGET
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset
 from trainer.spec.evaluation import Evaluation, Split
-from trainer.spec.stored import read
+from trainer.spec.stored_specs import read
 
 MAX_ROWS = 200_000
 """Most rows that are scored by both models; of more, those with the lowest hash are taken."""

@@ -27,7 +27,7 @@ from trainer.search.records import Record, record_of_run
 from trainer.search.runs import Planned, TrialRun, alone, run_all
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.storage.base import StorageError
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 JOB_FILE = "job.json"
 TITLE = "Generalization report"

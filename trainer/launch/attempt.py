@@ -18,8 +18,8 @@ from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import Position, TrainingRecord
+from trainer.checkpoint.remote_checkpoints import described, make_view
 from trainer.checkpoint.select import newest_of
-from trainer.checkpoint.stored import described, make_view
 from trainer.checkpoint.warm_start import (
     SERVED,
     id_map_files,
@@ -31,7 +31,7 @@ from trainer.checkpoint.warm_start import (
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.one_pass.data import OnePassData
 from trainer.data.one_pass.following import FILES
-from trainer.data.prepare.stored import fetch_prepared
+from trainer.data.prepare.remote_data import fetch_prepared
 from trainer.distributed.build import build, choose_alpha
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.distributed.inherited import InheritedCheckpoint

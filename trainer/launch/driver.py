@@ -29,7 +29,7 @@ from trainer.runs.trackers.process import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus, known_gpu_bytes
 from trainer.spec import Follow
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 if TYPE_CHECKING:
     from trainer.data.prepare.by_tasks.tasks import Hosts
@@ -197,11 +197,11 @@ class _Attempt:
         from trainer.checkpoint.select import newest_of
         from trainer.checkpoint.warm_start import InheritedData, inherited_data, parent_checkpoint
         from trainer.data.batches.prepared import PreparedData
-        from trainer.data.one_pass.place import Place
+        from trainer.data.one_pass.position import Place
         from trainer.data.prepare.by_tasks.assembly import forget_parts
         from trainer.data.prepare.preparation import check_files_read, prepare
+        from trainer.data.prepare.remote_data import fetch_prepared, put_prepared
         from trainer.data.prepare.shared import shared_on_host
-        from trainer.data.prepare.stored import fetch_prepared, put_prepared
         from trainer.publishing.published_ids import check_published_ids, tables_served_as_text
 
         run = self.run

@@ -9,7 +9,7 @@ from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TrainingRecord
 from trainer.spec import DatasetSpec, JobSpec, Publish, SpecError, parse_dataset, parse_job
 from trainer.spec.base import May
-from trainer.spec.stored import with_former_defaults
+from trainer.spec.stored_specs import with_former_defaults
 
 _FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
 _TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)

@@ -28,7 +28,7 @@ from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.distributed.dynamic_tables import codes_of, taken_rows
 from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, stored_rows

@@ -21,7 +21,7 @@ from embeddings.refresh.publication import TRAINING_STEP, last_step
 from embeddings.store import open_store
 from trainer.checkpoint.format import Checkpoint, CheckpointError, checkpoints_in
 from trainer.checkpoint.record import Position, TrainingRecord
-from trainer.checkpoint.stored import show
+from trainer.checkpoint.remote_checkpoints import show
 from trainer.publishing.publish import publish_checkpoint
 from trainer.runs.directory import Run
 from trainer.runs.events import read_events

@@ -21,9 +21,9 @@ from embeddings.durable_files import write_file, write_json
 from trainer.runs.failures import LeaseLostError
 from trainer.spec import DatasetSpec, JobSpec, SpecError, parse_dataset, parse_job
 from trainer.spec.problems import FieldProblem, InvalidFieldsError
-from trainer.spec.stored import to_run
+from trainer.spec.stored_specs import to_run
 from trainer.storage.folders import Folders
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 RUN_FILE = "run.json"
 CANCEL_FILE = "cancel"
@@ -31,7 +31,7 @@ LOCK_FILE = "run.lock"
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 DATA_PARTS = ".data.parts"
-"""Folder of the parts of an unfinished preparation (trainer.data.prepare.kept_parts)."""
+"""Folder of the parts of an unfinished preparation (trainer.data.prepare.part_cache)."""
 TASK_RESULTS = "parts"
 """Folder of the results of preparation tasks, if the run has no storage (trainer.data.prepare.by_tasks)."""
 REVOKED = {"revoked": True}

@@ -20,7 +20,7 @@ from trainer.spec.label_tasks import label_tasks
 from trainer.spec.models.base import ModelSpec
 from trainer.spec.models.registry import parse_model
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, raise_if_invalid
-from trainer.spec.stored import read
+from trainer.spec.stored_specs import read
 
 _NUMBER = re.compile(r"[\d._-]+")
 """Dates and numbers in the names of files, which differ from day to day."""

@@ -22,7 +22,7 @@ from trainer.search.spec import SearchSpec, metric_of, parse_search, with_values
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.evaluation import is_lower_better
 from trainer.spec.problems import FieldProblem, SpecError
-from trainer.spec.stored import to_run
+from trainer.spec.stored_specs import to_run
 
 SEARCH_FILE, TRIAL_FILE, BEST_FILE = "search.json", "trial.json", "best.yaml"
 TRIALS, RAY, STORE = "trials", "ray", "store"

@@ -16,7 +16,7 @@ from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, RANKING_M
 from trainer.spec.job import JobSpec
 from trainer.spec.models.registry import BROKEN_MODELS, MODELS
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError
-from trainer.spec.stored import with_former_defaults
+from trainer.spec.stored_specs import with_former_defaults
 
 
 def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:

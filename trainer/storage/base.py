@@ -18,7 +18,7 @@ class RunStorage(Protocol):
     """
 
     uri: str
-    """URI that :func:`trainer.storage.opening.open_storage` opens it by."""
+    """URI that :func:`trainer.storage.storage_registry.open_storage` opens it by."""
 
     def put_file(self, name: str, source: Path) -> None:
         """Put the content of ``source``, which nobody changes any more, at ``name``; what was there is replaced."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.storage.base import RunStorage, StorageError
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 
 def is_stored(place: Path | str) -> bool:

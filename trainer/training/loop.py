@@ -21,7 +21,7 @@ import torch.distributed as dist
 from embeddings.sharding.exchange.collectives import all_reduce
 from trainer.checkpoint.record import Position
 from trainer.data.one_pass.data import UNKNOWN_STEPS, OnePassData
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.prefetch import Prefetched
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator

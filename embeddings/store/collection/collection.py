@@ -11,10 +11,10 @@ from typing import Any, Literal
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
 from embeddings.store.collection.erasure import Erasure
+from embeddings.store.collection.parent_store import ParentStore
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.collection.retention import Retention
 from embeddings.store.collection.settings import LISTS_BY_ITEM, CollectionSettings
-from embeddings.store.collection.siblings import Siblings
 from embeddings.store.collection.switch import Switch, VersionSwitch
 from embeddings.store.collection.views import CollectionViews
 from embeddings.store.collection.writer import CollectionWriter, NewVersion
@@ -34,14 +34,14 @@ class Collection:
         directory: its files on this machine.
     """
 
-    def __init__(self, files: CollectionDirectory, siblings: Siblings):
+    def __init__(self, files: CollectionDirectory, store: ParentStore):
         self.name = files.name
         self.directory = files.path
         registry = ViewRegistry(files.views, files.name)
         self._files = files
-        self._reader = CollectionReader(files, siblings, registry)
+        self._reader = CollectionReader(files, store, registry)
         self._settings = CollectionSettings(files)
-        self._views = CollectionViews(files, self._reader, registry, siblings)
+        self._views = CollectionViews(files, self._reader, registry, store)
         self._retention = Retention(files, self._reader)
         self._erasure = Erasure(files, self._reader, self._settings, self._retention)
         self._writer = CollectionWriter(files, registry, self._erasure)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDirectory, Lookup
-from embeddings.store.collection.siblings import Siblings
+from embeddings.store.collection.parent_store import ParentStore
 from embeddings.store.files import CorruptStore, UnknownCollection, UnknownVersion
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
 from embeddings.store.version import VersionReader
@@ -27,9 +27,9 @@ logger = logging.getLogger("evenkeel.store")
 class CollectionReader:
     """Manifests and open readers of one collection; thread-safe."""
 
-    def __init__(self, files: CollectionDirectory, siblings: Siblings, views: ViewRegistry):
+    def __init__(self, files: CollectionDirectory, store: ParentStore, views: ViewRegistry):
         self._files = files
-        self._siblings = siblings
+        self._store = store
         self._views = views
         self._lock = threading.Lock()
         self._manifests: dict[str, VersionManifest] = {}
@@ -54,7 +54,7 @@ class CollectionReader:
             return current
         if not VERSION_PATTERN.fullmatch(version) or not (self._files.versions / version).is_dir():
             if not self._files.exists():
-                others = ", ".join(self._siblings.collections()) or "none"
+                others = ", ".join(self._store.collections()) or "none"
                 raise UnknownCollection(f"there is no collection '{name}' (there are: {others})")
             raise UnknownVersion(f"collection '{name}' has no version {version!r}")
         return version

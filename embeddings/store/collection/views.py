@@ -8,8 +8,8 @@ from typing import Any
 
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
+from embeddings.store.collection.parent_store import ParentStore
 from embeddings.store.collection.reader import CollectionReader
-from embeddings.store.collection.siblings import Siblings
 from embeddings.store.files import UnknownView, ViewExists, disk_errors
 from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import ViewRegistry, define_view
@@ -20,12 +20,12 @@ class CollectionViews:
     """The views of one collection; what its methods raise stands with those of Collection that call them."""
 
     def __init__(
-        self, files: CollectionDirectory, reader: CollectionReader, registry: ViewRegistry, siblings: Siblings
+        self, files: CollectionDirectory, reader: CollectionReader, registry: ViewRegistry, store: ParentStore
     ):
         self._files = files
         self._reader = reader
         self._registry = registry
-        self._siblings = siblings
+        self._store = store
 
     # --- which there are -------------------------------------------------------------------------------------------
 
@@ -104,8 +104,8 @@ class CollectionViews:
     def _check_name(self, name: str) -> None:
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"view name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
-        for other in self._siblings.collections():
-            if other != self._files.name and name in self._siblings.collection(other).view_names():
+        for other in self._store.collections():
+            if other != self._files.name and name in self._store.collection(other).view_names():
                 raise ViewExists(
                     f"view '{name}' exists in collection '{other}': names of views are unique; take another"
                 )

@@ -22,7 +22,7 @@ from trainer.runs.protocol import (
     STOP_SECONDS_VARIABLE,
 )
 from trainer.spec.job import Resources
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 RUN_LABEL, ATTEMPT_LABEL, FENCE_LABEL, ROLE_LABEL = (
     f"evenkeel.io/{word}" for word in ("run", "attempt", "fence", "role")
@@ -31,7 +31,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
 MAX_NAME = 47
 """KubeRay derives the names of the cluster and its services from that of a RayJob."""
-NOTICE = ("python", "-m", "trainer.runs.notice")
+NOTICE = ("python", "-m", "trainer.runs.preemption")
 """Command that runs in a pod before it is ended: the ranks write a checkpoint."""
 ENTRYPOINT = ("python", "-m", "trainer.launch.entrypoint")
 OVERHEAD_BYTES = 2**30

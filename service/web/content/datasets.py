@@ -12,7 +12,7 @@ from service.datasets import registry
 from service.jobs import job_records
 from service.web.visit import Visit
 from trainer.spec import DatasetSpec
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 NUM_DATASETS = 50
 NUM_LATEST = 200

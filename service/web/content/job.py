@@ -18,7 +18,7 @@ from service.web.content.progress_history import progress_charts
 from service.web.report import charts_of, figures_of, report
 from service.web.visit import Visit
 from trainer.runs.protocol import LOG_FILE
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 LOG_BYTES = 2**16
 """Bytes from the end of the log that the page begins with."""

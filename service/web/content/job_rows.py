@@ -8,7 +8,7 @@ from typing import Any
 
 from service.web.content.held import why_held
 from trainer.spec.evaluation import figures_named
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 
 def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:

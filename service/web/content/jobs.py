@@ -11,7 +11,7 @@ from service.jobs.states import STATES
 from service.web.charts.lines import Series, line_chart
 from service.web.content.job_rows import job_row, last_auc, of_first_label
 from service.web.visit import Visit
-from trainer.spec.stored import StoredJob
+from trainer.spec.stored_specs import StoredJob
 
 NUM_JOBS = 25
 LINES_PER_CHART = 6

@@ -14,7 +14,7 @@ from service.core.errors import not_found
 from service.jobs import job_records
 from service.web.visit import Visit
 from trainer.spec import JobSpec
-from trainer.spec.stored import to_run
+from trainer.spec.stored_specs import to_run
 
 NUM_DATASETS = 200
 

@@ -14,7 +14,7 @@ from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.registry import CHECKS, LIMITS, subject_of
 from embeddings.refresh.held_versions import held_in_a_row, sound_version
-from embeddings.refresh.holding import FAULTS
+from embeddings.refresh.hold_policy import FAULTS
 from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import Gate, Settings, View, publish_candidate

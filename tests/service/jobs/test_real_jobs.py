@@ -19,7 +19,7 @@ from tests.contracts import store_servers
 from tests.service import serving
 from tests.service.serving import Served
 from trainer.runs.run_process import terminate
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(1800)]
 

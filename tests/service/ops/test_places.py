@@ -53,7 +53,7 @@ def test_a_bucket_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         found = checks()
         assert {name: check.level for name, check in found.items()} == {"data": "warn", "store": "ok", "storage": "ok"}
         assert found["data"].message == "data root s3://bucket/rows: no such bucket, or nothing is there"
-        from trainer.storage.opening import open_storage
+        from trainer.storage.storage_registry import open_storage
 
         storage = open_storage("s3://bucket")
         assert storage.list("runs/") == [], "what was put to try is gone"

@@ -29,8 +29,8 @@ from tests.service import published
 from tests.service.service_kit import BOTH, client_of, job_body, running, until, waits_for
 from trainer.runs.directory import DATA_PARTS
 from trainer.spec import JobSpec
-from trainer.storage.opening import open_storage
 from trainer.storage.shared_directory import SharedDirectory
+from trainer.storage.storage_registry import open_storage
 
 pytestmark = [pytest.mark.anyio, BOTH]
 

@@ -17,12 +17,12 @@ from tests.contracts import store_servers
 from tests.trainer.checkpoint.test_format import DENSE, assert_rows_equal, make_table, save_simple
 from tests.trainer.checkpoint.test_reshard import KINDS, STEP, TABLES, canonical, make, save_source
 from trainer.checkpoint.format import Checkpoint, CheckpointError, latest_valid
-from trainer.checkpoint.stored import VIEW_FILE, described, make_view, show
+from trainer.checkpoint.remote_checkpoints import VIEW_FILE, described, make_view, show
 from trainer.runs.failures import LeaseLostError
 from trainer.storage.base import StorageError
 from trainer.storage.folders import Folders
-from trainer.storage.opening import open_storage
 from trainer.storage.shared_directory import SharedDirectory
+from trainer.storage.storage_registry import open_storage
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,8 @@ def finish(run, standby) -> None:
 def notice(run, **changes) -> int:
     told = {RUN_DIR_VARIABLE: str(run.directory), ATTEMPT_VARIABLE: str(changes.get("attempt", run.attempt))}
     told[STOP_SECONDS_VARIABLE] = str(changes.get("seconds", 300))
-    return subprocess.run([sys.executable, "-m", "trainer.runs.notice"], env=os.environ | told, check=False).returncode
+    command = [sys.executable, "-m", "trainer.runs.preemption"]
+    return subprocess.run(command, env=os.environ | told, check=False).returncode
 
 
 def openings(run, small) -> list[dict]:

@@ -19,7 +19,7 @@ from trainer.launch.driver import execute
 from trainer.runs import run_process
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, LOG_FILE
 from trainer.storage.folders import Folders
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

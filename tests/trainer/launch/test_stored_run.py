@@ -19,7 +19,7 @@ from tests.support.trained_runs import lead
 from tests.trainer.launch.detached_runs import everything
 from trainer.checkpoint.select import newest_of, pick
 from trainer.data.batches.prepared import PreparedData
-from trainer.data.prepare.stored import fetch_prepared
+from trainer.data.prepare.remote_data import fetch_prepared
 from trainer.generalization.command import main as generalization
 from trainer.inference.export import export
 from trainer.inference.exported_model import Exported
@@ -27,7 +27,7 @@ from trainer.inference.predict import predict
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.storage.folders import Folders
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 

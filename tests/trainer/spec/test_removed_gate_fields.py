@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.spec import SpecError, parse_job
-from trainer.spec.stored import to_run
+from trainer.spec.stored_specs import to_run
 
 
 def job(**gate: Any) -> dict[str, Any]:

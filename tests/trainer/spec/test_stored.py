@@ -9,7 +9,7 @@ import pytest
 
 from trainer.spec import JobSpec, Table, parse_job
 from trainer.spec.job import Resources
-from trainer.spec.stored import StoredJob, read
+from trainer.spec.stored_specs import StoredJob, read
 
 JOB: dict[str, Any] = {
     "name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr"}, "init_from": {"job": "job_1"}, "retries": 5,

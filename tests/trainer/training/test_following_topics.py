@@ -23,7 +23,7 @@ from trainer.checkpoint.format import latest_valid
 from trainer.data.errors import DataError
 from trainer.data.one_pass import topic_rows, windows
 from trainer.data.one_pass.data import OnePassData, segments_file
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.topics import kafka
 from trainer.launch.driver import execute

@@ -22,7 +22,7 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import hashes_of
 from trainer.data.one_pass import windows
 from trainer.data.one_pass.data import OnePassData
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
 from trainer.distributed.dynamic_tables import DynamicRows, states

@@ -12,7 +12,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 if TYPE_CHECKING:
-    from trainer.data.one_pass.place import Place
+    from trainer.data.one_pass.position import Place
     from trainer.data.one_pass.raw_ids import RawIds
 
 

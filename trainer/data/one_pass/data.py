@@ -35,7 +35,7 @@ from trainer.data.one_pass.following import (
     read_pieces,
     write_pieces,
 )
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.one_pass.rows import MISSING, Int64s, Rows
 from trainer.data.one_pass.topic_rows import TopicRows
 from trainer.data.one_pass.windows import RowReader, Window, WindowReader

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.data.errors import DataError
 from trainer.data.one_pass.following import pause
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.followed_folder import Taken
 from trainer.data.sources.locations import FilePath, as_it_is, located

@@ -14,7 +14,7 @@ from trainer.data.batches.keys import Key
 from trainer.data.columns.numeric import Numeric
 from trainer.data.errors import Stopped
 from trainer.data.one_pass import windows
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.one_pass.windows import Held, RowReader, Window, window_of
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.followed_folder import EndOfFolder

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.data.errors import DataError
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.prepare.bad_rows import bad_values, with_numbers
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.source import Chunk

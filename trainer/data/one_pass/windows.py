@@ -21,7 +21,7 @@ from trainer.data.columns.numeric import Numeric, read_number
 from trainer.data.columns.publishable import require_publishable
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.one_pass.raw_ids import RawIds
 from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed_with_strings
 from trainer.data.prepare.encode import ids_of

@@ -18,7 +18,7 @@ from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import DistinctIds, Int32s
 from trainer.data.prepare.arrays import CODE, VALUE, Appender, map_array
 from trainer.data.prepare.id_runs import IdFile, IdRun, merge_runs
-from trainer.data.prepare.kept_parts import CODED, KeptParts, write_checksum
+from trainer.data.prepare.part_cache import CODED, PartCache, write_checksum
 from trainer.data.prepare.plan import ColumnUse
 
 
@@ -40,7 +40,7 @@ class TableIds:
         runs: number of runs that an earlier process has written.
     """
 
-    def __init__(self, kind: Kind, name: str, parts: KeptParts, runs: int = 0):
+    def __init__(self, kind: Kind, name: str, parts: PartCache, runs: int = 0):
         self._kind, self._name, self._parts = kind, name, parts
         self.places = parts.appender(f"{name}.places", CODE)
         self._runs = [self._run(number) for number in range(runs)]
@@ -108,7 +108,7 @@ class CodedColumn:
     """
 
     def __init__(
-        self, use: ColumnUse, name: str, parts: KeptParts, table: TableIds, chunks: list[list[int]] | None = None
+        self, use: ColumnUse, name: str, parts: PartCache, table: TableIds, chunks: list[list[int]] | None = None
     ):
         self.weights = parts.appender(f"{name}.weights", VALUE) if use.weights else None
         self.chunks = chunks or []

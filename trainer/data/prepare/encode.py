@@ -32,7 +32,7 @@ from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.coding import CodedColumn, CodedPart, TableIds
 from trainer.data.prepare.join_matches import JoinMatches
-from trainer.data.prepare.kept_parts import KeptParts
+from trainer.data.prepare.part_cache import PartCache
 from trainer.data.prepare.plan import ColumnUse, DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.spans import Span
@@ -73,7 +73,7 @@ class Encoded:
 
 def encode(
     plan: DataPlan,
-    parts: KeptParts,
+    parts: PartCache,
     workers: Workers,
     bad_rows: BadRows | None,
     progress: Progress,
@@ -124,7 +124,7 @@ def check_order(plan: DataPlan, column: str, order: npt.NDArray[Any]) -> None:
 
 
 def encode_span(
-    plan: DataPlan, parts: KeptParts, workers: Workers, bad_rows: BadRows | None, span: Span
+    plan: DataPlan, parts: PartCache, workers: Workers, bad_rows: BadRows | None, span: Span
 ) -> tuple[Encoded, dict[str, Any]]:
     """Read some of the rows and leave their coded columns in ``parts``.
 
@@ -180,7 +180,7 @@ class _Step(NamedTuple):
 class _EncodedWriter:
     """Files of coded columns under ``scratch``, to which chunks are appended."""
 
-    def __init__(self, plan: DataPlan, parts: KeptParts, workers: Workers, bad_rows: BadRows | None):
+    def __init__(self, plan: DataPlan, parts: PartCache, workers: Workers, bad_rows: BadRows | None):
         saved = parts.state
         self.num_rows: int = saved["num_rows"] if saved else 0
         self.num_read: int = saved["num_read"] if saved else 0

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Int32s, encoded, id_type
 from trainer.data.prepare.arrays import CODE
-from trainer.data.prepare.kept_parts import KeptParts
+from trainer.data.prepare.part_cache import PartCache
 
 _SAMPLES = 8
 """Samples of each run for each range: ranges then differ by a small part in their number of ids."""
@@ -22,7 +22,7 @@ _SAMPLES = 8
 class IdFile:
     """Raw ids without nulls, which grow on disk: integers, or bytes of UTF-8 and where each id's begin."""
 
-    def __init__(self, kind: Kind, name: str, parts: KeptParts):
+    def __init__(self, kind: Kind, name: str, parts: PartCache):
         self._type = id_type(kind)
         self._numbers = parts.appender(name, np.int64) if kind == "int" else None
         self._texts = None if kind == "int" else parts.jagged(name, np.uint8)
@@ -58,7 +58,7 @@ class IdFile:
 class IdRun:
     """A run: its ids, ascending, and for each in order of first appearance its position in that order."""
 
-    def __init__(self, kind: Kind, name: str, parts: KeptParts):
+    def __init__(self, kind: Kind, name: str, parts: PartCache):
         self.ids = IdFile(kind, f"{name}.ids", parts)
         self.ranks = parts.appender(f"{name}.ranks", CODE)
         self.codes = parts.appender(f"{name}.codes", CODE)

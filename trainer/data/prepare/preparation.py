@@ -44,9 +44,9 @@ from trainer.data.prepare.fingerprint import (
     stayed,
 )
 from trainer.data.prepare.graphs import write_graphs
-from trainer.data.prepare.kept_parts import KeptParts, kept_parts
 from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
 from trainer.data.prepare.parent_ids import check_parent_ids
+from trainer.data.prepare.part_cache import PartCache, part_cache
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.row_figures import row_figures
@@ -86,7 +86,7 @@ def prepare(
 
     A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
     reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written, and what
-    was read until then is taken up again (:mod:`trainer.data.prepare.kept_parts`). Rows that
+    was read until then is taken up again (:mod:`trainer.data.prepare.part_cache`). Rows that
     ``max_bad_rows`` leaves out are written to ``bad_rows.parquet`` beside it, also where they are too many. Of a job of
     one pass (``dataset.one_pass``) no row is read: what is written is what the specs and the files' schemas say.
 
@@ -148,7 +148,7 @@ def prepare(
                 _replace(directory, work, fence)
                 return PreparedData.open(directory)
             with (
-                kept_parts(directory, fingerprint, private) as parts,
+                part_cache(directory, fingerprint, private) as parts,
                 Workers(num_threads(job) if threads is None else threads) as workers,
             ):
                 left_out, progress = _quarantine(plan, directory, work, parts, fence), Progress(log, report)
@@ -221,7 +221,7 @@ class _Preparation:
 
 def _write(
     task: _Preparation,
-    parts: KeptParts,
+    parts: PartCache,
     assembly: Assembly | None,
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
@@ -432,7 +432,7 @@ def _write_tables(
 
 @contextlib.contextmanager
 def _quarantine(
-    plan: DataPlan, directory: Path, work: Path, parts: KeptParts, fence: Callable[[], None]
+    plan: DataPlan, directory: Path, work: Path, parts: PartCache, fence: Callable[[], None]
 ) -> Iterator[BadRows | None]:
     """Yield the bad-row writer, or None if bad rows are errors.
 

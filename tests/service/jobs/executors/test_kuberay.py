@@ -109,7 +109,7 @@ def test_a_pod_tells_its_run_before_it_ends_and_fewer_workers_are_fewer_pods() -
     for pod, seconds in ((spec["headGroupSpec"]["template"]["spec"], 5), (group["template"]["spec"], 70)):
         assert pod["terminationGracePeriodSeconds"] == seconds
         told = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        assert told == ["python", "-m", "trainer.runs.notice"]
+        assert told == ["python", "-m", "trainer.runs.preemption"]
 
 
 def test_the_driver_has_the_token_from_its_secret(cluster: KubeCluster, run_dir: Path) -> None:

@@ -23,7 +23,7 @@ from tests.support.free_ports import free_port
 from tests.support.ray_cluster import Cluster
 from trainer.runs import run_process
 from trainer.spec import parse_job
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
 

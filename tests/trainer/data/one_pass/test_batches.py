@@ -22,7 +22,7 @@ from trainer.data.columns.hashing import combine, id_keys, random_words, unmix
 from trainer.data.errors import DataError
 from trainer.data.one_pass import windows
 from trainer.data.one_pass.data import UNKNOWN_STEPS, OnePassData
-from trainer.data.one_pass.place import Place
+from trainer.data.one_pass.position import Place
 from trainer.data.one_pass.rows import MISSING
 from trainer.data.prepare.preparation import prepare
 from trainer.data.prepare.split import SPLIT_NAMES, random_split

@@ -33,7 +33,7 @@ from trainer.launch.driver import execute
 from trainer.runs.directory import TASK_RESULTS
 from trainer.spec import parse_dataset, parse_job
 from trainer.storage.base import StorageError
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 CHUNK = 41
 

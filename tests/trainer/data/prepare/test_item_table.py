@@ -13,13 +13,13 @@ import pytest
 
 from tests.support import forked
 from tests.trainer.data.prepare.cases import contents
-from tests.trainer.data.prepare.test_kept_parts import make_small
+from tests.trainer.data.prepare.test_part_cache import make_small
 from tests.trainer.item_tables import NUM_ABSENT, NUM_CLICKED, NUM_ITEMS, dataset_at, items_table, job_of, prepared_log
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import open_numeric
 from trainer.data.errors import DataError
-from trainer.data.prepare.kept_parts import KeptParts
+from trainer.data.prepare.part_cache import PartCache
 from trainer.data.prepare.preparation import prepare
 
 
@@ -166,13 +166,13 @@ def test_a_warm_starts_statistics_stay(log, tmp_path):
 def prepare_and_die(path, directory):
     """Prepare, and be killed after the first save."""
     make_small(setattr)
-    save = KeptParts.save
+    save = PartCache.save
 
     def deadly(self, *args):
         save(self, *args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    KeptParts.save = deadly
+    PartCache.save = deadly
     prepare(dataset_at(path), job_of(), directory, threads=1)
 
 

@@ -28,9 +28,9 @@ from trainer.data.prepare.encode import Encoded, check_order, check_rows
 from trainer.data.prepare.examples import AllRows, limits_by_time
 from trainer.data.prepare.fingerprint import WarmStart, files_of
 from trainer.data.prepare.join_matches import JoinMatches
-from trainer.data.prepare.kept_parts import VERSION
 from trainer.data.prepare.label_figures import LabelFigures
 from trainer.data.prepare.numbers import inherited_numeric
+from trainer.data.prepare.part_cache import VERSION
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.spans import SPAN_ROWS, Span, cut_spans

@@ -33,8 +33,8 @@ from trainer.data.prepare.by_tasks.tasks import Desk, Task, write_state
 from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
-from trainer.data.prepare.kept_parts import KeptParts
 from trainer.data.prepare.numbers import fit_numbers, raw_file, write_numbers
+from trainer.data.prepare.part_cache import PartCache
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.spans import Span
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
@@ -50,7 +50,7 @@ def read(desk: Desk, task: Task, out: Path) -> None:
     """Read a span; ``task.arguments``: its (file, row) start and stop."""
     plan = desk.plan
     start, stop = task.arguments
-    parts = KeptParts(desk.directory / "parts", str(FORMAT_VERSION))
+    parts = PartCache(desk.directory / "parts", str(FORMAT_VERSION))
     bad_rows = None if plan.dataset.max_bad_rows is None else BadRows(plan, desk.directory / BAD_ROWS, parts.folder)
     span = Span(tuple(start), tuple(stop))
     encoded, counted = encode.encode_span(plan, parts, desk.workers, bad_rows, span)
@@ -112,7 +112,7 @@ def table(desk: Desk, task: Task, out: Path) -> None:
     number = task.number
     plan, spans, base = desk.plan, task.arguments["spans"], task.arguments["base"]
     domain = list(plan.kinds)[number]
-    parts = KeptParts(desk.directory / "parts", str(FORMAT_VERSION))
+    parts = PartCache(desk.directory / "parts", str(FORMAT_VERSION))
     known = TableIds(plan.kinds[domain], "table", parts)
     places: list[tuple[int, int, int]] = []
     for span in spans:

@@ -19,7 +19,7 @@ from trainer.spec import parse_dataset, parse_job
 from trainer.storage.base import NotWholeError
 from trainer.storage.cache import cache_of_host
 from trainer.storage.folders import Folders
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 from trainer.storage.trees import put_tree
 
 STATE = "state.json"

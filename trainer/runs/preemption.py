@@ -1,4 +1,4 @@
-"""``python -m trainer.runs.notice``: tell the run of this pod that its machine goes, and wait until it has ended.
+"""``python -m trainer.runs.preemption``: tell the run of this pod that its machine goes, and wait until it has ended.
 
 Kubernetes runs it before it ends a pod of a run (preStop), within the pod's grace: the ranks write a checkpoint and the
 run goes on as the next attempt. Which run that is, and how long it has, says the environment.

@@ -14,7 +14,7 @@ from embeddings.vectors.item_vectors import Array, ItemVectors, keys_of, shared_
 
 
 @dataclass(frozen=True)
-class Leaving:
+class RemovedItems:
     """Items of the parent that are not carried on, bool [items of the parent] each.
 
     Three kinds: items that training gave up, items that have been carried for too long, and items that are being erased
@@ -35,7 +35,7 @@ class Leaving:
         erased: ErasedIds,
         expiry: ExpirySettings | None,
         today: int,
-    ) -> Leaving:
+    ) -> RemovedItems:
         tombstones = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
         if parent is None:
             return cls(tombstones, tombstones, tombstones)

@@ -13,7 +13,7 @@ class HasViews(Protocol):
         ...
 
 
-class Siblings(Protocol):
+class ParentStore(Protocol):
     """All collections of the store."""
 
     def collections(self) -> list[str]:

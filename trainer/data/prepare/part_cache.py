@@ -32,7 +32,7 @@ _SUM = ".crc32"
 _BLOCK_BYTES = 1 << 20
 
 
-class KeptParts:
+class PartCache:
     """The files of one preparation in ``folder``, and the state in which they were last saved.
 
     Args:
@@ -157,7 +157,7 @@ def _sum_of_json(document: dict[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def kept_parts(directory: Path, fingerprint: str, private: Path) -> Iterator[KeptParts]:
+def part_cache(directory: Path, fingerprint: str, private: Path) -> Iterator[PartCache]:
     """Yield the parts of a preparation of ``directory``, which lie in a folder beside it.
 
     They go when the body is done. Where it fails they stay, if any were saved: what was away may come back, and what is
@@ -165,12 +165,12 @@ def kept_parts(directory: Path, fingerprint: str, private: Path) -> Iterator[Kep
 
     Args:
         directory: what is prepared.
-        fingerprint: of :class:`KeptParts`.
+        fingerprint: of :class:`PartCache`.
         private: the folder to take where another process has that beside ``directory``.
     """
     folder = directory.with_name(f".{directory.name}.parts")
     lock = _lock(folder)
-    parts = KeptParts(private if lock is None else folder, fingerprint)
+    parts = PartCache(private if lock is None else folder, fingerprint)
     done = False
     try:
         yield parts

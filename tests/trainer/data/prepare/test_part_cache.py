@@ -17,7 +17,7 @@ from trainer.data.columns import vocabulary
 from trainer.data.errors import DataError
 from trainer.data.prepare import encode, examples, progress
 from trainer.data.prepare.coding import CodedColumn
-from trainer.data.prepare.kept_parts import KeptParts, kept_parts
+from trainer.data.prepare.part_cache import PartCache, part_cache
 from trainer.data.prepare.preparation import BAD_ROWS, prepare
 from trainer.data.sources.source import Source
 from trainer.runs.directory import DATA_PARTS
@@ -102,9 +102,9 @@ def test_what_a_killed_process_saved_is_not_read_again(format_, ids_bytes, which
     # (method, calls of it until the end, rows that are not read again)
     deaths = (
         (encode._EncodedWriter, "append", 2, 0),  # nothing was saved
-        (KeptParts, "save", 1, 80),
+        (PartCache, "save", 1, 80),
         (encode._EncodedWriter, "append", 4, 80),  # more was written than was saved
-        (KeptParts, "save", 3, 240),
+        (PartCache, "save", 3, 240),
         (CodedColumn, "finish", 2, 240),
     )
     for number in which:
@@ -121,7 +121,7 @@ def test_what_a_killed_process_saved_is_not_read_again(format_, ids_bytes, which
 def test_killed_twice(rows):
     expected = prepared_bytes(CASE, rows, 1)
     directory = rows / "killed" / "data"
-    kill(CASE, rows, directory, (KeptParts, "save", 1))
+    kill(CASE, rows, directory, (PartCache, "save", 1))
     kill(CASE, rows, directory, (encode._EncodedWriter, "append", 3))
     found, said = finished(CASE, rows, directory)
     assert found == expected
@@ -131,7 +131,7 @@ def test_killed_twice(rows):
 @pytest.mark.process
 def test_rows_that_changed_are_read_from_the_beginning(rows):
     directory = rows / "killed" / "data"
-    kill(CASE, rows, directory, (KeptParts, "save", 2))
+    kill(CASE, rows, directory, (PartCache, "save", 2))
     os.utime(next((rows / "rows").iterdir()), ns=(1, 1))
     _, said = finished(CASE, rows, directory)
     assert not any("goes on after" in one for one in said)
@@ -142,7 +142,7 @@ def test_rows_that_changed_are_read_from_the_beginning(rows):
 def test_parts_that_are_not_what_was_saved_are_read_again(name, rows):
     expected = prepared_bytes(CASE, rows, 1)
     directory = rows / "killed" / "data"
-    kill(CASE, rows, directory, (KeptParts, "save", 2))
+    kill(CASE, rows, directory, (PartCache, "save", 2))
     os.truncate(directory.parent / DATA_PARTS / name, 100)
     found, said = finished(CASE, rows, directory)
     assert found == expected
@@ -156,7 +156,7 @@ def flip_a_bit(path: Path, place: int) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("death", [(KeptParts, "save", 2), (CodedColumn, "finish", 2)], ids=["reading", "finishing"])
+@pytest.mark.parametrize("death", [(PartCache, "save", 2), (CodedColumn, "finish", 2)], ids=["reading", "finishing"])
 def test_a_bit_that_flipped_is_found_and_all_is_read_again(death, rows):
     """In each file in turn, of those that a preparation which goes on would use; of those that both have in one."""
     expected = prepared_bytes(CASE, rows, 1)
@@ -179,7 +179,7 @@ def test_a_bit_that_flipped_is_found_and_all_is_read_again(death, rows):
 @pytest.mark.process
 def test_what_was_written_after_the_last_save_may_be_anything(rows):
     directory = rows / "killed" / "data"
-    kill(CASE, rows, directory, (KeptParts, "save", 2))
+    kill(CASE, rows, directory, (PartCache, "save", 2))
     for path in (directory.parent / DATA_PARTS).iterdir():
         if path.name.partition("-")[0] in ("numeric", "column", "table"):
             path.write_bytes(path.read_bytes() + b"torn")
@@ -212,7 +212,7 @@ def test_an_error_leaves_what_was_saved_and_only_that(rows, monkeypatch):
 def test_parts_that_another_process_is_at_are_left_alone(rows):
     dataset, job = specs(CASE, rows)
     directory = rows / "one" / "data"
-    with kept_parts(directory, "another", rows / "unused") as other:
+    with part_cache(directory, "another", rows / "unused") as other:
         appender = other.appender("numbers", "int64")
         prepare(dataset, job, directory)
         assert appender.path.exists()

@@ -23,7 +23,7 @@ FAR_ROWS = 2.0
 
 
 @dataclass(frozen=True)
-class Holding:
+class HoldDecision:
     """The end of a judged candidate.
 
     Attributes:
@@ -52,7 +52,7 @@ def hold_or_release(
     others: Sequence[str],
     held: Sequence[Mapping[str, Any]],
     models: ModelComparison | None,
-) -> Holding:
+) -> HoldDecision:
     """Return the end of a candidate.
 
     Args:
@@ -64,11 +64,11 @@ def hold_or_release(
     """
     sound = is_sound(verdict, models)
     if gate.mode != "enforce" or verdict.passed:
-        return Holding(list(others), len(held) + 1, sound)
+        return HoldDecision(list(others), len(held) + 1, sound)
     not_released = _not_released(verdict, gate, held, models)
     if not_released is not None or others:
-        return Holding([*others, *verdict.reasons], len(held) + 1, sound, not_released=not_released)
-    return Holding([], len(held) + 1, sound, {"in_a_row": _honest(held) + 1, "failed": verdict.failed})
+        return HoldDecision([*others, *verdict.reasons], len(held) + 1, sound, not_released=not_released)
+    return HoldDecision([], len(held) + 1, sound, {"in_a_row": _honest(held) + 1, "failed": verdict.failed})
 
 
 def is_sound(verdict: Verdict, models: ModelComparison | None) -> bool:

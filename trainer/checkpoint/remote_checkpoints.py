@@ -22,7 +22,7 @@ from trainer.storage.base import NotWholeError, StorageError
 from trainer.storage.cache import cache_of_host
 from trainer.storage.content import FileContent, content_of
 from trainer.storage.folders import Folders, StoredFolder
-from trainer.storage.opening import open_storage
+from trainer.storage.storage_registry import open_storage
 
 MANIFEST_FILE = "manifest.json"
 VIEW_FILE = "stored.json"
