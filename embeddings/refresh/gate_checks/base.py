@@ -36,6 +36,7 @@ class Limit:
         remedy: what to do about a failure.
         at_most: True where large values are bad.
         spread: least day-to-day standard deviation that rolling limits assume; None: the starting limit stays.
+        about: subject of a failure, where it is not that of its check.
     """
 
     metric: str
@@ -43,6 +44,7 @@ class Limit:
     remedy: str = MOVED
     at_most: bool = False
     spread: float | None = None
+    about: Subject | None = None
 
     def starting_for(self, metrics: Metrics) -> float | None:
         """Return the starting limit for a candidate with these metrics."""

@@ -40,6 +40,7 @@ class ModelQuality(GateCheck):
             None,
             "the served model reads today's rows worse than those of the days before: look at the rows",
             spread=0.02,
+            about="rows",
         ),
     )
 

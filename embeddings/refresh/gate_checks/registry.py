@@ -41,7 +41,7 @@ def takes_group(metric: str) -> bool:
     return base.startswith("canary_") or base in ("model_gain", "model_metric_before")
 
 
-_SUBJECTS: dict[str, Subject] = {limit.metric: check.about for check in CHECKS for limit in check.limits}
+_SUBJECTS: dict[str, Subject] = {limit.metric: limit.about or check.about for check in CHECKS for limit in check.limits}
 
 
 def subject_of(metric: str) -> Subject:
