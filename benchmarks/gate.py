@@ -254,7 +254,7 @@ FAULTS: dict[str, Fault] = {
 class Refreshes:
     """A collection that is refreshed daily from one log."""
 
-    def __init__(self, log: Log, rows: Rows, folder: Path):
+    def __init__(self, rows: Rows, folder: Path, log: Log = LOGS["news"]):
         self.log, self.folder = log, folder
         self.rows = {"label": np.ones(len(rows["day"]), np.int64)} | rows
         self.store = folder / "store"
@@ -410,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             own.mkdir(parents=True, exist_ok=True)
             kind = LOGS[log]
             own_faults = {name: one for name, one in faults.items() if one.labelled in (None, kind.labelled)}
-            for line in study(Refreshes(kind, kind.rows(options.data, own), own), own_faults):
+            for line in study(Refreshes(kind.rows(options.data, own), own, kind), own_faults):
                 lines.append({"log": log, **line})
                 print(json.dumps(lines[-1]), flush=True)
     print(table(lines))

@@ -46,7 +46,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.gate import COLLECTION, FIRST_EPOCHS, JOB, LOGS, WINDOW, Fault, Line, Refreshes, Rows, news
+from benchmarks.gate import COLLECTION, FIRST_EPOCHS, JOB, WINDOW, Fault, Line, Refreshes, Rows, news
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
 from trainer.report_pages.markdown import table_of
@@ -165,7 +165,7 @@ def study(log: Log, folder: Path, seed: int, a_day: int) -> Iterator[Line]:
 
     for way in WAYS:
         (folder / way).mkdir(parents=True)
-        ways[way] = (Often if way in OFTEN else Refreshes)(LOGS["news"], log.rows, folder / way)
+        ways[way] = (Often if way in OFTEN else Refreshes)(log.rows, folder / way)
         refresh(way, WINDOW - 1)
     yesterday = served(ways["daily"])
     frozen = {question: fit(*log.task(yesterday, WINDOW - 1, question)) for question in log.questions}

@@ -18,7 +18,7 @@ from embeddings.refresh.settings import GateSettings
 
 FAULTS = frozenset({"run", "rows", "model"})
 """Subjects of failures that an honest day does not have."""
-FAR_ROWS = 2.5
+FAR_ROWS = 2.0
 """Distance of a row figure from its usual value that is a fault, in units of what its limit allows."""
 
 

@@ -3,22 +3,26 @@
 Rows and moments of common ids, weights and moments of common inputs and units are the parent's, bit for bit. What is
 new begins so that scores are the parent's before the first step: rows of an added feature as zeros, weights on other
 new inputs too (``added: fresh``: as in a new model). A unit more has the weights of a new model, and nothing reads it
-yet. Where the row optimizer has other settings, rows are brought to the parent's last step first: what idle rows owe is
-counted with the settings that they idled under.
+yet. A layer more passes on what it reads. A column more of vectors is zero in every row that the parent had, but for
+those of one factor where scores are products of rows alone (:attr:`Inheritance.drawn`). Where the row optimizer has
+other settings, rows are brought to the parent's last step first: what idle rows owe is counted with the settings that
+they idled under.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import deferred_update_coefficients
-from embeddings.tables.config import TableConfig
+from embeddings.tables.config import InitConfig, TableConfig
+from embeddings.tables.initialization import initial_rows
 from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
 from trainer.checkpoint.warm_start import dataset_of, id_map_file, inheritance_of, trained_optimizer
@@ -28,7 +32,8 @@ from trainer.distributed.build import model_of
 from trainer.distributed.dynamic_tables import state_file
 from trainer.distributed.published_ids import counts_file
 from trainer.distributed.sharded_model import ShardedModel
-from trainer.models.base import Axis, Position, RankingModel
+from trainer.models.base import Axis, Position, RankingModel, RowColumn
+from trainer.models.layers.mlp import HiddenLayer
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.models.registry import parse_model
@@ -50,6 +55,7 @@ class InheritedCheckpoint(Checkpoint):
         super().__init__(parent.path)
         record = TrainingRecord.of(parent)
         self.inheritance = inheritance_of(job, dataset, parent)
+        self._job = job
         self._model, self._optimizer = sharded.module, sharded.row_optimizer
         self._former_optimizer = trained_optimizer(record)
         self._settled = _differ(self._former_optimizer, self._optimizer)
@@ -64,6 +70,7 @@ class InheritedCheckpoint(Checkpoint):
         before = job.model_copy(update={"model": parse_model(read(record.job, JobSpec, "model"), stored=True)})
         self._parent_model = _dense_model(before, of_parent)
         self._parent_numbers = _numbers(before, of_parent)
+        self._moved_layers, self._added_layers = _deepened(self._parent_model, self._model)
         # The vector of all numbers (dlrm, wukong) has a name that no feature has.
         self._known = {*self.inheritance.features, *([""] if self._parent_numbers else [])}
         stored = read(record.job, JobSpec, "dense_optimizer")
@@ -98,11 +105,39 @@ class InheritedCheckpoint(Checkpoint):
         column_count: int | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         former = self.inheritance.parent_of(table)
-        if not self._settled:
+        if not (self._settled or self.inheritance.is_wider):
             return super().read_rows(former, row_start, row_count, column_start, column_count)
-        weight, state = self._brought_up(*super().read_rows(former, row_start, row_count))
+        weight, state = super().read_rows(former, row_start, row_count)
+        if self._settled:
+            weight, state = self._brought_up(weight, state)
+        if self.inheritance.is_wider:
+            weight, state = self._widened(table, row_start, weight, state)
         columns = slice(column_start, None if column_count is None else column_start + column_count)
         return weight[:, columns], {name: one[:, columns] if one.dim() == 2 else one for name, one in state.items()}
+
+    def _widened(
+        self, table: str, row_start: int, weight: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return rows and state with the job's columns, from those with the parent's, in the order of both."""
+        (before, after), width = self.inheritance.embedding_dim, self._job.model.table_columns(table)
+        # Vectors lie side by side (item2vec), and a weight of an id is behind its vector.
+        part, column = np.divmod(np.arange(width), after)
+        known = torch.from_numpy(column < before)
+        drawn = self.inheritance.drawn
+        wide = weight.new_zeros(len(weight), width)
+        if drawn is not None and drawn[0] == table:
+            init = InitConfig("normal", self._job.model.effective_init.std)
+            config = TableConfig(table, row_start + len(weight), width, ("rows",), init=init)
+            values = torch.from_numpy(initial_rows(config, self._job.seed, row_start, row_start + len(weight)))
+            wide[:, part == drawn[1]] = values.to(weight)[:, part == drawn[1]]
+        wide[:, known] = weight
+
+        def padded(one: Tensor) -> Tensor:
+            moments = one.new_zeros(len(one), width)
+            moments[:, known] = one
+            return moments
+
+        return wide, {name: padded(one) if one.dim() == 2 else one for name, one in state.items()}
 
     def _brought_up(self, weight: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return rows and state as of the parent's last step, as the job's optimizer stores them."""
@@ -144,9 +179,10 @@ class InheritedCheckpoint(Checkpoint):
     def read_dense(self) -> dict[str, Tensor]:
         saved, found = super().read_dense(), {}
         here, there = self._model.axes(self._numbers), self._parent_model.axes(self._parent_numbers)
-        parents = {self._renamed_parameter(name): (name, value) for name, value in tensors_of(self._parent_model)}
+        parents = {self._renamed_parameter(name): name for name, _ in tensors_of(self._parent_model)}
         for name, fresh in tensors_of(self._model):
-            old, before = parents.get(name, (name, None))
+            old = parents.get(name)
+            before = self._passing_on(name) if old is None else saved[_MODEL + old]
             axes = [here.get(name, {}).get(number) or _counted(number, size) for number, size in enumerate(fresh.shape)]
             if before is None:
                 # As if the parent had it, for none of its features.
@@ -155,12 +191,12 @@ class InheritedCheckpoint(Checkpoint):
                 begins = torch.zeros_like(fresh) if self._is_silent_projection(name) else fresh
                 found[_MODEL + name] = self._moved(begins, axes, stored, axes_before) if name in here else begins
                 continue
-            named = there.get(old, {})
+            named = {} if old is None else there.get(old, {})
             axes_before = [
                 self._axis(named[number]) if number in named else _counted(number, size)
                 for number, size in enumerate(before.shape)
             ]
-            found[_MODEL + name] = self._moved(fresh, axes, saved[_MODEL + old], axes_before)
+            found[_MODEL + name] = self._moved(fresh, axes, before, axes_before)
             for key, value in saved.items():
                 owner, _, part = key.removeprefix(_OPTIMIZER).rpartition("/")
                 if key.startswith(_OPTIMIZER) and owner == old and self._keeps_dense_moments:
@@ -180,25 +216,32 @@ class InheritedCheckpoint(Checkpoint):
             index = {name: number for number, name in enumerate(before.names)}
             places.append(torch.tensor([index.get(name, -1) for name in axis.names], dtype=torch.int64))
         unread, given = torch.zeros(value.shape, dtype=torch.bool), torch.ones(value.shape, dtype=torch.bool)
+        padding = torch.zeros(value.shape, dtype=torch.bool)
         for number, (axis, place) in enumerate(zip(axes, places, strict=True)):
             along = [-1 if number == other else 1 for other in range(value.dim())]
             if axis.reads:
-                counts = torch.tensor([self._counts_at_once(of) for of, _ in axis.names], dtype=torch.bool)
+                counts = torch.tensor([self._counts_at_once(*one) for one in axis.names], dtype=torch.bool)
                 unread |= ((place < 0) & counts).view(along)
             else:
                 given &= (place >= 0).view(along)
-        value[unread & given] = 0
+                pads = torch.tensor([self._is_padding(*one) for one in axis.names], dtype=torch.bool)
+                padding |= ((place < 0) & pads).view(along)
+        value[(unread & given) | padding] = 0
         known = [torch.nonzero(place >= 0).flatten() for place in places]
         value[torch.meshgrid(*known, indexing="ij")] = stored[
             torch.meshgrid(*(place[place >= 0] for place in places), indexing="ij")
         ].to(value.dtype)
         return value
 
-    def _counts_at_once(self, features: tuple[str, ...]) -> bool:
-        """Return True if a new input of these features has to begin with a weight of zero."""
+    def _is_padding(self, features: tuple[str, ...], column: Hashable) -> bool:
+        """Return True if a new position is a column that vectors of the parent did not have."""
+        return isinstance(column, RowColumn) and self._known.issuperset(features)
+
+    def _counts_at_once(self, features: tuple[str, ...], column: Hashable) -> bool:
+        """Return True if a new input has to begin with a weight of zero."""
         added = [name for name in features if name not in self._known]
         if not added:
-            return True  # it is new as a column or a unit
+            return not self._is_padding(features, column)  # it is new as a column or a unit
         return self.inheritance.keeps_scores and not self.inheritance.silent.intersection(added)
 
     def _is_silent_projection(self, name: str) -> bool:
@@ -215,10 +258,19 @@ class InheritedCheckpoint(Checkpoint):
         return tuple(sorted(found)) if len(features) == 2 and features == tuple(sorted(features)) else found
 
     def _renamed_parameter(self, name: str) -> str:
+        layer, _, part = name.rpartition(".")
+        if layer in self._moved_layers:
+            return f"{self._moved_layers[layer]}.{part}"
         for former, new in self._names.items():
             if f".of_{former}." in name:
                 return name.replace(f".of_{former}.", f".of_{new}.")
         return name
+
+    def _passing_on(self, name: str) -> Tensor | None:
+        """Return the identity that an added layer begins with, as a parent's parameter; None for other parameters."""
+        layer, _, part = name.rpartition(".")
+        units = self._added_layers.get(layer)
+        return None if units is None else torch.eye(units) if part == "weight" else torch.zeros(units)
 
     def clear_new_tables(self, sharded: ShardedModel) -> None:
         """Set the rows of added features to zeros, where the parent's scores are to hold."""
@@ -233,6 +285,49 @@ def tensors_of(model: RankingModel) -> list[tuple[str, Tensor]]:
     """Return (name, tensor) of the parameters and buffers outside the tables."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return [(name, value.data) for name, value in named if not name.startswith("embeddings.")]
+
+
+def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict[str, int]]:
+    """Compare the stacks of linear layers of a parent's model and of the job's.
+
+    Returns:
+        The names of layers that are elsewhere, by the parent's; and by name the units that an added layer passes on.
+    """
+    moved: dict[str, str] = {}
+    added: dict[str, int] = {}
+    there = _stacks(before)
+    for path, layers in _stacks(after).items():
+        former = there.get(path, layers)
+        more = len(layers) - len(former)
+        if not more:
+            continue
+        sizes, former_sizes = ([one.out_features for _, one in stack] for stack in (layers, former))
+        # A layer without ReLU stays the last one.
+        all_hidden = layers[-1][0].endswith(".linear")
+        for first in range(len(former) - 1 + all_hidden, 0, -1):
+            passed = [*former_sizes[:first], *[former_sizes[first - 1]] * more, *former_sizes[first:]]
+            if all(size >= least for size, least in zip(sizes, passed, strict=True)):
+                break
+        else:
+            raise ValueError(
+                f"init_from: layers {sizes} of {path} cannot go on from {former_sizes}: leave init_from out"
+            )
+        moved |= {name: layers[first + more + number][0] for number, (name, _) in enumerate(former[first:])}
+        added |= dict.fromkeys((name for name, _ in layers[first : first + more]), former_sizes[first - 1])
+    return moved, added
+
+
+def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
+    """Return the linear layers that follow each other, with their names, by the name of what holds them."""
+    found: dict[str, list[tuple[str, nn.Linear]]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            for name, one in module.named_children():
+                if isinstance(one, HiddenLayer):
+                    found.setdefault(path, []).append((f"{path}.{name}.linear", one.linear))
+                elif isinstance(one, nn.Linear):
+                    found.setdefault(path, []).append((f"{path}.{name}", one))
+    return found
 
 
 def _counted(number: int, size: int) -> Axis:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Axes, Axis, ModelInputs, Position, columns_of
+from trainer.models.base import Axes, Axis, ModelInputs, Position, RowColumn, columns_of
 from trainer.models.ctr_base import ClickModel, NumericFields
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
@@ -49,11 +49,13 @@ class AutoInt(ClickModel):
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
         def fields(count: int) -> list[Position]:
-            of_numbers = ((of, (number, column)) for of, number in numbers for column in range(count))
+            of_numbers = ((of, RowColumn((number, column))) for of, number in numbers for column in range(count))
             return [*columns_of(self.features, count), *of_numbers]
 
         units = self.output.in_features // (len(self.features) + len(numbers))
-        found = self.reading(fields(self.dim), "tower") | {"output.weight": {1: Axis(tuple(fields(units)))}}
+        found = self.making_vectors() | self.reading(fields(self.dim), "tower")
+        columns = Axis(tuple(((), RowColumn(column)) for column in range(self.dim)))
+        found |= {"output.weight": {1: Axis(tuple(fields(units)))}, "attention.0.maps": {1: columns}}
         return found | ({} if self.numeric is None else self.numeric.axes(numbers))
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:

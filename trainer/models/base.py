@@ -56,6 +56,15 @@ Position = tuple[tuple[str, ...], Hashable]
 """Name of a position along an axis of a parameter: the features that it is of, and which of their columns."""
 
 
+class RowColumn(NamedTuple):
+    """A column of vectors, in the name of a position.
+
+    One beyond the parent's is zero in all its rows and projections, so that weights on it can be those of a new model.
+    """
+
+    number: Hashable
+
+
 class Axis(NamedTuple):
     """Names of the positions along an axis of a parameter.
 
@@ -200,7 +209,18 @@ class RankingModel(nn.Module):
 
         ``numbers``: names of the numeric features, [num_dense].
         """
-        return {}
+        return self.making_vectors()
+
+    def making_vectors(self) -> Axes:
+        """Return the axes of the projections of vectors, whose outputs are columns like those of rows."""
+        found: Axes = {}
+        for name, projection in () if self.vector_fields is None else self.vector_fields.projections.items():
+            assert isinstance(projection, nn.Linear)
+            of, columns = (name.removeprefix("of_"),), range(projection.out_features)
+            # Where a row is longer than a vector, what is behind it stays behind it.
+            axis = Axis(tuple((of, RowColumn(divmod(column, self.dim))) for column in columns), reads=False)
+            found |= {f"vector_fields.projections.{name}.{part}": {0: axis} for part in ("weight", "bias")}
+        return found
 
     def reading(self, names: Iterable[Position], *modules: str) -> Axes:
         """Return the axes of the first layers of these modules, which read inputs of these names side by side."""
@@ -220,7 +240,7 @@ class RankingModel(nn.Module):
 
 def columns_of(features: Iterable[str], count: int) -> list[Position]:
     """Return the names of the vectors of features side by side, each of ``count`` columns."""
-    return [((name,), column) for name in features for column in range(count)]
+    return [((name,), RowColumn(column)) for name in features for column in range(count)]
 
 
 def pairs_of(features: Sequence[str]) -> list[Position]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Axes, Axis, ModelInputs, Position, RankingModel, columns_of, pooled_rows
+from trainer.models.base import Axes, Axis, ModelInputs, Position, RankingModel, RowColumn, columns_of, pooled_rows
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.base import FirstOrderSpec, ModelSpec
@@ -39,7 +39,7 @@ class ClickModel(RankingModel):
         return [*columns_of(self.features, self.dim), *numbers]
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
-        return self.reading(self.inputs(numbers), "tower")
+        return super().axes(numbers) | self.reading(self.inputs(numbers), "tower")
 
     def loss(self, batch: Batch) -> Tensor:
         return self.label_losses(self.scores(batch), batch)
@@ -94,10 +94,10 @@ class NumericFields(nn.Module):
         with seeded(inputs.seed, "numeric fields"):
             self.vectors = uniform(inputs.num_dense, dim, inputs=dim, dtype=inputs.dtype)
 
-    @staticmethod
-    def axes(numbers: Sequence[Position]) -> Axes:
+    def axes(self, numbers: Sequence[Position]) -> Axes:
         """Return the axes of a model's parameter ``numeric``."""
-        return {"numeric.vectors": {0: Axis(tuple(numbers))}}
+        columns = tuple(((), RowColumn(column)) for column in range(self.vectors.shape[1]))
+        return {"numeric.vectors": {0: Axis(tuple(numbers)), 1: Axis(columns, reads=False)}}
 
     def forward(self, dense: Tensor) -> Tensor:
         return dense.to(self.vectors.dtype).unsqueeze(2) * self.vectors

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, mlp, with_dense
+from trainer.models.base import Axes, ModelInputs, Position, RowColumn, mlp, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.batch_norm import BatchNorm
 from trainer.models.layers.mlp import tower_of
@@ -55,6 +56,10 @@ class DIN(ClickModel):
         # A feature may be called as a method of the dict is: items, values.
         self.attention = nn.ModuleDict({f"of_{name}": _attention(spec, inputs, name) for name in self.histories})
         self.tower = tower_of(spec, inputs, [self.width, *spec.hidden, 1])
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        parts = [((), RowColumn((part, column))) for part in range(4) for column in range(self.dim)]
+        return super().axes(numbers) | self.reading(parts, *(f"attention.{name}" for name in self.attention))
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         rows = self.embeddings(features)

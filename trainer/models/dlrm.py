@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Axes, ModelInputs, Position, columns_of, pairs_of
+from trainer.models.base import Axes, ModelInputs, Position, pairs_of
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.spec.models.dlrm import DLRMSpec
@@ -53,8 +53,10 @@ class DLRM(ClickModel):
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
         below = [NUMBERS] if self.num_dense else []
-        seen = [*columns_of(below, self.dim), *pairs_of([*below, *self.features])]
-        return self.reading(numbers, "bottom") | self.reading(seen, "top")
+        # Columns of z are made by units, not zeros where they are new.
+        units = [((name,), column) for name in below for column in range(self.dim)]
+        seen = [*units, *pairs_of([*below, *self.features])]
+        return self.making_vectors() | self.reading(numbers, "bottom") | self.reading(seen, "top")
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features, dense)

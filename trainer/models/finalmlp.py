@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainer.models.base import Axes, Axis, ModelInputs, Position, with_dense
+from trainer.models.base import Axes, Axis, ModelInputs, Position, columns_of, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
@@ -52,10 +52,13 @@ class FinalMLP(ClickModel):
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
         inputs = tuple(self.inputs(numbers))
-        found = self.reading(inputs, "streams.0", "streams.1")
+        found = self.making_vectors() | self.reading(inputs, "streams.0", "streams.1")
         for number, gate in enumerate(self.gates):
+            read = columns_of([self.features[field] for field in gate.fields], self.dim)  # type: ignore[union-attr]
+            found |= self.reading(read, f"gates.{number}.layers")
             last = f"gates.{number}.layers.{len(gate.layers) - 1}"  # type: ignore[arg-type]
-            found |= {f"{last}.{part}": {0: Axis(inputs, reads=False)} for part in ("weight", "bias")}
+            for part in ("weight", "bias"):
+                found[f"{last}.{part}"] = {**found.get(f"{last}.{part}", {}), 0: Axis(inputs, reads=False)}
         return found
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:

@@ -5,9 +5,11 @@ Hidasi et al., Session-based Recommendations with Recurrent Neural Networks, ICL
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs
+from trainer.models.base import Axes, Axis, ModelInputs, Position, RowColumn
 from trainer.models.causal_sequence import CausalSequenceModel, Drop, at
 from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.sequences import GRU4RecSpec
@@ -32,6 +34,15 @@ class GRU4Rec(CausalSequenceModel):
         with seeded(inputs.seed, "gru"):
             layers = (nn.GRU(self.dim, self.dim, batch_first=True) for _ in range(spec.gru_layers))
             self.layers = nn.ModuleList(layers).to(inputs.dtype)
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        units = range(self.dim)
+        gates = Axis(tuple(((), (gate, unit)) for gate in range(3) for unit in units), reads=False)
+        found: Axes = {}
+        for name, _ in self.layers.named_parameters():
+            read = RowColumn if name.startswith("0.weight_ih") else int
+            found[f"layers.{name}"] = {0: gates, 1: Axis(tuple(((), read(unit)) for unit in units))}
+        return found
 
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
         x = drop(items, 0)

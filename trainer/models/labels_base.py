@@ -50,7 +50,7 @@ class SeveralLabelsModel(ClickModel):
         raise NotImplementedError
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
-        return self.reading(self.inputs(numbers), *self.readers())
+        return self.making_vectors() | self.reading(self.inputs(numbers), *self.readers())
 
     def own_scores(self, x: Tensor) -> Sequence[Tensor]:
         """Return for each label its own score [b] of rows and numbers side by side [b, width]."""

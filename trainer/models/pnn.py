@@ -37,7 +37,7 @@ class PNN(ClickModel):
         self.tower = tower_of(spec, inputs, [self.width + self.pairs.shape[1], *spec.hidden, 1])
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
-        return self.reading([*self.inputs(numbers), *pairs_of(self.features)], "tower")
+        return self.making_vectors() | self.reading([*self.inputs(numbers), *pairs_of(self.features)], "tower")
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         vectors = self.vectors(features, dense)

@@ -17,7 +17,7 @@ from torchrec import KeyedJaggedTensor
 from embeddings.tables.philox import philox4x32, table_key
 from trainer.data.columns.dynamic_ids import UNKNOWN_ROW
 from trainer.data.columns.hashing import unit_interval
-from trainer.models.base import Axes, ModelInputs, Position, RankingModel, columns_of, with_dense
+from trainer.models.base import Axes, Axis, ModelInputs, Position, RankingModel, RowColumn, columns_of, with_dense
 from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import in_batch_softmax
 from trainer.spec.models.two_tower import TwoTowerSpec
@@ -89,7 +89,14 @@ class TwoTower(RankingModel):
         of_context = len(numbers) - self.num_item_numbers
         context = [*columns_of(self.context, self.dim), *numbers[:of_context]]
         items = [*columns_of((ITEM, *self.item_features), self.dim), *numbers[of_context:]]
-        return self.reading(context, "tower") | self.reading(items, "item_tower")
+        found = self.making_vectors() | self.reading(context, "tower") | self.reading(items, "item_tower")
+        if self.item_tower is not None:
+            # In the product with the user's new columns those of the item begin at zero, as its row's would.
+            made = Axis(tuple(((), RowColumn(column)) for column in range(self.dim)), reads=False)
+            last = f"item_tower.{len(self.item_tower) - 1}"  # type: ignore[arg-type]
+            for part in ("weight", "bias"):
+                found[f"{last}.{part}"] = {**found.get(f"{last}.{part}", {}), 0: made}
+        return found
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         user, item = self.towers(features, dense)

@@ -37,6 +37,9 @@ class Inheritance:
         dropped: features of the parent that the job does not read.
         silent: added features whose vectors are zeros before the first step, so that no weight of theirs counts yet.
         keeps_scores: whether weights on added features begin so that the parent's scores hold (``added: zero``).
+        embedding_dim: of the parent, and of the job.
+        drawn: the table, and the part of its rows (of item2vec's [v | u] 0 or 1), whose columns beyond the parent's
+            begin as in a new model. All other ones begin at zero, and products of zeros alone would never learn.
         notes: what to tell the owner of the job.
     """
 
@@ -46,12 +49,19 @@ class Inheritance:
     dropped: tuple[str, ...] = ()
     silent: frozenset[str] = frozenset()
     keeps_scores: bool = True
+    embedding_dim: tuple[int, int] = (0, 0)
+    drawn: tuple[str, int] | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_changed(self) -> bool:
         """Whether features came, went or have other names."""
         return bool(self.added or self.dropped) or any(new != old for new, old in self.features.items())
+
+    @property
+    def is_wider(self) -> bool:
+        """True if vectors have more columns than the parent's."""
+        return len(set(self.embedding_dim)) > 1
 
     def parent_of(self, table: str) -> str:
         """Return the parent's name of a table; of a new one, its own."""
@@ -75,14 +85,15 @@ def inherit(
     parent_dataset = parent_dataset or dataset
     parent_model = parse_model(read(parent_job, JobSpec, "model"), stored=True)
     raise_if_invalid(_model_problems(job.model, parent_model))
-    matching = _Matching(job, dataset, parent_dataset)
+    matching = _Matching(job, dataset, parent_dataset, parent_model.embedding_dim)
     raise_if_invalid([*matching.problems(), *_label_problems(dataset, parent_dataset)])
     found = matching.inheritance()
     raise_if_invalid(_table_problems(job, found, read(parent_job, JobSpec, "tables")))
-    if job.publish is not None and found.is_changed:
+    if job.publish is not None and (found.is_changed or found.is_wider):
+        more = "features, and the job has others" if found.is_changed else "columns, and the job's vectors have more"
         for name in ("anchor", "frozen_context"):
             if getattr(job.publish, name) is not None:
-                why = "holds items to what the parent learned from its features, and the job has others"
+                why = f"holds items to what the parent learned from its {more}"
                 raise_if_invalid([FieldProblem(f"publish.{name}", why, "leave it out for this run, or the change")])
     return found
 
@@ -107,14 +118,45 @@ def _model_problems(model: ModelSpec, parent: ModelSpec) -> Iterator[FieldProble
         if name in free or here == there:
             continue
         remedy = "use the same, or leave init_from out"
-        if name in growing:
-            if len(here) == len(there) and all(new >= old for new, old in zip(here, there, strict=True)):
-                if not getattr(model, "residual", False):
-                    continue
-                remedy = "leave the sizes, since a shortcut adds units to units (residual), or leave init_from out"
-            else:
-                remedy = "use as many layers of these sizes or larger ones, or leave init_from out"
+        if name in growing or name == "embedding_dim":
+            way = _remedy_of_columns(model, there) if name == "embedding_dim" else _remedy_of_layers(model, name, there)
+            if way is None:
+                continue
+            remedy = f"{way}, or leave init_from out"
         yield FieldProblem(f"model.{name}", f"the parent was trained with {there}, the job asks for {here}", remedy)
+
+
+def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> str | None:
+    """Return the remedy where layers do not go on from a parent's, None where they do.
+
+    An added layer begins as the identity, which ReLU leaves as it is behind another ReLU.
+    """
+    here = getattr(model, name)
+    deeper, may_be = len(here) > len(there), name in model.fields_that(May.DEEPEN_ON_WARM_START)
+    if len(here) < len(there) or any(new < old for new, old in zip(here, there, strict=False)):
+        return f"use as many layers of these sizes or larger ones{', or more' if may_be else ''}"
+    if getattr(model, "residual", False):
+        return "leave the sizes, since a shortcut adds units to units (residual)"
+    if not deeper:
+        return None
+    if not may_be:
+        return "use as many layers: only behind ReLU can another one begin without a change of scores"
+    if not there:
+        return "leave it without layers: a first one cannot begin without a change of scores"
+    if getattr(model, "batch_norm", False):
+        return "use as many layers: another one would normalise what it passes on (batch_norm)"
+    if min(here[len(there) :]) < there[-1]:
+        return f"give each layer behind the parent's at least as many units as its last, {there[-1]}"
+    return None
+
+
+def _remedy_of_columns(model: ModelSpec, there: int) -> str | None:
+    """Return the remedy where vectors do not go on from a parent's, None where they do, padded with zeros."""
+    if model.embedding_dim < there:
+        return f"use {there} or more"
+    if model.wider_vectors_problem is not None:
+        return f"use {there}, since {model.kind} cannot take up columns of zeros ({model.wider_vectors_problem})"
+    return None
 
 
 def _label_problems(dataset: DatasetSpec, parent: DatasetSpec) -> Iterator[FieldProblem]:
@@ -141,9 +183,10 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
 class _Matching:
     """The features of a job beside those of its parent, each by its name."""
 
-    def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec) -> None:
+    def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec, parent_dim: int) -> None:
         here, there = _read_by(job, dataset), _read_by(job, parent)
         self._job, self._dataset, self._parent, self._here, self._there = job, dataset, parent, here, there
+        self._dims = parent_dim, job.model.embedding_dim
         start = job.init_from
         self._dropped = () if start is None else start.dropped
         # Named for an earlier refresh: the parent has the new name already.
@@ -204,6 +247,14 @@ class _Matching:
         yield from self._order_changes()
         yield from self._table_changes()
         yield from self._item_side_changes()
+        if self._pads_all_in_vain() and self._drawn() is None:
+            yield FieldProblem(
+                "model.embedding_dim",
+                f"the parent was trained with {self._dims[0]}, the job asks for {self._dims[1]}, and products of "
+                "columns that all begin at zero never learn",
+                f"use {self._dims[0]}, have a feature of ids whose table no other one reads and init of kind hash or "
+                "normal, or leave init_from out",
+            )
         if not self._fresh:
             yield from self._unsilent()
 
@@ -268,6 +319,22 @@ class _Matching:
                 "to a new collection",
             )
 
+    def _pads_all_in_vain(self) -> bool:
+        """Return True if zeros in all new columns would stay zeros."""
+        has_numbers = any(one.gives_numbers for one in self._here.values())
+        return self._dims[0] != self._dims[1] and not self._job.model.learns_from_padding(has_numbers)
+
+    def _drawn(self) -> tuple[str, int] | None:
+        """Return :attr:`Inheritance.drawn`: all columns but those of one factor of each product can be zeros."""
+        if self._job.model.effective_init.kind == "zero":
+            return None
+        if self._job.model.has_both_sides_in_rows:
+            return self._here["item"].shares or "item", 1
+        read = [one.shares or name for name, one in self._here.items() if one.has_ids]
+        alone = [table for table in self._tables() if read.count(table) == 1]
+        # Vectors of items are published: theirs begin as they were.
+        return min(((table, 0) for table in alone), key=lambda one: one[0] == "item", default=None)
+
     def _unsilent(self) -> Iterator[FieldProblem]:
         """Yield added features that would change the parent's scores before the first step."""
         takes, kind = self._job.model.adds_features, self._job.model.kind
@@ -293,6 +360,15 @@ class _Matching:
             for name, former in self._features.items()
             if name != former
         ]
+        before, after = self._dims
+        if before != after:
+            notes.append(f"init_from: vectors have {after} columns, of which the first {before} are the parent's")
+            if self._job.publish is not None:
+                notes.append(
+                    f"publish: no rotation leads from {before} coordinates to {after}: where the served version of "
+                    f"'{self._job.publish.collection}' has {before}, the gate holds the new one, which begins "
+                    "an anchor generation; publish to another collection to leave consumers as they are"
+                )
         return Inheritance(
             self._features,
             self._tables(),
@@ -300,6 +376,8 @@ class _Matching:
             self._gone,
             frozenset(name for name in self._added if self._own_rows(name)),
             not self._fresh,
+            self._dims,
+            self._drawn() if self._pads_all_in_vain() else None,
             tuple(notes),
         )
 

@@ -25,6 +25,7 @@ class May(Enum):
     DIFFER_ON_RESUME = "it may differ between attempts that go on from each other"
     DIFFER_ON_WARM_START = "it may differ from that of the job whose rows go on: no weight depends on it"
     GROW_ON_WARM_START = "sizes of layers, which may be larger than those of the job whose rows go on"
+    DEEPEN_ON_WARM_START = "sizes of layers with ReLU, to which more may be added behind the last"
     CHANGE_TRAINING = "training depends on it, though it is of something else"
 
 

@@ -163,5 +163,12 @@ async def test_features_that_do_not_go_on_are_refused_before_the_run(
         assert problem["field"] == "features.genre"
         assert "dropped: [genre]" in problem["remedy"]
     body["init_from"]["dropped"] = ["genre"]
+    for sizes, field in (({"embedding_dim": 8}, "embedding_dim"), ({"hidden": [128, 64, 32]}, "hidden")):
+        for route in ("/v1/jobs?dry_run=true", "/v1/jobs"):
+            answer = await service.post(route, json=body | {"model": {"kind": "two_tower", **sizes}})
+            assert answer.status_code == 422, answer.text
+            assert answer.json()["errors"][0]["field"] == f"model.{field}"
+    larger = {"kind": "two_tower", "embedding_dim": 24, "hidden": [128, 64, 64]}
+    assert (await service.post("/v1/jobs?dry_run=true", json=body | {"model": larger})).status_code == 200
     assert (await service.post("/v1/jobs?dry_run=true", json=body)).status_code == 200
     assert (await service.post("/v1/jobs", json=body)).status_code == 202

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from embeddings.store import open_store
 from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.warm_start import inherited_alpha
@@ -20,6 +21,7 @@ from trainer.distributed.materialize import stored_rows
 from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
+from trainer.models.registry import MODELS
 from trainer.runs.directory import read_run, write_run
 from trainer.spec import parse_dataset, parse_job
 from trainer.training.dense_parameters import dense_optimizer
@@ -37,6 +39,7 @@ BASE = {
 CLICK = ("dnn", "fm", "wide_deep", "deepfm", "xdeepfm", "dcnv2", "dlrm", "pnn", "finalmlp", "din", "wukong", "autoint")
 SEVERAL = ("esmm", "mmoe", "ple", "shared_bottom")
 KINDS = (*CLICK, *SEVERAL, "two_tower")
+PAIRS, SEQUENCES = ("mf", "bpr"), ("item2vec", "gru4rec", "sasrec", "hstu")
 TOGETHER = ("wukong", "autoint")
 """Kinds that normalise fields together."""
 SMALL = {
@@ -50,6 +53,7 @@ SMALL = {
     "mmoe": {"experts": 3, "tower_hidden": [4]},
     "ple": {"levels": 2, "label_experts": 1, "shared_experts": 1, "tower_hidden": [4]},
     "shared_bottom": {"tower_hidden": [4]},
+    "gru4rec": {"gru_layers": 2},
 }
 LAZY = {"kind": "adam", "moments": "lazy", "learning_rate": 0.05}
 STILL = {"optimizer": LAZY | {"learning_rate": 0.0}, "dense_optimizer": {"learning_rate": 0.0}}
@@ -66,6 +70,7 @@ def table():
         "liked": pa.array([list(rng.integers(0, 40, rng.integers(0, 4))) for _ in range(size)]),
         "price": price, "age": rng.normal(30.0, 9.0, size), "embedding": pa.array(list(rng.normal(size=(size, 3)))),
         "other": pa.array(list(rng.normal(size=(size, 2)))), "click": click, "buy": click * (item % 2),
+        "ts": np.arange(size),
     }  # fmt: skip
     return pa.table(columns)
 
@@ -81,10 +86,13 @@ class Runs:
         label = {"labels": {"click": {"column": "click"}, "buy": {"column": "buy"}}}
         label = label if kind in SEVERAL else {"label": {"column": "click"}}
         document = {"name": "rows", "uri": str(self.folder / "rows.parquet"), "features": features}
+        if kind in (*PAIRS, *SEQUENCES):
+            document["features"] = {name: {"type": "id"} for name in ("user", "item")}
+            document |= {"timestamp": "ts"} if kind in SEQUENCES else {}
         return parse_dataset(document | label)
 
     def job(self, kind, **changes):
-        hidden = {} if kind == "fm" else {"hidden": [8, 6]}
+        hidden = {} if kind in ("fm", *PAIRS, *SEQUENCES) else {"hidden": [8, 6]}
         model = {
             "kind": kind,
             "embedding_dim": 4,
@@ -105,10 +113,17 @@ class Runs:
         write_run(
             directory, run_id=name, job=self.job(kind, **changes), dataset=self.dataset(kind, features),
             store_url=str(self.folder / "store"), init_checkpoint=None if parent is None else str(parent.checkpoints),
+            parent_version=self._served(changes),
         )  # fmt: skip
         run = read_run(directory)
         assert execute(run, start_ranks) == code
         return run
+
+    def _served(self, changes):
+        if "publish" not in changes:
+            return None
+        collection = open_store(str(self.folder / "store")).collection(changes["publish"]["collection"])
+        return collection.manifest("current")["version"] if collection.exists() else None
 
     def parent(self, kind, **changes):
         key = f"{kind}-{json.dumps(changes, sort_keys=True)}"
@@ -117,8 +132,14 @@ class Runs:
         return self._parents[key]
 
     def scores(self, run, table=None):
-        found = Predictor(run.directory).predict(self.table if table is None else table)
-        return np.stack([found[name].to_numpy() for name in found.column_names if name.startswith("logit")])
+        table = self.table if table is None else table
+        if run.job.model.reads_sequences:
+            # The scores of all items of those that each of a few users has not had, the highest first.
+            some = table.slice(0, 100)
+            users = pa.table({"user": some["user"], "item": some["liked"]})
+            return Predictor(run.directory, k=3).predict(users)["scores"].combine_chunks().flatten().to_numpy()
+        found = Predictor(run.directory).predict(table)
+        return np.stack([found[name].to_numpy() for name in found.column_names if name.startswith(("logit", "score"))])
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +149,7 @@ def runs(tmp_path_factory, table):
 
 def check_scores(runs, parent, child, table=None):
     before, after = runs.scores(parent), runs.scores(child, table)
-    assert np.abs(before).max() > 0.3, "the parent has learned nothing, so that nothing is compared"
+    assert np.abs(before).max() > 0.2, "the parent has learned nothing, so that nothing is compared"
     np.testing.assert_allclose(after, before, atol=1e-6, rtol=0)
 
 
@@ -214,6 +235,36 @@ def test_a_renamed_feature_and_dropped_ones_go_on_as_they_were(runs):
     assert torch.equal(dropped.read_dense()["model/tower.0.weight"], first[:, left])
 
 
+DEEPER = {kind: {"hidden": [8, 7, 9]} for kind in KINDS if kind not in ("fm", "finalmlp")} | {
+    "finalmlp": {"gate_hidden": [5, 7]},
+    "wukong": {"hidden": [9, 6, 6, 7], "fm_hidden": [7, 6, 8]},
+    "mmoe": {"hidden": [8, 6, 6], "tower_hidden": [4, 4]},
+    "ple": {"hidden": [8, 7, 9], "tower_hidden": [5, 6]},
+    "shared_bottom": {"tower_hidden": [4, 5, 4]},
+}
+WIDER = {kind: {"embedding_dim": 7} for kind in MODELS if kind not in ("wukong", "sasrec", "hstu")}
+SIZES = [(kind, one) for sizes in (DEEPER, WIDER) for kind, one in sizes.items()]
+
+
+@pytest.mark.parametrize(("kind", "larger"), SIZES, ids=lambda one: one if isinstance(one, str) else "-".join(one))
+def test_deeper_layers_and_wider_vectors_leave_the_scores_as_they_are_and_learn(runs, kind, larger):
+    parent = runs.parent(kind)
+    model = SMALL.get(kind, {}) | larger
+    name = f"{'wider' if 'embedding_dim' in larger else 'deeper'}-{kind}"
+    child = runs.run(f"{name}-still", kind, BASE, parent, **STILL, epochs=1, model=model)
+    check_scores(runs, parent, child)
+    trained = runs.run(name, kind, BASE, parent, model=model)
+    assert np.abs(runs.scores(trained) - runs.scores(parent)).max() > 1e-3
+    before, after, learned = (latest_valid(one.checkpoints) for one in (parent, child, trained))
+    for table in before.tables:
+        (rows, _), (now, _), (later, _) = (one.read_rows(table) for one in (before, after, learned))
+        dim = child.job.model.embedding_dim
+        vectors = [now[:, part * dim : part * dim + 4] for part in range(now.shape[1] // dim)]
+        kept = torch.cat([*vectors, now[:, now.shape[1] // dim * dim :]], dim=1)
+        assert torch.equal(kept, rows)
+        assert (later[2:].std(0) > 1e-4).all(), f"a column of {table} is dead"
+
+
 MOVING = {"kind": "adam_ar", "alpha": 0.002, "learning_rate": 0.05, "decay": "at_read"}
 
 
@@ -288,6 +339,105 @@ def test_moments_of_common_parameters_go_on_and_new_ones_have_none(runs):
         assert not new[8].any()
         assert not new[:, 20].any()
     assert torch.equal(found["optimizer/tower.0.weight/step"], before["optimizer/tower.0.weight/step"])
+
+
+IDS = {name: BASE[name] for name in ("user", "item", "query")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "features", "larger"),
+    [
+        ("fm", {}, IDS, {}),
+        ("dlrm", {}, IDS, {"hidden": [8, 7, 8]}),
+        ("autoint", {"hidden": []}, BASE, {}),
+        ("finalmlp", {"first_gate": ["user", "liked"], "gate_hidden": []}, BASE, {}),
+        ("finalmlp", {"second_gate": ["user", "liked"]}, BASE, {"gate_hidden": [6, 8, 9]}),
+        ("dcnv2", {"structure": "stacked", "low_rank": None}, BASE, {"hidden": [10, 7, 9, 7]}),
+        ("dnn", {"init": {"kind": "zero"}}, BASE, {"hidden": [8, 6, 6]}),
+    ],
+)
+def test_larger_sizes_beside_other_settings_and_added_features(runs, kind, model, features, larger):
+    model = SMALL.get(kind, {}) | model
+    parent = runs.parent(kind, model=model) if features is BASE else runs.run(f"ids-{kind}", kind, IDS, model=model)
+    more = {**dict(reversed(features.items())), **({} if kind in TOGETHER or features is IDS else ADDED)}
+    name = f"{len(more)}-{'-'.join(model)}-{kind}"
+    model |= {"embedding_dim": 7, **larger}
+    check_scores(runs, parent, runs.run(f"still-{name}", kind, more, parent, **STILL, epochs=1, model=model))
+    learned = latest_valid(runs.run(name, kind, more, parent, model=model).checkpoints)
+    for table in learned.tables:
+        assert (learned.read_rows(table)[0][2:].std(0) > 1e-4).all(), f"a column of {table} is dead"
+
+
+def test_moments_of_moved_layers_and_longer_rows_go_on_and_those_of_added_ones_begin(runs):
+    parent = runs.parent("wide_deep")
+    job = runs.job("wide_deep", model={"hidden": [8, 7, 9], "embedding_dim": 7})
+    checkpoint, data = latest_valid(parent.checkpoints), PreparedData.open(parent.data)
+    with single_rank_group():
+        inherited = InheritedCheckpoint(checkpoint, job, parent.dataset, build(job, data, alpha=None))
+    before, found = checkpoint.read_dense(), inherited.read_dense()
+    for part in ("exp_avg", "exp_avg_sq"):
+        old, new = before[f"optimizer/tower.4.weight/{part}"], found[f"optimizer/tower.6.weight/{part}"]
+        assert old.any()
+        assert torch.equal(new[:, :6], old)
+        assert not new[:, 6:].any()
+    assert not any(name.startswith("optimizer/tower.4.") for name in found)
+    assert torch.equal(found["model/tower.4.weight"][:6], torch.eye(6, 7))
+    columns = [0, 1, 2, 3, 7]  # [v | w]: the weight of an id stays behind its vector
+    for (old, state), (new, state_now) in [(one.read_rows("item") for one in (checkpoint, inherited))]:
+        assert torch.equal(new[:, columns], old)
+        assert not new[:, 4:7].any()
+        assert state["m"].any()
+        for name, value in state.items():
+            assert torch.equal(state_now[name][:, columns] if value.dim() == 2 else state_now[name], value)
+            assert value.dim() == 1 or not state_now[name][:, 4:7].any()
+    part, state = inherited.read_rows("item", 3, 5, 2, 4)  # of a rank that holds some columns
+    assert torch.equal(part, inherited.read_rows("item")[0][3:8, 2:6])
+    assert state["m"].shape == (5, 4)
+
+
+def test_row_wise_moments_go_on_in_longer_rows(runs):
+    optimizer = {"optimizer": {"kind": "rowwise_adam", "learning_rate": 0.05}}
+    parent = runs.parent("bpr", **optimizer)
+    job = runs.job("bpr", **optimizer, model={"embedding_dim": 7})
+    checkpoint, data = latest_valid(parent.checkpoints), PreparedData.open(parent.data)
+    with single_rank_group():
+        inherited = InheritedCheckpoint(checkpoint, job, parent.dataset, build(job, data, alpha=None))
+    for table, width in (("user", 7), ("item", 8)):
+        (old, state), (new, state_now) = (one.read_rows(table) for one in (checkpoint, inherited))
+        assert new.shape[1] == width
+        row_wise = [name for name, value in state.items() if value.dim() == 1]
+        assert any(value.is_floating_point() and value.any() for value in map(state.get, row_wise))
+        assert all(torch.equal(state[name], state_now[name]) for name in row_wise)
+        assert torch.equal(new[:, -1], old[:, -1]) is (table == "item")  # the bias stays the last column
+        # Items begin at zero in the new columns, users do not: one factor of the product has to move the other.
+        assert bool(new[2:, 4:7].any()) is (table == "user")
+        assert not new[0].any(), "padding"
+
+
+def test_a_refresh_with_deeper_layers_is_published_and_one_with_longer_vectors_held(runs):
+    publish = {"publish": {"collection": "items", "feature": "item", "align": False}}
+    first = runs.run("refresh-1", "two_tower", **publish)
+    collection = open_store(first.store_url).collection("items")
+    assert collection.manifest("current")["version"] == "v000001"
+    deeper = runs.run("refresh-2", "two_tower", BASE, first, **publish, **STILL, epochs=1, model=DEEPER["two_tower"])
+    check_scores(runs, first, deeper)
+    served, again = (collection.open(one) for one in ("v000001", "v000002"))
+    np.testing.assert_array_equal(again.items().vectors[:], served.items().vectors[:])
+    assert again.manifest.anchor_generation == served.manifest.anchor_generation == 1
+    longer = {**DEEPER["two_tower"], **WIDER["two_tower"]}
+    wider = runs.run("refresh-3", "two_tower", BASE, deeper, **publish, **STILL, epochs=1, model=longer)
+    check_scores(runs, first, wider)
+    held = collection.manifest("v000003")
+    assert collection.manifest("current")["version"] == "v000002"
+    checks = {one["metric"]: one for one in held["gate"]}
+    assert checks["same_dim"]["verdict"] != "pass"
+    assert "dim was 4, is 7: this begins a new anchor generation" in json.dumps(checks["same_dim"])
+    assert held["anchor_generation"] == 2
+    vectors = collection.open("v000003").items().vectors[:]
+    assert vectors.shape[1] == 7
+    elsewhere = {"publish": publish["publish"] | {"collection": "longer"}}
+    runs.run("refresh-4", "two_tower", BASE, deeper, **elsewhere, **STILL, epochs=1, model=longer)
+    assert open_store(first.store_url).collection("longer").manifest("current")["version"] == "v000001"
 
 
 def test_a_warm_start_whose_dense_optimizer_is_of_another_kind_trains(runs, small):

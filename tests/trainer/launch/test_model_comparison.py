@@ -242,7 +242,7 @@ def test_errors_of_a_metric_are_those_of_resampled_users(refresh, num_users, fac
     ("changes", "why"),
     [
         ({"served_is_there": False}, "are not kept any more"),
-        ({"is_warm": False, "model": {"kind": "two_tower", "embedding_dim": 8, "hidden": [8]}}, "model.embedding_dim"),
+        ({"is_warm": False, "model": {"kind": "two_tower", "embedding_dim": 2, "hidden": [8]}}, "model.embedding_dim"),
         ({"is_warm": False, "model": {"kind": "mf", "embedding_dim": 4}}, "model.kind"),
         ({"evaluation": {"split": {"test": 0.3}}}, None),  # its test rows are in part those of the other's training
         ({"evaluation": {"split": {"test": 0.15}}}, ""),
@@ -262,6 +262,18 @@ def test_what_is_not_compared(refresh, changes, why):
     else:
         # Validation rows would be of its training, test rows are not.
         assert 0.12 < found.differences[0].rows / 6000 < 0.18
+
+
+def test_a_served_model_of_smaller_sizes_is_compared_as_it_is(refresh):
+    first = refresh("first", 1)
+    same = of_all(refresh("second", 2, first))
+    larger = {"kind": "two_tower", "embedding_dim": 7, "hidden": [9, 8]}
+    for name, is_warm in (("warm", True), ("cold", False)):
+        found = of_all(refresh(name, 2, first, is_warm=is_warm, model=larger))
+        assert (found.rows, found.served) == (
+            same.rows,
+            pytest.approx(same.served, abs=1e-5),
+        )  # a pair that rounding turns
 
 
 def test_a_split_by_time_compares_rows_after_the_served_models(refresh):

@@ -103,7 +103,7 @@ def unit(rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"kind": "two_tower", "embedding_dim": 8, "hidden": [8]}}, "model.embedding_dim: .* with 4"),
+        ({"model": {"kind": "two_tower", "embedding_dim": 2, "hidden": [8]}}, "model.embedding_dim: .* with 4"),
         ({"model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [4]}}, "model.hidden"),
         ({"model": {"kind": "bpr", "embedding_dim": 4}}, "model.kind"),
         (

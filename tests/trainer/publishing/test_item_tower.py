@@ -43,6 +43,29 @@ def run_of(folder, path, name="run", model=None, items=None, **places):
     return run
 
 
+def test_longer_vectors_of_a_tower_begin_with_zeros(tmp_path):
+    """In the product with what is new of the user's vector, so that scores are the parent's."""
+    path = prepared_log(tmp_path)
+    first = run_of(tmp_path, path, "first")
+    still = {"optimizer": {"kind": "adam", "learning_rate": 0.0}, "dense_optimizer": {"learning_rate": 0.0}}
+    job = job_of(
+        {"loss": "sampled_softmax", "embedding_dim": 7, "hidden": [9, 8]},
+        publish=PUBLISH | {"collection": "longer"}, init_from={"job": "first"}, **still, epochs=1,
+    )  # fmt: skip
+    directory = write_run(
+        tmp_path / "longer", run_id="longer", job=job, dataset=dataset_at(path), store_url=first.store_url,
+        init_checkpoint=str(first.checkpoints),
+    )  # fmt: skip
+    assert execute(read_run(directory), start_ranks) == 0
+    rows = pq.read_table(path)
+    before, after = (Predictor(one).predict(rows)["score"].to_numpy() for one in (first.directory, directory))
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    served, now = (open_store(first.store_url).collection(name).open("v000001").items() for name in ("items", "longer"))
+    assert now.dim == 7
+    np.testing.assert_allclose(now.vectors[:][:, :4], served.vectors[:], atol=1e-6)
+    assert not now.vectors[:][:, 4:].any()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run with an item of which nothing is known: new, with a brand and genres of its own."""

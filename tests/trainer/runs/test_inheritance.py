@@ -146,16 +146,90 @@ def test_an_added_feature_that_would_change_scores_is_refused_unless_it_is_wante
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ({"embedding_dim": 8}, {"embedding_dim": 16}, "model.embedding_dim: .* with 8, the job asks for 16"),
-        ({"hidden": [8]}, {"hidden": [4]}, r"model.hidden: .*use as many layers of these sizes or larger ones"),
-        ({"hidden": [8]}, {"hidden": [8, 8]}, r"model.hidden: .*use as many layers"),
+        (
+            {"embedding_dim": 16},
+            {"embedding_dim": 8},
+            "model.embedding_dim: .* with 16, the job asks for 8: use 16 or more",
+        ),
+        (
+            {"hidden": [8]},
+            {"hidden": [4]},
+            r"model.hidden: .*use as many layers of these sizes or larger ones, or more",
+        ),
+        ({"hidden": [8, 4]}, {"hidden": [8]}, r"model.hidden: .*use as many layers of these sizes"),
+        ({"hidden": [8, 4]}, {"hidden": [8, 4, 3]}, r"model.hidden: .*at least as many units as its last, 4"),
+        ({"hidden": []}, {"hidden": [8]}, r"model.hidden: .*a first one cannot begin without a change of scores"),
         ({"hidden": [8], "residual": True}, {"hidden": [9], "residual": True}, r"model.hidden: .*\(residual\)"),
+        ({"hidden": [8], "residual": True}, {"hidden": [8, 8], "residual": True}, r"model.hidden: .*\(residual\)"),
+        (
+            {"hidden": [8], "batch_norm": True},
+            {"hidden": [8, 8], "batch_norm": True},
+            r"model.hidden: .*\(batch_norm\)",
+        ),
+        ({"kind": "finalmlp", "hidden": [8]}, {"kind": "finalmlp", "hidden": [8, 8]}, "model.hidden: .*use the same"),
+        (
+            {"kind": "xdeepfm", "cin_layers": [5]},
+            {"kind": "xdeepfm", "cin_layers": [5, 5]},
+            "model.cin_layers: .*use as many layers: only behind ReLU",
+        ),
     ],
 )
 def test_sizes_that_do_not_go_on_are_refused(before: dict, after: dict, message: str) -> None:
     rows = dataset(USER | ITEM)
-    with pytest.raises(ValueError, match=rf"^{message}"):
+    with pytest.raises(ValueError, match=rf"^{message}.*or leave init_from out$"):
         inherit(job(model=after), rows, job(model=before).model_dump(mode="json"), rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "why"),
+    [
+        ("wukong", {}, "it normalises each vector"),
+        ("sasrec", {}, "it normalises each vector"),
+        ("hstu", {}, "it normalises each vector"),
+        ("two_tower", {"normalize": True}, "normalize scales vectors"),
+    ],
+)
+def test_longer_vectors_of_what_depends_on_their_columns_are_refused(kind: str, model: dict, why: str) -> None:
+    rows = dataset(USER | ITEM)
+    before = job(kind, model | {"embedding_dim": 4}).model_dump(mode="json")
+    with pytest.raises(
+        ValueError, match=rf"^model.embedding_dim: .*use 4, since {kind} cannot .*\({why}.*or leave init_from out"
+    ):
+        inherit(job(kind, model | {"embedding_dim": 8}), rows, before, rows)
+
+
+def longer(kind: str, features: dict, **model: object) -> Inheritance:
+    before = job(kind, {"embedding_dim": 4, **model}).model_dump(mode="json")
+    return inherit(job(kind, {"embedding_dim": 8, **model}), dataset(features), before, dataset(features))
+
+
+def test_columns_of_one_factor_are_drawn_where_products_of_zeros_would_never_learn() -> None:
+    last = {"last": {"type": "id", "shares": "user"}}
+    assert longer("dnn", ITEM | USER).drawn is None
+    assert longer("mf", ITEM | USER).drawn == longer("bpr", ITEM | USER).drawn == ("user", 0)
+    assert longer("item2vec", ITEM | USER).drawn == ("item", 1)
+    assert longer("fm", ITEM | USER | PRICE).drawn == ("user", 0)
+    assert longer("fm", ITEM | USER | last).drawn == ("item", 0)
+    assert longer("dlrm", ITEM | USER).drawn == ("user", 0)
+    assert longer("dlrm", ITEM | USER | PRICE).drawn is None  # the vector of numbers is
+    with pytest.raises(ValueError, match=r"^model.embedding_dim: .*products of columns that all begin at zero never"):
+        longer("fm", USER | last)
+    with pytest.raises(ValueError, match=r"^model.embedding_dim: .*init of kind hash or normal"):
+        longer("fm", ITEM | USER | PRICE, init={"kind": "zero"})
+
+
+def test_longer_vectors_are_told_and_do_not_go_with_an_anchor() -> None:
+    rows, publish = dataset(USER | ITEM), {"collection": "items", "feature": "item"}
+    before, after = (job("bpr", {"embedding_dim": dim}).model_dump(mode="json") for dim in (4, 8))
+    assert longer("bpr", USER | ITEM).notes == (
+        "init_from: vectors have 8 columns, of which the first 4 are the parent's",
+    )
+    _, note = inherit(parse_job(after | {"publish": publish}), rows, before, rows).notes
+    assert "where the served version of 'items' has 4, " in note
+    assert "publish to another collection" in note
+    anchored = parse_job(after | {"publish": publish | {"anchor": {"strength": 1}}})
+    with pytest.raises(ValueError, match=r"^publish.anchor: holds items to what .* and the job's vectors have more"):
+        inherit(anchored, rows, before, rows)
 
 
 def test_wukong_of_as_many_outputs_as_vectors_keeps_their_order() -> None:
@@ -170,9 +244,10 @@ def test_wukong_of_as_many_outputs_as_vectors_keeps_their_order() -> None:
     assert not inherit(wider, then, wider.model_dump(mode="json"), first).is_changed
 
 
-def test_layers_may_be_wider_and_the_loss_another() -> None:
+def test_layers_may_be_wider_or_more_and_the_loss_another() -> None:
     rows, before = dataset(USER | ITEM), job(model={"hidden": [8, 4]}).model_dump(mode="json")
-    assert not inherit(job(model={"hidden": [8, 9], "loss": "focal"}), rows, before, rows).is_changed
+    for hidden in ([8, 9], [8, 4, 4], [9, 5, 7, 4]):
+        assert not inherit(job(model={"hidden": hidden, "loss": "focal"}), rows, before, rows).is_changed
 
 
 def test_another_kind_other_labels_and_other_types_of_rows_are_refused() -> None:

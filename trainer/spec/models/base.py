@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from trainer.spec.job import JobSpec
 
 Size = Annotated[int, Field(ge=1, le=65536)]
-Layers = Annotated[tuple[Size, ...], May.GROW_ON_WARM_START]
-"""Sizes of hidden layers."""
+Units = Annotated[tuple[Size, ...], May.GROW_ON_WARM_START]
+"""Sizes of layers without ReLU between them."""
+Layers = Annotated[Units, May.DEEPEN_ON_WARM_START]
+"""Sizes of hidden layers, with ReLU."""
 
 
 class Init(Spec):
@@ -107,6 +109,8 @@ class ModelSpec(Spec):
     adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
     """Features that a warm start can add without a change of the scores: ``own_rows``, those with rows of their own
     alone, where rows enter the score without a weight; ``none``, where fields are normalised together."""
+    counts_columns: ClassVar[str | None] = "its scores depend on the number of columns"
+    """Reason why scores change where vectors get columns of zeros; None: they do not."""
     has_context: ClassVar[bool] = False
     """True if its items are trained against something that is not the items' vectors themselves."""
 
@@ -163,6 +167,15 @@ class ModelSpec(Spec):
     def reads_in_order(self, num_vectors: int) -> bool:
         """Whether so many vectors of features, in another order, would have other scores by the same weights."""
         return False
+
+    @property
+    def wider_vectors_problem(self) -> str | None:
+        """:attr:`counts_columns`, as the fields of the spec have it."""
+        return self.counts_columns
+
+    def learns_from_padding(self, has_numbers: bool) -> bool:
+        """Return True if columns that begin at zero in all tables learn."""
+        return not (self.learns_products or self.learns_products_without_numbers)
 
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
         """Return the features of ids whose rows it reads, of those of the rows and of the item table."""
@@ -306,6 +319,7 @@ class PointwiseSpec(ModelSpec, LossSettings):
     reads_numbers = True
     has_dynamic_tables = True
     has_context = True
+    counts_columns: ClassVar[str | None] = None
 
 
 class ClickSpec(TowerSpec, PointwiseSpec):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.base import later
-from trainer.spec.models.base import ClickSpec, Layers
+from trainer.spec.models.base import ClickSpec, Units
 from trainer.spec.models.size import NORMALISED, ModelSize, linear_layers
 from trainer.spec.problems import FieldProblem
 
@@ -23,7 +23,7 @@ class DINSpec(ClickSpec):
 
     keeps_rows_of_lists = True
     has_context = False
-    attention_hidden: Layers = later((36,), max_length=16)
+    attention_hidden: Units = later((36,), max_length=16)
     attention_activation: Literal["dice", "prelu", "relu"] = later("dice")
 
     pools = False

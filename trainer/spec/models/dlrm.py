@@ -16,6 +16,9 @@ class DLRMSpec(ClickSpec):
 
     learns_products_without_numbers = True
 
+    def learns_from_padding(self, has_numbers: bool) -> bool:
+        return has_numbers  # by the products with their vector
+
     @property
     def default_init(self) -> Init:
         return OF_PRODUCTS

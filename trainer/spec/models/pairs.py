@@ -24,6 +24,7 @@ class PairSpec(ModelSpec):
     determines_vectors = True
     ranks_all_items = True
     has_context = True
+    counts_columns = None
 
     @property
     def default_init(self) -> Init:

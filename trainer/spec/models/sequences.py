@@ -68,6 +68,7 @@ class Item2VecSpec(SequenceSpec):
     default_sampling = "popularity"
     default_negatives = 3
     has_context = True
+    counts_columns = None
 
     @property
     def history_length(self) -> int:
@@ -111,6 +112,7 @@ class AttentionSpec(PieceSpec):
     heads: int = Field(default=1, ge=1, le=64)
 
     losses = ("bce", "sampled_softmax")
+    counts_columns = "it normalises each vector over its columns"
 
     @property
     def default_init(self) -> Init:
@@ -167,6 +169,11 @@ class GRU4RecSpec(PieceSpec):
 
     kind: Literal["gru4rec"]
     gru_layers: int = later(1, ge=1, le=16)
+
+    counts_columns = None
+
+    def learns_from_padding(self, has_numbers: bool) -> bool:
+        return True  # by the products with states
 
     losses = ("bce", "sampled_softmax", "bpr", "top1")
 

@@ -39,6 +39,7 @@ class SeveralLabelsSpec(TowerSpec):
     reads_numbers = True
     has_dynamic_tables = True
     has_context = True
+    counts_columns = None
 
     def size(
         self,

@@ -40,6 +40,7 @@ class TwoTowerSpec(TowerSpec):
     has_dynamic_tables = True
     has_context = True
     has_distances = True
+    counts_columns = None
 
     @property
     def default_init(self) -> Init:
@@ -62,6 +63,10 @@ class TwoTowerSpec(TowerSpec):
         if not (item_fields or item_numbers):
             return size
         return size + self.tower((1 + item_fields) * dim + item_numbers, dim)
+
+    @property
+    def wider_vectors_problem(self) -> str | None:
+        return "normalize scales vectors by all their columns" if self.normalize else self.counts_columns
 
     @property
     def is_softmax_of_batch(self) -> bool:

@@ -24,6 +24,7 @@ class WukongSpec(ClickSpec):
     kind: Literal["wukong"]
     reads_vectors = True
     adds_features = "none"
+    counts_columns = "it normalises each vector over its columns"
     interaction_layers: int = later(2, ge=1, le=64)
     fm_vectors: int = later(16, ge=1, le=4096)
     linear_vectors: int = later(16, ge=1, le=4096)

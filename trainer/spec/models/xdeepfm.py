@@ -6,7 +6,7 @@ import itertools
 from typing import Literal
 
 from trainer.spec.base import later
-from trainer.spec.models.base import FirstOrderSpec, Layers
+from trainer.spec.models.base import FirstOrderSpec, Units
 from trainer.spec.models.size import ModelSize
 
 
@@ -15,7 +15,7 @@ class XDeepFMSpec(FirstOrderSpec):
 
     kind: Literal["xdeepfm"]
     reads_vectors = True
-    cin_layers: Layers = later((100, 100), min_length=1, max_length=16)
+    cin_layers: Units = later((100, 100), min_length=1, max_length=16)
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         return super().size(num_features, num_dense=num_dense) + self._cin(num_features)
