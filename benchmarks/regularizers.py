@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.data.quick_data import write_quick_data
 from benchmarks.papers.dropout import recipe as dropout
-from benchmarks.papers.trials.quick_data import write_quick_data
 from benchmarks.support.harness import Seconds, interleave, line
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare

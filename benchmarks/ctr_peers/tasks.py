@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.papers.pages import documents
-from benchmarks.papers.trials.quick_data import write_quick_data
+from benchmarks.papers.data import documents
+from benchmarks.papers.data.quick_data import write_quick_data
 from benchmarks.pipeline import write_log
 from trainer.data.batches.prepared import PreparedData
 from trainer.metrics import auc

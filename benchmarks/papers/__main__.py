@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.papers.adamar import alpha
 from benchmarks.papers.adamar import recipe as adamar
+from benchmarks.papers.data.quick_data import write_quick_data
 from benchmarks.papers.dropout import language
 from benchmarks.papers.dropout import recipe as dropout
 from benchmarks.papers.lecture import towers
@@ -20,7 +21,6 @@ from benchmarks.papers.lecture.recipe import recipe as generalization
 from benchmarks.papers.rff.recipe import recipe as rff
 from benchmarks.papers.sse import language as masked_language
 from benchmarks.papers.sse.recipe import recipe as sse
-from benchmarks.papers.trials.quick_data import write_quick_data
 from benchmarks.papers.trials.trial import Recipe
 from trainer.data.errors import DataError
 from trainer.runs.failures import ResourceError

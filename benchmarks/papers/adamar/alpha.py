@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
+from benchmarks.papers.data.click_tasks import ClickTask, click_tasks, write_click_log
+from benchmarks.papers.data.quick_data import LOG as QUICK_LOG
 from benchmarks.papers.pages.figures import Figures
-from benchmarks.papers.trials.click_tasks import ClickTask, click_tasks, write_click_log
-from benchmarks.papers.trials.quick_data import LOG as QUICK_LOG
 from benchmarks.papers.trials.trial import Column, Recipe, Table
 from trainer.distributed.build import DEFAULT_HALF_LIFE
 from trainer.report_pages.section import Findings, Panel, Section, Verdict, verdict

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.pages import documents, published
-from benchmarks.papers.trials.click_tasks import ClickTask, click_tasks, write_click_log
+from benchmarks.papers.data import documents
+from benchmarks.papers.data.click_tasks import ClickTask, click_tasks, write_click_log
+from benchmarks.papers.pages import published
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, Trial
 
 MODELS = {"dnn": "DNN", "wide_deep": "WDL", "xdeepfm": "xDeepFM", "wukong": "WuKong"}

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.data.quick_texts import write_quick_texts
 from benchmarks.papers.pages import published
-from benchmarks.papers.text.quick_texts import write_quick_texts
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, TextTrial
 
 RATE = 0.4

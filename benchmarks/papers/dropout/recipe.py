@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.papers.data import documents
 from benchmarks.papers.dropout.training_share import write_training_share
-from benchmarks.papers.pages import documents, published
+from benchmarks.papers.pages import published
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.generalization.label_randomization import at
 from trainer.spec import DatasetSpec, Split

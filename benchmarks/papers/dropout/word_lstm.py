@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.papers.text.corpus import brown, stream, vocabulary
+from benchmarks.papers.data.corpus import brown, stream, vocabulary
 from trainer.spec.regularizers import DropoutMethod
 from trainer.training.regularizers.adaptive_softmax import AdaptiveSoftmax
 from trainer.training.regularizers.draws import GeneratorDraws

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.lecture.one_changed_example import ChangedExampleSettings
-from benchmarks.papers.text.experiments import SENTENCES
+from benchmarks.papers.trials.experiments import SENTENCES
 from benchmarks.papers.trials.trial import TextTrial
 from trainer.report_pages.section import NOT_RUN, Curve, Panel, Section
 from trainer.search.records import facts

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from benchmarks.papers.text.corpus import vocabulary
+from benchmarks.papers.data.corpus import vocabulary
 
 Floats = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.25, 0.5, 0.75)

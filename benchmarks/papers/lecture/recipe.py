@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
 from benchmarks.papers.trials.run_trial import kept_path
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, Trial
 from trainer.generalization.command import PROTOCOL, SOURCE, TITLE

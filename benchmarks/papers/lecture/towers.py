@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.papers.data import documents
+from benchmarks.papers.data.quick_texts import write_quick_sentences
 from benchmarks.papers.lecture import changed_example
 from benchmarks.papers.lecture.corrupted_labels import corrupted, part
 from benchmarks.papers.lecture.jacobians import LARGE
 from benchmarks.papers.lecture.linear_margin import NUM_DRAWS, QUANTILES
-from benchmarks.papers.pages import documents
-from benchmarks.papers.text.experiments import SENTENCES
-from benchmarks.papers.text.quick_texts import write_quick_sentences
+from benchmarks.papers.trials.experiments import SENTENCES
 from benchmarks.papers.trials.trial import AnyTrial, Claim, Column, Recipe, Table, TextTrial, Trial
 from trainer.generalization.label_randomization import at
 from trainer.report_pages.section import NOT_RUN, Findings, Panel, Section, Verdict, verdict

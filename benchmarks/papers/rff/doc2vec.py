@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from benchmarks.papers.text.corpus import NUM_RESERVED, Words, tokens_of, vocabulary
+from benchmarks.papers.data.corpus import NUM_RESERVED, Words, tokens_of, vocabulary
 
 NEGATIVE_POWER = 0.75
 """Negatives are drawn by the counts of words to this power."""

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
+from benchmarks.papers.data.quick_data import TASTE_CLASSES, write_tastes
+from benchmarks.papers.data.quick_texts import write_quick_movies, write_quick_reviews
 from benchmarks.papers.rff import ab_test, theory
 from benchmarks.papers.rff import texts as text_tables
 from benchmarks.papers.rff.figures import HELD_OUT_SHARE, Judged, deviation_claim, frozen_claim
@@ -24,8 +26,6 @@ from benchmarks.papers.rff.held_out_days import Log, day_name, day_number, read_
 from benchmarks.papers.rff.next_item_task import MAX_EPOCHS, histories
 from benchmarks.papers.rff.sections import PRODUCTS, Runs, class_table, growth, sensitivity, vectors_and_classes
 from benchmarks.papers.rff.task_2 import claims_of, section_of
-from benchmarks.papers.text.quick_texts import write_quick_movies, write_quick_reviews
-from benchmarks.papers.trials.quick_data import TASTE_CLASSES, write_tastes
 from benchmarks.papers.trials.run_trial import KEPT, kept_path
 from benchmarks.papers.trials.trial import AnyTrial, Recipe, Trial
 from embeddings.vectors.item_vectors import Array

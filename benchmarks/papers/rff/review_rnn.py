@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.papers.data.corpus import NUM_RESERVED
 from benchmarks.papers.rff.doc2vec import Doc2vecSettings, word_vectors
 from benchmarks.papers.rff.figures import Features, features_of, unit
-from benchmarks.papers.text.corpus import NUM_RESERVED
-from benchmarks.papers.text.sentiment import SPLITS, batches, evaluate, padded, read_texts
+from benchmarks.papers.sse.sentiment import SPLITS, batches, evaluate, padded, read_texts
 
 EVALUATION_BATCH = 256
 READS = ("h", "phi", "own")

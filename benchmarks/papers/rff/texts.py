@@ -16,7 +16,7 @@ from benchmarks.papers.pages import published
 from benchmarks.papers.rff.next_item_task import MAX_EPOCHS, histories
 from benchmarks.papers.rff.sections import Runs, growth
 from benchmarks.papers.rff.task_2 import claims_of, section_of
-from benchmarks.papers.text.experiments import MOVIES, REVIEWS
+from benchmarks.papers.trials.experiments import MOVIES, REVIEWS
 from benchmarks.papers.trials.run_trial import KEPT, kept_path
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, TextTrial
 from embeddings.vectors.item_vectors import Array

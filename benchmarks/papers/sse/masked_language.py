@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
-from benchmarks.papers.text.corpus import NUM_RESERVED, brown, stream, vocabulary
+from benchmarks.papers.data.corpus import NUM_RESERVED, brown, stream, vocabulary
 from embeddings.kernels.swap import swap_any
 from embeddings.sse import StochasticSharedEmbedding
 from embeddings.sse.config import SSEConfig

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
 from benchmarks.papers.sse import bias, figures, graphs
 from benchmarks.papers.sse.tables import BPR_DIMS, CLAIMS, FEW_DIMS, RMSE, TABLES
 from benchmarks.papers.trials.trial import Claim, Recipe, Table, Trial

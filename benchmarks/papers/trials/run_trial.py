@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.text.experiments import EXPERIMENTS
+from benchmarks.papers.trials.experiments import EXPERIMENTS
 from benchmarks.papers.trials.trial import AnyTrial, TextTrial, Trial
 from embeddings.durable_files import write_json
 from trainer.generalization.gap import gaps

@@ -86,7 +86,7 @@ class Trial(Named):
 
 @dataclass(frozen=True)
 class TextTrial(Named):
-    """One training of a torch module on texts, without a job: an experiment of benchmarks.papers.text.experiments.
+    """One training of a torch module on texts, without a job: an experiment of benchmarks.papers.trials.experiments.
 
     ``settings`` are the experiment's, ``data`` the folder of its files, ``files`` their names. It has no checkpoints:
     one that was killed begins again.

@@ -18,10 +18,16 @@ def standby() -> Iterator[Standby]:
     found.close()
 
 
-@pytest.fixture
-def trials_run(standby: Standby, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs of trials are forked from the process of all tests; torch has the threads of before after them."""
-    monkeypatch.setattr("trainer.search.runs.Standby", lambda: Borrowed(standby))
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models train in one thread: more would wait for one another."""
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def trials_run(standby: Standby, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of trials are forked from the process of all tests."""
+    monkeypatch.setattr("trainer.search.runs.Standby", lambda: Borrowed(standby))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
 from trainer.checkpoint.format import latest_valid
 from trainer.generalization import bounds, linear_bound
 from trainer.generalization.label_randomization import coins

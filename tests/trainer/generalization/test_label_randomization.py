@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
 from trainer.generalization.label_randomization import at, changed, label_column, permuted
 
 

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.papers.data import documents
 from benchmarks.papers.lecture.corrupted_labels import corrupted, part
 from benchmarks.papers.lecture.depth import by_depth
 from benchmarks.papers.lecture.jacobians import LARGE, hidden_layers, jacobian_norms, scale_weights, with_moments_of
-from benchmarks.papers.pages import documents
 from trainer.checkpoint.format import latest_valid
 from trainer.generalization.subject import Subject
 from trainer.launch.driver import execute

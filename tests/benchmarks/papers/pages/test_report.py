@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
 from benchmarks.papers.pages.figures import Figures
 from benchmarks.papers.pages.layout import joined, lay_out, write_report
 from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, Trial

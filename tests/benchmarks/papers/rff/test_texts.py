@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from benchmarks.papers.__main__ import main
+from benchmarks.papers.data.corpus import movies
 from benchmarks.papers.rff import recipe, texts
-from benchmarks.papers.text.corpus import movies
 from benchmarks.papers.trials.trial import TextTrial
 
 PARTS = "titles/*,review_rnn/*"

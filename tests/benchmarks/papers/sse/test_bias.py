@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
 from benchmarks.papers.sse import bias, graphs
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks.papers.__main__ import RECIPES, main
-from benchmarks.papers.text.quick_texts import write_quick_texts
+from benchmarks.papers.data.quick_data import write_quick_data
+from benchmarks.papers.data.quick_texts import write_quick_texts
 from benchmarks.papers.trials.grid import run_grid
-from benchmarks.papers.trials.quick_data import write_quick_data
 from benchmarks.papers.trials.run_trial import path_of, read_record
 from benchmarks.papers.trials.trial import Trial
 from tests.support import forked

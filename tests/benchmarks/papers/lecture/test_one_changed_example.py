@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.papers.data.quick_texts import write_quick_sentences
 from benchmarks.papers.lecture.changed_example import DESCENTS, sections
 from benchmarks.papers.lecture.linear_margin import read_rows
 from benchmarks.papers.lecture.one_changed_example import ChangedExampleSettings, dense, descend, measure
-from benchmarks.papers.text.quick_texts import write_quick_sentences
 
 SMALL = ChangedExampleSettings(4, "one", 0.1, steps=120, points=3, examples=40, neighbours=2)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.papers.data.corpus import END, NUM_RESERVED, UNKNOWN
+from benchmarks.papers.data.quick_texts import write_quick_texts
 from benchmarks.papers.sse.masked_language import (
     MaskedEncoder,
     PretrainingSettings,
@@ -16,8 +18,6 @@ from benchmarks.papers.sse.masked_language import (
     read_windows,
     swapped_targets,
 )
-from benchmarks.papers.text.corpus import END, NUM_RESERVED, UNKNOWN
-from benchmarks.papers.text.quick_texts import write_quick_texts
 
 NUM_WORDS = 100
 SMALL = PretrainingSettings(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.papers.data.corpus import NUM_RESERVED
+from benchmarks.papers.data.quick_texts import write_quick_reviews
 from benchmarks.papers.rff import review_rnn
 from benchmarks.papers.rff.doc2vec import Doc2vecSettings, word_vectors
 from benchmarks.papers.rff.review_rnn import ReviewRnn, ReviewRnnSettings, rows_read, train
-from benchmarks.papers.text.corpus import NUM_RESERVED
-from benchmarks.papers.text.quick_texts import write_quick_reviews
-from benchmarks.papers.text.sentiment import padded
+from benchmarks.papers.sse.sentiment import padded
 
 WORD2VEC = Doc2vecSettings(dim=8, epochs=2, batch_size=64)
 SMALL = ReviewRnnSettings(reads="own", num_words=18, hidden=6, batch_size=8, epochs=8, learning_rate=0.03)

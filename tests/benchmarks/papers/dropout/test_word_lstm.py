@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.papers.data.corpus import END, NUM_RESERVED, UNKNOWN, brown, stream, vocabulary
+from benchmarks.papers.data.quick_texts import write_quick_texts
 from benchmarks.papers.dropout.word_lstm import LstmSettings, Streams, train_on, windows
-from benchmarks.papers.text.corpus import END, NUM_RESERVED, UNKNOWN, brown, stream, vocabulary
-from benchmarks.papers.text.quick_texts import write_quick_texts
 
 SMALL = LstmSettings(num_words=12, dim=8, length=10, batch_size=4, epochs=2)
 

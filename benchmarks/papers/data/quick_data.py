@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.papers.data.click_tasks import write_click_log
 from benchmarks.papers.rff.held_out_days import SECONDS_PER_DAY
-from benchmarks.papers.trials.click_tasks import write_click_log
 from trainer.data.sources.click_log import ClickLog
 from trainer.generalization.parquet_file import write_table
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.papers.data.corpus import UNKNOWN
 from benchmarks.papers.sse.masked_language import (
     EVALUATION_BATCH,
     MaskedEncoder,
@@ -21,7 +22,6 @@ from benchmarks.papers.sse.masked_language import (
     pretrained,
     read_windows,
 )
-from benchmarks.papers.text.corpus import UNKNOWN
 from embeddings.kernels.swap import swap_classes
 
 SPLITS = ("train", "validation", "test")

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.papers.data.quick_texts import write_quick_reviews, write_quick_sentences, write_quick_texts
+from benchmarks.papers.sse import sentiment
 from benchmarks.papers.sse.masked_language import MaskedEncoder, PretrainingSettings, pretrained, read_windows
-from benchmarks.papers.text import sentiment
-from benchmarks.papers.text.quick_texts import write_quick_reviews, write_quick_sentences, write_quick_texts
-from benchmarks.papers.text.sentiment import (
+from benchmarks.papers.sse.sentiment import (
     Classifier,
     FineTuningSettings,
     Texts,

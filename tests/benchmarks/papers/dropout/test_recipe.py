@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.papers.data import documents
 from benchmarks.papers.dropout import recipe as dropout
 from benchmarks.papers.dropout.training_share import write_training_share
-from benchmarks.papers.pages import documents
 from benchmarks.papers.pages.figures import Figures
 from benchmarks.papers.trials.trial import Trial
 from tests.trainer.conftest import write_rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.pages import documents
+from benchmarks.papers.data import documents
 from embeddings.durable_files import appearing
 from trainer.data.sources.click_log import ClickLog, generate
 from trainer.spec import DatasetSpec

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks.papers.data.quick_texts import write_quick_sentences
 from benchmarks.papers.lecture.linear_margin import L2, measure, probabilities, read_rows, sparsified, trained
-from benchmarks.papers.text.quick_texts import write_quick_sentences
 
 
 @pytest.fixture

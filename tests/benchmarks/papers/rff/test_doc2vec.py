@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.papers.data.corpus import Words
 from benchmarks.papers.rff.doc2vec import (
     Doc2vec,
     Doc2vecSettings,
@@ -21,7 +22,6 @@ from benchmarks.papers.rff.doc2vec import (
     train,
     words_of,
 )
-from benchmarks.papers.text.corpus import Words
 
 DOCUMENTS = [["a", "b", "a", "c"], ["c", "d"], ["e"]]
 SMALL = Doc2vecSettings(dim=8, epochs=10, batch_size=64, learning_rate=0.2, sample=1.0)

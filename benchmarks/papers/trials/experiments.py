@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.data import corpus
 from benchmarks.papers.dropout import word_lstm
 from benchmarks.papers.dropout.word_lstm import LstmSettings
 from benchmarks.papers.lecture import linear_margin
@@ -13,10 +14,9 @@ from benchmarks.papers.lecture import one_changed_example as changed
 from benchmarks.papers.rff import doc2vec, review_rnn
 from benchmarks.papers.rff.doc2vec import Doc2vecSettings
 from benchmarks.papers.rff.review_rnn import ReviewRnnSettings
-from benchmarks.papers.sse import masked_language
+from benchmarks.papers.sse import masked_language, sentiment
 from benchmarks.papers.sse.masked_language import PretrainingSettings
-from benchmarks.papers.text import corpus, sentiment
-from benchmarks.papers.text.sentiment import FineTuningSettings
+from benchmarks.papers.sse.sentiment import FineTuningSettings
 
 CORPUS = "brown.parquet"
 SENTENCES = "sentence_polarity.parquet"
