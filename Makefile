@@ -65,6 +65,7 @@ check-imports:
 check-files:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m deploy.plain_english
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	@$(BIN)/hadolint deploy/Dockerfile
 

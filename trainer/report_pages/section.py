@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 NOT_RUN = "–"
-"""What a cell without a figure shows."""
+"""Text of a cell without a figure."""
 Curve = Sequence[tuple[float, ...]]
 """Places (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
 Verdict = tuple[str, str, str]

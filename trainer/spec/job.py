@@ -239,7 +239,7 @@ class Table(Spec):
 
 
 MAX_COUNTS = 64
-"""How many worker counts between min and max are considered; memory is predicted for each."""
+"""Most worker counts between min and max that are considered; memory is predicted for each."""
 
 
 class Resources(Spec):

@@ -133,7 +133,7 @@ async def test_a_run_whose_storage_is_away_is_removed_when_it_is_back(
     run_file.write_text(json.dumps({"storage": "s3://runs/away"}))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-        environment.setattr(ObjectStorage.__init__, "__kwdefaults__", {"retries": 0})
+        environment.setitem(ObjectStorage.__init__.__kwdefaults__, "retries", 0)
         await sweep(app)
     (kept,) = app.state.settings.runs.glob(".deleted*")
     (kept / "run.json").write_text(json.dumps({"storage": f"{storage.uri}/{job_id}"}))

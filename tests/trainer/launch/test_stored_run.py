@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from embeddings.object_storage import ObjectStorage
 from embeddings.store import open_store
 from tests.contracts import store_servers
 from tests.support import forked
@@ -120,7 +121,7 @@ def test_a_run_whose_host_is_lost_goes_on_on_another_with_the_same_bits(
 def test_a_storage_that_is_away_is_said_and_is_worth_another_try(make_run, small, monkeypatch, tmp_path) -> None:
     for name, value in (store_servers.CREDENTIALS | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("embeddings.object_storage.ObjectStorage.__init__.__kwdefaults__", {"retries": 0})
+    monkeypatch.setitem(ObjectStorage.__init__.__kwdefaults__, "retries", 0)
     monkeypatch.setenv("EVENKEEL_CACHE", str(tmp_path / "cache"))
     run = make_run(storage="s3://runs/away")
     assert execute(run, start_ranks) == 75
