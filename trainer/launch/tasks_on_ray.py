@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trainer.data.errors import DataError
-from trainer.data.prepare.by_tasks.tasks import Setting, Task, perform, planned
+from trainer.data.prepare.by_tasks.stages import perform
+from trainer.data.prepare.by_tasks.tasks import Setting, Task, planned
 from trainer.data.prepare.workers import num_threads
 from trainer.launch.on_ray import connected, room_for, worker_resources
 from trainer.runs.directory import Run

@@ -16,7 +16,7 @@ from trainer.models.labels_base import SeveralLabelsModel
 from trainer.models.layers.vector_fields import VectorFields
 from trainer.models.registry import MODELS
 from trainer.spec.label_tasks import LabelTask
-from trainer.spec.models.registry import kinds_that
+from trainer.spec.models.base import kinds_that
 
 B, DIM, N = 5, 4, 2
 VECTORS = (Vector("short", "short", 3), Vector("items", "items", 6))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.spec.checks.evaluation import ranks_catalogue
-from trainer.spec.models.registry import kinds_that
+from trainer.spec.models.base import kinds_that
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:

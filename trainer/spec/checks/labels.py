@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainer.spec.evaluation import CALIBRATED, DEFAULT_METRICS, METRIC_PATTERN, POINTWISE, WATCHED_METRICS, is_table
 from trainer.spec.label_tasks import LabelTask, label_tasks, measured_numbers, of_label
 from trainer.spec.losses import LABEL_LOSSES, LOSSES, LossSettings, loss_of
-from trainer.spec.models.registry import kinds_that
+from trainer.spec.models.base import kinds_that
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:

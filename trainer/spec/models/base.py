@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -114,6 +114,9 @@ class ModelSpec(Spec):
     has_context: ClassVar[bool] = False
     """True if its items are trained against something that is not the items' vectors themselves."""
 
+    registry: ClassVar[Mapping[str, type[ModelSpec]]] = {}
+    """All kinds by name, as trainer.spec.models.registry sets them."""
+
     _of_others: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
@@ -122,8 +125,6 @@ class ModelSpec(Spec):
         """Put fields of other kinds aside, so that :meth:`problems` can name those that are set."""
         if not isinstance(document, dict):
             return handler(document)
-        from trainer.spec.models.registry import kinds_with
-
         others = {name: value for name, value in document.items() if name not in cls.model_fields and kinds_with(name)}
         spec = handler({name: value for name, value in document.items() if name not in others})
         spec._of_others = {name: value for name, value in others.items() if not _says_nothing(name, value)}
@@ -200,8 +201,6 @@ class ModelSpec(Spec):
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         """Yield the settings that the kind has no use for, or cannot learn from, with the remedy."""
-        from trainer.spec.models.registry import kinds_with
-
         for name in self._of_others:
             if name == "hidden":
                 yield FieldProblem("model.hidden", f"{self.kind} has no hidden layers", "leave it out")
@@ -217,16 +216,12 @@ class ModelSpec(Spec):
         """Yield conflicts with the dataset, with the remedy."""
         features = dataset.features
         if dataset.items is not None and not self.reads_items:
-            from trainer.spec.models.registry import kinds_that
-
             yield FieldProblem(
                 "model.kind",
                 f"{self.kind} reads no item table, and dataset '{dataset.name}' has one",
                 f"use {' or '.join(kinds_that('reads_items'))}, or a dataset whose features join the file",
             )
         if not (self.reads_numbers or self.reads_pairs or self.reads_sequences):
-            from trainer.spec.models.registry import kinds_that
-
             for name, described in features.items():
                 if described.type == "dense":
                     yield FieldProblem(
@@ -255,18 +250,29 @@ class ModelSpec(Spec):
         """Yield the vectors of a kind that reads all features and knows of none."""
         if self.reads_vectors or self.reads_pairs or self.reads_sequences:
             return
-        from trainer.spec.models.registry import kinds_that
-
         for name, described in dataset.features.items():
             if described.type == "vector":
                 remedy = f"use one of {', '.join(kinds_that('reads_vectors'))}, or leave the feature out"
                 yield FieldProblem("model.kind", f"{self.kind} reads no vectors, and '{name}' is one", remedy)
 
 
+def kinds_that(trait: str) -> list[str]:
+    """Return the kinds that have a trait, such as ``publishes``."""
+    return [kind for kind, spec in ModelSpec.registry.items() if getattr(spec, trait)]
+
+
+def kinds_with(field: str) -> list[str]:
+    """Return the kinds that have a field."""
+    return [kind for kind, spec in ModelSpec.registry.items() if field in spec.model_fields]
+
+
+def default_of(field: str) -> Any:
+    """Return the default of a field that some kind has."""
+    return ModelSpec.registry[kinds_with(field)[0]].model_fields[field].default
+
+
 def _says_nothing(name: str, value: Any) -> bool:
     """Return True if a field of other kinds is at its default: specs were kept with all fields of all kinds."""
-    from trainer.spec.models.registry import default_of
-
     value = tuple(value) if isinstance(value, list) else value
     return bool(value == default_of(name)) or (name == "hidden" and value == ())
 

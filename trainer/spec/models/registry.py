@@ -61,26 +61,12 @@ def kind_of(spec: type[ModelSpec]) -> str:
 
 
 MODELS: dict[str, type[ModelSpec]] = {kind_of(spec): spec for spec in MODEL_SPECS}
+ModelSpec.registry = MODELS
 
 if TYPE_CHECKING:
     Model = ModelSpec
 else:
     Model = Annotated[Union[MODEL_SPECS], Field(discriminator="kind")]  # noqa: UP007
-
-
-def kinds_that(trait: str) -> list[str]:
-    """Return the kinds that have a trait, such as ``publishes``."""
-    return [kind for kind, spec in MODELS.items() if getattr(spec, trait)]
-
-
-def kinds_with(field: str) -> list[str]:
-    """Return the kinds that have a field."""
-    return [kind for kind, spec in MODELS.items() if field in spec.model_fields]
-
-
-def default_of(field: str) -> Any:
-    """Return the default of a field that some kind has."""
-    return MODELS[kinds_with(field)[0]].model_fields[field].default
 
 
 def parse_model(document: Any, *, stored: bool = False) -> ModelSpec:

@@ -25,7 +25,8 @@ from trainer.data.errors import DataError
 from trainer.data.prepare import drift, encode, examples, numbers, table_rows
 from trainer.data.prepare.by_tasks import assembly, stages, tasks
 from trainer.data.prepare.by_tasks.assembly import forget_parts
-from trainer.data.prepare.by_tasks.tasks import Setting, Task, perform
+from trainer.data.prepare.by_tasks.stages import perform
+from trainer.data.prepare.by_tasks.tasks import Setting, Task
 from trainer.data.prepare.preparation import prepare
 from trainer.data.prepare.spans import Span, cut_spans
 from trainer.data.sources.source import Source

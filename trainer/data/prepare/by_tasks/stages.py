@@ -14,6 +14,7 @@ rows        span of rows                  its examples as ranks read them
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from trainer.data.prepare import encode
 from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, VALUE, Appender, map_array, write_array
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, open_ids, write_encoded, write_ids
-from trainer.data.prepare.by_tasks.tasks import Desk, Task, write_state
+from trainer.data.prepare.by_tasks.tasks import Desk, Setting, Task, planned, write_state
 from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
@@ -39,8 +40,12 @@ from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.spans import Span
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
 from trainer.data.prepare.table_rows import finish_table, occurrences
+from trainer.data.prepare.workers import Workers
 from trainer.data.prepare.writing import SplitWriter, append_examples, code_files
+from trainer.storage.cache import cache_of_host
+from trainer.storage.folders import Folders
 from trainer.storage.shared_directory import link_or_copy
+from trainer.storage.trees import put_tree
 
 BAD_ROWS = "bad-rows"
 TABLE, COUNTS, PARENT, ROWS_OF_CODES, IDS = "table.arrow", "counts.bin", "parent.bin", "rows-of-codes.bin", "ids.arrow"
@@ -225,3 +230,31 @@ STAGES: dict[str, Callable[[Desk, Task, Path], None]] = {
     "number": number,
     "rows": rows,
 }
+
+
+def perform(setting: Setting, task: Task, directory: Path) -> None:
+    """Perform a task on this host, and put its result into the storage.
+
+    Args:
+        setting: of the preparation.
+        task: the task.
+        directory: where it may write meanwhile.
+
+    Raises:
+        DataError: rows cannot be trained on, or this host sees others.
+        StorageError: the storage is away, or what another task has put is damaged.
+    """
+    plan, folders = planned(setting), setting.folders()
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix=f"{task.name}-") as own,
+        Workers(setting.threads) as workers,
+    ):
+        out = Path(own) / "out"
+        out.mkdir()
+        STAGES[task.stage](Desk(plan, folders, Path(own), workers), task, out)
+        put_tree(folders, task.name, out, None if _is_seen(folders) else cache_of_host())
+
+
+def _is_seen(folders: Folders) -> bool:
+    """Return True if hosts read files of the storage where they lie, so that no cache need keep them."""
+    return folders.storage.path(folders.prefix) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from trainer.storage.base import NotWholeError
 from trainer.storage.cache import cache_of_host
 from trainer.storage.folders import Folders
 from trainer.storage.storage_registry import open_storage
-from trainer.storage.trees import put_tree
 
 STATE = "state.json"
 PARTS = "parts"
@@ -123,31 +121,6 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     (folder / STATE).write_text(json.dumps(state), "utf-8")
 
 
-def perform(setting: Setting, task: Task, directory: Path) -> None:
-    """Perform a task on this host, and put its result into the storage.
-
-    Args:
-        setting: of the preparation.
-        task: the task.
-        directory: where it may write meanwhile.
-
-    Raises:
-        DataError: rows cannot be trained on, or this host sees others.
-        StorageError: the storage is away, or what another task has put is damaged.
-    """
-    from trainer.data.prepare.by_tasks.stages import STAGES
-
-    plan, folders = planned(setting), setting.folders()
-    with (
-        tempfile.TemporaryDirectory(dir=directory, prefix=f"{task.name}-") as own,
-        Workers(setting.threads) as workers,
-    ):
-        out = Path(own) / "out"
-        out.mkdir()
-        STAGES[task.stage](Desk(plan, folders, Path(own), workers), task, out)
-        put_tree(folders, task.name, out, None if _is_seen(folders) else cache_of_host())
-
-
 def planned(setting: Setting) -> DataPlan:
     """Return the plan, made once in a process.
 
@@ -168,8 +141,3 @@ def _planned(dataset: str, job: str, files: str) -> DataPlan:
             remedy="let all hosts mount the same directory, or put the rows into object storage",
         )
     return plan
-
-
-def _is_seen(folders: Folders) -> bool:
-    """Return True if hosts read files of the storage where they lie, so that no cache need keep them."""
-    return folders.storage.path(folders.prefix) is not None
