@@ -27,9 +27,7 @@ from trainer.runs.lineage import lineage_of
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
 from trainer.runs.trackers.process import tracked
 from trainer.runs.uplink import reporting
-from trainer.sizing.gpus import check_gpus, known_gpu_bytes
-from trainer.spec import Follow
-from trainer.storage.storage_registry import open_storage
+from trainer.sizing.gpus import check_gpus
 
 if TYPE_CHECKING:
     from trainer.data.prepare.by_tasks.tasks import Hosts
@@ -108,27 +106,6 @@ def fewer_workers(run: Run) -> str:
     return f"{number} of {asked} workers: {run.fewer_because or 'there is no room for more'}"
 
 
-def check_memory(run: Run) -> None:
-    """Check, now that the rows are counted and before anything is built, that the run fits in memory.
-
-    Raises:
-        MemoryError: it does not.
-    """
-    from trainer.data.batches.prepared import PreparedData
-    from trainer.sizing.estimate import ids_per_example
-    from trainer.sizing.memory import machine_memory_bytes
-    from trainer.sizing.memory_limit import refuse_what_cannot_fit
-    from trainer.sizing.row_shape import RowShape
-
-    data = PreparedData.open(run.data)
-    rows = {name: table.num_rows for name, table in data.tables.items()}
-    machine = None if run.ray_address else machine_memory_bytes()
-    graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
-    gpu_bytes = known_gpu_bytes(run.job, run.ray_address)
-    ids, shape = ids_per_example(run.job, run.dataset), RowShape.of(run.job, run.dataset)
-    refuse_what_cannot_fit(run.job, rows, ids, machine, graphs, gpu_bytes, shape=shape)
-
-
 def give_up(directory: Path, failure: Failure, attempt: int = 1) -> int:
     """End an attempt that could not even start: write the error event, the final state and exit.json."""
     if directory.is_dir():
@@ -193,63 +170,11 @@ class _Attempt:
             yield
 
     def _prepare_data(self) -> None:
-        from trainer.checkpoint.record import TrainingRecord
-        from trainer.checkpoint.select import newest_of
-        from trainer.checkpoint.warm_start import InheritedData, inherited_data, parent_checkpoint
-        from trainer.data.batches.prepared import PreparedData
-        from trainer.data.one_pass.position import Place
-        from trainer.data.prepare.by_tasks.assembly import forget_parts
-        from trainer.data.prepare.preparation import check_files_read, prepare
-        from trainer.data.prepare.remote_data import fetch_prepared, put_prepared
-        from trainer.data.prepare.shared import shared_on_host
-        from trainer.publishing.published_ids import check_published_ids, tables_served_as_text
+        # Imported once the attempt has reported its start: it takes a second.
+        from trainer.launch.prepare_run import prepare_run
 
-        run = self.run
-        # What an attempt on another host has prepared.
-        fetch_prepared(run.folders(run.data), run.data)
-        newest = None if PreparedData.fingerprint_of(run.data) is None else newest_of(run, run.checkpoints)
-        if newest is not None and run.job.dataset.one_pass and run.job.dataset.follow is None:
-            place = Place.of_json(TrainingRecord.of(newest).position.place)
-            check_files_read(run.dataset, run.job, run.data, place.file + (place.row > 0))
-        elif newest is not None:
-            # A run goes on with the rows it began with, whatever has become of the files.
-            if run.has_fewer_workers:
-                check_memory(run)
-            return
-        if run.job.dataset.follow is not None and run.dataset.messages is None:
-            self._await_first_file(run.job.dataset.follow)
-        parent = parent_checkpoint(run)
-        if parent is None and run.job.init_from is not None:
-            self._info("init_from names no trained job yet: this one starts from initial values")
-        base = InheritedData() if parent is None else inherited_data(run.job, run.dataset, parent, self._info)
-        prepare(
-            run.dataset, run.job, run.data, **base._asdict(),
-            text_tables=tables_served_as_text(run), hosts=self.hosts,
-            shared=shared_on_host(run.store_url, run.directory, self._info), log=self._info,
-            report=functools.partial(self.events.write, "preparation"), fence=run.fence,
-        )  # fmt: skip
-        check_memory(run)
-        if run.job.publish is not None:
-            check_published_ids(run, PreparedData.open(run.data))
-        if run.job.publish is not None and run.job.publish.anchor is not None:
-            from trainer.publishing.anchor import write_targets
-
-            self._info(write_targets(run, PreparedData.open(run.data), parent))
-        put_prepared(run.folders(run.data), run.data)
-        if self.hosts is not None:
-            forget_parts(open_storage(self.hosts.storage))
-
-    def _await_first_file(self, follow: Follow) -> None:
-        """Wait until the folder has a file that can be opened, whose columns say what the ids are."""
-        from trainer.data.sources.followed_folder import first_file
-
-        uri, is_told = self.run.dataset.uri, False
-        while first_file(uri, follow) is None:
-            if not is_told:
-                self._info(f"waiting for a first file in {uri}")
-                is_told = True
-            time.sleep(min(follow.poll_seconds, 1.0))
-            self._check_cancel()
+        report = functools.partial(self.events.write, "preparation")
+        prepare_run(self.run, self.hosts, info=self._info, report=report, check_cancel=self._check_cancel)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
         from trainer.publishing.repeated import publishing

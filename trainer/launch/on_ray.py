@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.launch.driver import RanksFailed, check_memory, fewer_workers
+from trainer.launch.driver import RanksFailed, fewer_workers
 from trainer.launch.rank_actors import rank_actors, train_on
 from trainer.launch.rank_link import start_driver_end
 from trainer.runs.directory import RUN_FILE, THIS_CLUSTER, Run
@@ -115,6 +115,8 @@ def _fitted(run: Run) -> Run:
         raise ResourceError(f"{resources.least_workers} workers were asked for, {short}: ask for fewer, or add nodes")
     run = run.with_workers(number, short)
     try:
+        from trainer.launch.prepare_run import check_memory
+
         check_memory(run)
     except MemoryError as error:
         # With all of its nodes it fits.

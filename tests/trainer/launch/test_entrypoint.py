@@ -227,7 +227,7 @@ def test_sigterm_while_data_is_prepared_cancels_at_once(make_run, small, monkeyp
         time.sleep(60)
         pytest.fail("the signal was not heard")
 
-    monkeypatch.setattr("trainer.data.prepare.preparation.prepare", interrupted)
+    monkeypatch.setattr("trainer.launch.prepare_run.prepare", interrupted)
     assert execute(run, start_ranks) == EXIT_CANCELLED
     assert states(small.events(run.directory, "state")) == ["starting", "cancelled"]
 
