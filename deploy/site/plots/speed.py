@@ -74,7 +74,7 @@ def preparation(table: Table) -> Any:
 def feature_store(table: Table) -> Any:
     rows = {
         "get 1000 random ids, embedded, p50 (on an EPYC, three runs)": "embedded",
-        "get 1000 random ids, Redis, p50 (on an EPYC, beside other work, two runs)": "Redis",
+        "get 1000 random ids, Redis, p50 (--case redis, 2026-11-30, on an EPYC)": "Redis",
     }
     figure, (axes,) = panels(1, 2.3)
     series = {}
