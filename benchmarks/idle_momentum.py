@@ -89,7 +89,7 @@ def largest_error(optimizer: Adam, size: tuple[float, float], num_steps: int, ba
 
 
 def by_epoch(optimizer: Any, last: np.ndarray, completed: int) -> np.ndarray:
-    """Return what decay by epoch has left of rows touched at steps ``last`` after so many steps, as docs/adr/0068."""
+    """Return the factor of decay by epoch of rows touched at steps ``last``, after so many steps (docs/adr/0068)."""
     begun = max(completed - 1, 0) // optimizer.epoch_steps * optimizer.epoch_steps
     alphas = np.where(last <= begun, ACROSS_EPOCHS, 1.0) * optimizer.alpha if begun else np.zeros(last.shape)
     lambdas = np.minimum(1.0, alphas * np.arange(completed))

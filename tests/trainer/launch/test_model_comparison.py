@@ -221,7 +221,7 @@ def test_the_newest_fifth_of_a_window_is_a_slice(refresh, small):
 
 @pytest.mark.parametrize(("num_users", "factor"), [(40, 2.0), (60, 1.0)])
 def test_errors_of_a_metric_are_those_of_resampled_users(refresh, num_users, factor):
-    """Of few users, whose errors say little, they are twice as large."""
+    """With few users the standard errors are doubled: they are uncertain themselves."""
     only_test = {"evaluation": {"split": {"validation": 0.0, "test": 0.2}}}
     few = {"rows": {"num_users": num_users}}
     first = refresh("first", 1, **only_test, **few)
