@@ -116,7 +116,7 @@ def dropout_layers(spec: JobSpec) -> str:
 
 def _dropout_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     regularizers, kind = spec.regularizers, spec.model.kind
-    if regularizers.dropout and not spec.model.has_dropout:
+    if regularizers.dropout and spec.model.reads_sequences and not spec.model.has_dense_parameters:
         yield FieldProblem("regularizers.dropout", f"it is not available yet for {kind}", "leave it 0")
     if regularizers.dropout and spec.model.keeps_rows_of_lists and dropout_layers(spec) != "hidden":
         yield FieldProblem(

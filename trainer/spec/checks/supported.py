@@ -244,7 +244,8 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
             yield FieldProblem(f"tables.{stored}", f"no such table (there are {', '.join(sorted(tables))})")
     if job.publish is not None and job.publish.feature not in dataset.features:
         yield FieldProblem("publish.feature", f"no such feature '{job.publish.feature}' (there are {names})")
-    if job.model.publishes_items and job.publish is not None and job.publish.feature != "item":
+    items_alone = job.model.reads_sequences or job.model.ranks_all_items
+    if items_alone and job.publish is not None and job.publish.feature != "item":
         yield FieldProblem("publish.feature", f"{job.model.kind} publishes 'item'")
     yield from publish_fit_problems(job, dataset)
     yield from job.model.fit_problems(job, dataset)

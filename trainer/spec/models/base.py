@@ -62,7 +62,7 @@ class ModelSpec(Spec):
     kind: str
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     init: Annotated[Init | None, May.DIFFER_ON_WARM_START] = None
-    loss: LossName = "bce"
+    loss: Annotated[LossName, May.DIFFER_ON_WARM_START] = "bce"
 
     losses: ClassVar[tuple[str, ...]] = ("bce",)
     """Values of ``loss``; ``bce``, its default, stands for a model's own."""
@@ -86,16 +86,10 @@ class ModelSpec(Spec):
     """True if the rows of lists reach it one by one."""
     has_both_sides_in_rows: ClassVar[bool] = False
     """True if a row of items is an input vector and, behind it, an output vector."""
-    has_constant_of_loss: ClassVar[bool] = False
-    """True if it keeps a constant that only the loss it was trained by explains."""
-    learns_products: ClassVar[bool] = False
-    """True if its scores are products of rows alone, which never learn from zeros."""
-    learns_products_without_numbers: ClassVar[bool] = False
-    """True if that is so unless there are numeric features."""
+    learns_products: ClassVar[Literal["never", "without_numbers", "always"]] = "never"
+    """When its scores are products of rows alone, which never learn from zeros."""
     pools: ClassVar[bool] = True
     """True if its lookups give a row for each bag, not one for each id."""
-    publishes_items: ClassVar[bool] = False
-    """True if what it publishes are vectors of the feature item, and of no other one."""
     ranks_all_items: ClassVar[bool] = False
     """True if its score is a product of what it knows of the user and of the item."""
     has_dynamic_tables: ClassVar[bool] = False
@@ -104,8 +98,6 @@ class ModelSpec(Spec):
     """True if its loss determines its vectors up to a rotation; layers on top of them can absorb any linear map."""
     has_distances: ClassVar[bool] = False
     """True if distances of its rows mean something, as where scores are products of two rows."""
-    has_dropout: ClassVar[bool] = True
-    """True if ``regularizers.dropout`` has a place in it."""
     adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
     """Features that a warm start can add without a change of the scores: ``own_rows``, those with rows of their own
     alone, where rows enter the score without a weight; ``none``, where fields are normalised together."""
@@ -176,7 +168,7 @@ class ModelSpec(Spec):
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
         """Return True if columns that begin at zero in all tables learn."""
-        return not (self.learns_products or self.learns_products_without_numbers)
+        return self.learns_products == "never"
 
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
         """Return the features of ids whose rows it reads, of those of the rows and of the item table."""
@@ -208,7 +200,7 @@ class ModelSpec(Spec):
                 yield FieldProblem(
                     f"model.{name}", f"{self.kind} has none", f"use {' or '.join(kinds_with(name))}, or leave it out"
                 )
-        if self.effective_init.kind == "zero" and self.learns_products:
+        if self.effective_init.kind == "zero" and self.learns_products == "always":
             why = f"zero gives {self.kind} no gradient, all its scores being products"
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
@@ -230,7 +222,7 @@ class ModelSpec(Spec):
                         f"use one of {', '.join(kinds_that('reads_numbers'))}, or leave the feature out",
                     )
         yield from self._vector_problems(dataset)
-        if self.learns_products_without_numbers and not any(one.gives_numbers for one in features.values()):
+        if self.learns_products == "without_numbers" and not any(one.gives_numbers for one in features.values()):
             if self.effective_init.kind == "zero":
                 yield FieldProblem(
                     "model.init.kind",
@@ -291,11 +283,6 @@ class TowerSpec(ModelSpec):
     @property
     def num_hidden(self) -> int:
         return len(self.hidden)
-
-    @property
-    def is_softmax_of_batch(self) -> bool:
-        """Whether its loss is a softmax over the items of the whole batch."""
-        return False
 
     @property
     def mixes_batch(self) -> bool:

@@ -15,7 +15,7 @@ class FMSpec(PointwiseSpec):
     reads_vectors = True
     adds_features = "own_rows"
 
-    learns_products_without_numbers = True
+    learns_products = "without_numbers"
     determines_vectors = True
 
     @property
