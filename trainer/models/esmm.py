@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.labels_base import SeveralLabelsModel, label_towers, members
+from trainer.models.several_labels import SeveralLabelsModel, label_towers, members
 from trainer.spec.models.several_labels import ESMMSpec
 
 

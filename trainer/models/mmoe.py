@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs
-from trainer.models.labels_base import Gate, SeveralLabelsModel, experts_of, label_towers, members
+from trainer.models.several_labels import Gate, SeveralLabelsModel, experts_of, label_towers, members
 from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.several_labels import MMoESpec
 
