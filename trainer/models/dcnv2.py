@@ -12,7 +12,7 @@ from trainer.models.base import Axes, Axis, ModelInputs, Position, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
-from trainer.spec.models.dcnv2 import DCNv2Spec
+from trainer.spec.models.products import DCNv2Spec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainer.models.base import Axes, ModelInputs, Position, pairs_of, with_dense
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
-from trainer.spec.models.pnn import PNNSpec
+from trainer.spec.models.products import PNNSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor

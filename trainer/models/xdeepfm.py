@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer.models.base import Axes, Axis, ModelInputs, Position, with_dense
 from trainer.models.ctr_base import FirstOrderTowerModel
 from trainer.models.layers.seeded_init import seeded, uniform
-from trainer.spec.models.xdeepfm import XDeepFMSpec
+from trainer.spec.models.products import XDeepFMSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
