@@ -60,7 +60,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def model_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield the settings of the model that its kind has no use for or cannot learn from, and shardings of pooled rows."""
+    """Yield the settings of the model, and shardings, that its kind has no use for or cannot learn from."""
     yield from spec.model.problems(spec)
     if not spec.model.pools:
         available = shardings_for(sequences=True)
