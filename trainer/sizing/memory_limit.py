@@ -29,7 +29,7 @@ def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) 
         return (
             f"a rank needs {memory.gpu:,} bytes of its GPU, which has {memory.gpu_bytes:,}: "
             f"{'; '.join(arithmetic(job, memory))}",
-            _gpu_remedy(job, memory),
+            _gpu_remedy(memory),
         )
     together = memory.total * workers + RUN_BYTES
     if machine_bytes is not None and together > machine_bytes:
@@ -84,7 +84,7 @@ def refuse_what_cannot_fit(
         raise MemoryError(". Remedy: ".join(problem))
 
 
-def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
+def _gpu_remedy(memory: RankMemory) -> str:
     """Return the remedy for a GPU that is too small: kernel fbgemm needs room for batches and a cache of its tables."""
     if memory.placed is not None:
         return "a smaller batch_size, more micro_batches, or more ranks"

@@ -213,15 +213,15 @@ class ModelSpec(Spec):
                 f"{self.kind} reads no item table, and dataset '{dataset.name}' has one",
                 f"use {' or '.join(kinds_that('reads_items'))}, or a dataset whose features join the file",
             )
-        if not (self.reads_numbers or self.reads_pairs or self.reads_sequences):
-            for name, described in features.items():
-                if described.type == "dense":
-                    yield FieldProblem(
-                        "model.kind",
-                        f"{self.kind} reads no numeric features, and '{name}' is dense",
-                        f"use one of {', '.join(kinds_that('reads_numbers'))}, or leave the feature out",
-                    )
-        yield from self._vector_problems(dataset)
+        if not (self.reads_pairs or self.reads_sequences):
+            for trait, unread, what in (
+                ("reads_numbers", "dense", "numeric features, and '{}' is dense"),
+                ("reads_vectors", "vector", "vectors, and '{}' is one"),
+            ):
+                remedy = f"use one of {', '.join(kinds_that(trait))}, or leave the feature out"
+                for name, feature in features.items():
+                    if feature.type == unread and not getattr(self, trait):
+                        yield FieldProblem("model.kind", f"{self.kind} reads no {what.format(name)}", remedy)
         if self.learns_products == "without_numbers" and not any(one.gives_numbers for one in features.values()):
             if self.effective_init.kind == "zero":
                 yield FieldProblem(
@@ -237,15 +237,6 @@ class ModelSpec(Spec):
                 yield FieldProblem(
                     "model.kind", f"{self.kind} multiplies pairs of features, and there is one ({names})", "use dnn"
                 )
-
-    def _vector_problems(self, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-        """Yield the vectors of a kind that reads all features and knows of none."""
-        if self.reads_vectors or self.reads_pairs or self.reads_sequences:
-            return
-        for name, described in dataset.features.items():
-            if described.type == "vector":
-                remedy = f"use one of {', '.join(kinds_that('reads_vectors'))}, or leave the feature out"
-                yield FieldProblem("model.kind", f"{self.kind} reads no vectors, and '{name}' is one", remedy)
 
 
 def kinds_that(trait: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -51,12 +51,7 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
 )
 
 
-def kind_of(spec: type[ModelSpec]) -> str:
-    """Return the name of a kind, as it is written in jobs."""
-    return str(spec.model_fields["kind"].annotation.__args__[0])  # type: ignore[union-attr]
-
-
-MODELS: dict[str, type[ModelSpec]] = {kind_of(spec): spec for spec in MODEL_SPECS}
+MODELS: dict[str, type[ModelSpec]] = {get_args(spec.model_fields["kind"].annotation)[0]: spec for spec in MODEL_SPECS}
 ModelSpec.registry = MODELS
 
 if TYPE_CHECKING:
