@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class Auc(CountsMetric[AucSum]):
-    """:func:`auc`."""
-
     def sums(self, num_rows: int) -> AucSum:
         return AucSum()
 
@@ -102,8 +100,6 @@ class LoglossSum:
 
 
 class Logloss(CountsMetric[LoglossSum]):
-    """:func:`logloss`."""
-
     def of_rows(self, rows: Rows) -> float:
         return logloss(rows.scores, rows.labels)
 
@@ -118,8 +114,6 @@ class Logloss(CountsMetric[LoglossSum]):
 
 
 class NormalizedEntropy(Logloss):
-    """:func:`normalized_entropy`."""
-
     def of_rows(self, rows: Rows) -> float:
         return normalized_entropy(rows.scores, rows.labels)
 

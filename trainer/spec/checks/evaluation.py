@@ -102,7 +102,6 @@ def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield conflicts of the loss and ``evaluation`` with the dataset."""
     tasks = label_tasks(dataset)
     metrics = metrics_of_job(job, tasks)
     yield from label_fit_problems(job, dataset)

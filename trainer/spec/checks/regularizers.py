@@ -65,7 +65,6 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield conflicts of ``regularizers`` with the dataset."""
     laplacian = job.regularizers.laplacian
     if laplacian is None:
         return

@@ -240,17 +240,15 @@ class ModelSpec(Spec):
 
 
 def kinds_that(trait: str) -> list[str]:
-    """Return the kinds that have a trait, such as ``publishes``."""
+    """Return the kinds that have a trait, such as ``reads_vectors``."""
     return [kind for kind, spec in ModelSpec.registry.items() if getattr(spec, trait)]
 
 
 def kinds_with(field: str) -> list[str]:
-    """Return the kinds that have a field."""
     return [kind for kind, spec in ModelSpec.registry.items() if field in spec.model_fields]
 
 
 def default_of(field: str) -> Any:
-    """Return the default of a field that some kind has."""
     return ModelSpec.registry[kinds_with(field)[0]].model_fields[field].default
 
 
