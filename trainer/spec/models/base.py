@@ -47,6 +47,16 @@ else:
     LossName = Literal[tuple(LOSSES)]
 
 
+_REMOVED_TRAITS = {
+    "publishes_items": "leave it out: kinds that read sequences or rank all items publish vectors of the feature item",
+    "has_dropout": "leave it out: a kind without a place for dropout yields a problem of regularizers.dropout",
+    "has_constant_of_loss": "leave it out, and give the field loss without May.DIFFER_ON_WARM_START",
+    "learns_products": "say multiplies_rows = 'always'",
+    "learns_products_without_numbers": "say multiplies_rows = 'without_numbers'",
+}
+"""Remedies, by class variable that earlier versions read of a kind; a class that sets one is refused."""
+
+
 class ModelSpec(Spec):
     """A kind of model, as a job names it. ``embedding_dim``: columns of a vector; ``init``: its initial values.
 
@@ -86,7 +96,7 @@ class ModelSpec(Spec):
     """True if the rows of lists reach it one by one."""
     has_both_sides_in_rows: ClassVar[bool] = False
     """True if a row of items is an input vector and, behind it, an output vector."""
-    learns_products: ClassVar[Literal["never", "without_numbers", "always"]] = "never"
+    multiplies_rows: ClassVar[Literal["never", "without_numbers", "always"]] = "never"
     """When its scores are products of rows alone, which never learn from zeros."""
     pools: ClassVar[bool] = True
     """True if its lookups give a row for each bag, not one for each id."""
@@ -106,10 +116,21 @@ class ModelSpec(Spec):
     has_context: ClassVar[bool] = False
     """True if its items are trained against something that is not the items' vectors themselves."""
 
+    publishes_items: ClassVar[None]
+    has_dropout: ClassVar[None]
+    has_constant_of_loss: ClassVar[None]
+    learns_products: ClassVar[None]
+    learns_products_without_numbers: ClassVar[None]
+
     registry: ClassVar[Mapping[str, type[ModelSpec]]] = {}
     """All kinds by name, as trainer.spec.models.registry sets them."""
 
     _of_others: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name in _REMOVED_TRAITS.keys() & vars(cls).keys():
+            raise TypeError(f"{cls.__name__}.{name} was removed: {_REMOVED_TRAITS[name]}")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -168,7 +189,7 @@ class ModelSpec(Spec):
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
         """Return True if columns that begin at zero in all tables learn."""
-        return self.learns_products == "never"
+        return self.multiplies_rows == "never"
 
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
         """Return the features of ids whose rows it reads, of those of the rows and of the item table."""
@@ -200,7 +221,7 @@ class ModelSpec(Spec):
                 yield FieldProblem(
                     f"model.{name}", f"{self.kind} has none", f"use {' or '.join(kinds_with(name))}, or leave it out"
                 )
-        if self.effective_init.kind == "zero" and self.learns_products == "always":
+        if self.effective_init.kind == "zero" and self.multiplies_rows == "always":
             why = f"zero gives {self.kind} no gradient, all its scores being products"
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
@@ -222,7 +243,7 @@ class ModelSpec(Spec):
                 for name, feature in features.items():
                     if feature.type == unread and not getattr(self, trait):
                         yield FieldProblem("model.kind", f"{self.kind} reads no {what.format(name)}", remedy)
-        if self.learns_products == "without_numbers" and not any(one.gives_numbers for one in features.values()):
+        if self.multiplies_rows == "without_numbers" and not any(one.gives_numbers for one in features.values()):
             if self.effective_init.kind == "zero":
                 yield FieldProblem(
                     "model.init.kind",

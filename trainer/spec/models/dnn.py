@@ -47,7 +47,7 @@ class FMSpec(PointwiseSpec):
     reads_vectors = True
     adds_features = "own_rows"
 
-    learns_products = "without_numbers"
+    multiplies_rows = "without_numbers"
     determines_vectors = True
 
     @property

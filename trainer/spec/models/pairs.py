@@ -19,7 +19,7 @@ class PairSpec(ModelSpec):
 
     reads_pairs = True
     has_dense_parameters = False
-    learns_products = "always"
+    multiplies_rows = "always"
     determines_vectors = True
     ranks_all_items = True
     has_context = True

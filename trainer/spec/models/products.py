@@ -31,7 +31,7 @@ class DLRMSpec(ClickSpec):
     kind: Literal["dlrm"]
     reads_vectors = True
 
-    learns_products = "without_numbers"
+    multiplies_rows = "without_numbers"
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
         return has_numbers  # by the products with their vector

@@ -24,7 +24,7 @@ class SequenceSpec(DrawingSpec):
 
     default_negatives: ClassVar[int] = 1
     reads_sequences = True
-    learns_products = "always"
+    multiplies_rows = "always"
     pools = False
     determines_vectors = True
 
