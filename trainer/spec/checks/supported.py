@@ -264,8 +264,8 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield FieldProblem("publish.feature", f"{job.model.kind} publishes 'item'")
     yield from publish_fit_problems(job, dataset)
     yield from job.model.fit_problems(job, dataset)
-    split, field = job.evaluation.split.kind, "evaluation.split.kind"
+    split = job.evaluation.split.kind
     if split in ("time", "per_user_last") and dataset.ordering is None:
-        yield FieldProblem(field, f"{split} needs order or timestamp in dataset '{dataset.name}'")
+        yield FieldProblem("evaluation.split.kind", f"{split} needs order or timestamp in dataset '{dataset.name}'")
     if split == "per_user_last" and "user" not in dataset.features:
-        yield FieldProblem(field, f"per_user_last needs a feature named 'user' (there are {names})")
+        yield FieldProblem("evaluation.split.kind", f"per_user_last needs a feature named 'user' (there are {names})")
