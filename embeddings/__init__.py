@@ -3,31 +3,16 @@
 The names below are loaded on first use, so that the torch-free parts can be imported without torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from embeddings.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from embeddings.embedding_tables import EmbeddingTables
-    from embeddings.optimized_embedding import OptimizedEmbedding
-    from embeddings.recent_counts import RecentCounts
-    from embeddings.sse.config import SSEConfig
-    from embeddings.tables.config import InitConfig, TableConfig
+    from embeddings.embedding_tables import EmbeddingTables as EmbeddingTables
+    from embeddings.optimized_embedding import OptimizedEmbedding as OptimizedEmbedding
+    from embeddings.recent_counts import RecentCounts as RecentCounts
+    from embeddings.sse.config import SSEConfig as SSEConfig
+    from embeddings.tables.config import InitConfig as InitConfig
+    from embeddings.tables.config import TableConfig as TableConfig
 
-__all__ = ["EmbeddingTables", "InitConfig", "OptimizedEmbedding", "RecentCounts", "SSEConfig", "TableConfig"]
-
-_HOMES = {
-    "EmbeddingTables": "embeddings.embedding_tables",
-    "InitConfig": "embeddings.tables.config",
-    "OptimizedEmbedding": "embeddings.optimized_embedding",
-    "RecentCounts": "embeddings.recent_counts",
-    "SSEConfig": "embeddings.sse.config",
-    "TableConfig": "embeddings.tables.config",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'embeddings' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_exports(__name__)

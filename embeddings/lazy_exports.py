@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy_exports(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose parts without torch must not wait for torch.
+def lazy_exports(package: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package, whose parts without torch must not wait for torch.
 
-    Args:
-        package: Name of the package.
-        names: Exported names by the module that has them.
+    The package names each export once, for type checkers too, under ``if TYPE_CHECKING:`` as
+    ``from MODULE import NAME as NAME``.
     """
-    homes = {name: module for module, exported in names.items() for name in exported}
+    modules: dict[str, str] = {}
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if not modules:
+            source = importlib.import_module(package).__loader__.get_source(package)  # type: ignore[union-attr]
+            words = (line.split() for line in source.splitlines() if line.startswith("    from "))
+            modules.update((exported, module) for _, module, _, exported, *_ in words)
+        if name == "__all__":
+            return sorted(modules)
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        return getattr(importlib.import_module(modules[name]), name)
 
     return get

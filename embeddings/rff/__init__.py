@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from embeddings.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from embeddings.rff.features import DEFAULT_SIGMA, FREQUENCIES, RandomFourierFeatures, digest
+    from embeddings.rff.features import DEFAULT_SIGMA as DEFAULT_SIGMA
+    from embeddings.rff.features import FREQUENCIES as FREQUENCIES
+    from embeddings.rff.features import RandomFourierFeatures as RandomFourierFeatures
+    from embeddings.rff.features import digest as digest
 
-__all__ = ["DEFAULT_SIGMA", "FREQUENCIES", "RandomFourierFeatures", "digest"]
-
-__getattr__ = lazy_exports(
-    __name__, {"embeddings.rff.features": ["DEFAULT_SIGMA", "FREQUENCIES", "RandomFourierFeatures", "digest"]}
-)
+__getattr__ = lazy_exports(__name__)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from embeddings.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from embeddings.stochastic_shared_embedding import StochasticSharedEmbedding
+    from embeddings.stochastic_shared_embedding import StochasticSharedEmbedding as StochasticSharedEmbedding
 
-__all__ = ["StochasticSharedEmbedding"]
-
-__getattr__ = lazy_exports(__name__, {"embeddings.stochastic_shared_embedding": ["StochasticSharedEmbedding"]})
+__getattr__ = lazy_exports(__name__)

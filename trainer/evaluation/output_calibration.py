@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from trainer.metrics.calibration import ece
 from trainer.metrics.classification import NAN, logloss, sigmoid
-from trainer.output_calibration.base import Calibrator
+from trainer.output_calibration.base import Calibrator, Uncalibrated
 from trainer.output_calibration.registry import as_json, fit
-from trainer.output_calibration.uncalibrated import Uncalibrated
 from trainer.spec.evaluation import CALIBRATED
 
 SPLITS = ("validation", "test")

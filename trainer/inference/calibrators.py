@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TrainingRecord
-from trainer.output_calibration.base import Calibrator
+from trainer.output_calibration.base import Calibrator, Uncalibrated
 from trainer.output_calibration.registry import of_json
-from trainer.output_calibration.uncalibrated import Uncalibrated
 from trainer.spec import JobSpec
 
 

@@ -18,8 +18,7 @@ from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.sources.source import Chunk
 from trainer.inference.parquet_scoring import chunk_of
 from trainer.inference.top_items import TopItems
-from trainer.output_calibration.base import Calibrator
-from trainer.output_calibration.uncalibrated import Uncalibrated
+from trainer.output_calibration.base import Calibrator, Uncalibrated
 from trainer.spec import JobSpec
 from trainer.spec.label_tasks import LabelTask
 from trainer.spec.losses import LOSSES, Loss, loss_of

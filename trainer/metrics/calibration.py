@@ -24,14 +24,22 @@ class Curve(NamedTuple):
     shares: Float64s
 
 
-class EqualWidth:
+class _Bins:
+    """Sums of each bin, of which the curve is made: rows, predictions, positives [3, b]."""
+
+    def __init__(self, num_bins: int = NUM_BINS):
+        self._sums = np.zeros((3, num_bins))
+
+    def curve(self) -> Curve:
+        rows, predictions, positives = self._sums[:, self._sums[0] > 0]
+        return Curve(rows, predictions / rows, positives / rows)
+
+
+class EqualWidth(_Bins):
     """Bins [i / b, (i + 1) / b) of the prediction, the last one with 1.
 
     Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Rows may come in any pieces.
     """
-
-    def __init__(self, num_bins: int = NUM_BINS):
-        self._sums = np.zeros((3, num_bins))
 
     def add(self, counts: Counts) -> EqualWidth:
         """Add rows; ``counts.scores`` are predictions in [0, 1]."""
@@ -43,11 +51,8 @@ class EqualWidth:
             self._sums[row] += np.bincount(number, values, num_bins)
         return self
 
-    def curve(self) -> Curve:
-        return _curve(self._sums)
 
-
-class EqualMass:
+class EqualMass(_Bins):
     """The rows by ascending prediction, cut into b bins of equally many (adaptive bins).
 
     Nguyen and O'Connor, EMNLP 2015. Rows of one prediction that a cut goes through are in both bins in proportion, so
@@ -55,8 +60,8 @@ class EqualMass:
     """
 
     def __init__(self, num_rows: int, num_bins: int = NUM_BINS):
+        super().__init__(num_bins)
         self._edges = num_rows * np.arange(num_bins + 1) / num_bins
-        self._sums = np.zeros((3, num_bins))
         self._before = 0
 
     def add(self, counts: Counts) -> EqualMass:
@@ -70,14 +75,6 @@ class EqualMass:
             self._sums[row] += np.diff(np.interp(inside, places, np.concatenate([[0.0], np.cumsum(values)])))
         self._before = int(places[-1])
         return self
-
-    def curve(self) -> Curve:
-        return _curve(self._sums)
-
-
-def _curve(sums: Float64s) -> Curve:
-    rows, predictions, positives = sums[:, sums[0] > 0]
-    return Curve(rows, predictions / rows, positives / rows)
 
 
 def calibration_curve(

@@ -98,28 +98,19 @@ def _unbiased(number: int) -> float:
     return (number / (number - 1)) ** 0.5 if number > 1 else 1.0
 
 
-def _auc_of_rows(first: Rows, second: Rows) -> Paired:
-    return paired_auc(*(np.asarray(one, np.float64) for one in (first.scores, second.scores, first.labels)))
+def _logloss(rows: Rows) -> Float64s:
+    return softplus(rows.scores) - np.asarray(rows.labels, np.float64) * rows.scores
 
 
-def _logloss_of_rows(first: Rows, second: Rows) -> Paired:
-    losses = (softplus(rows.scores) - np.asarray(rows.labels, np.float64) * rows.scores for rows in (first, second))
-    return paired_mean(*losses, lower_is_better=True)
-
-
-def _mae_of_rows(first: Rows, second: Rows) -> Paired:
-    return paired_mean(*(np.abs(rows.predictions - rows.labels) for rows in (first, second)), lower_is_better=True)
-
-
-def _rmse_of_rows(first: Rows, second: Rows) -> Paired:
-    return paired_rmse(*(rows.predictions - rows.labels for rows in (first, second)))
+def _errors(rows: Rows) -> Float64s:
+    return rows.predictions - rows.labels
 
 
 PAIRED: dict[str, Callable[[Rows, Rows], Paired]] = {
-    "auc": _auc_of_rows,
-    "logloss": _logloss_of_rows,
-    "rmse": _rmse_of_rows,
-    "mae": _mae_of_rows,
+    "auc": lambda one, other: paired_auc(*(np.asarray(a, np.float64) for a in (one.scores, other.scores, one.labels))),
+    "logloss": lambda *both: paired_mean(*map(_logloss, both), lower_is_better=True),
+    "rmse": lambda *both: paired_rmse(*map(_errors, both)),
+    "mae": lambda *both: paired_mean(*(np.abs(_errors(rows)) for rows in both), lower_is_better=True),
 }
 """Metrics of labelled rows by which two models are compared: from the rows with each one's scores."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class Auc(CountsMetric[AucSum]):
-    """:func:`auc`."""
-
     def sums(self, num_rows: int) -> AucSum:
         return AucSum()
 
@@ -102,8 +100,6 @@ class LoglossSum:
 
 
 class Logloss(CountsMetric[LoglossSum]):
-    """:func:`logloss`."""
-
     def of_rows(self, rows: Rows) -> float:
         return logloss(rows.scores, rows.labels)
 
@@ -118,8 +114,6 @@ class Logloss(CountsMetric[LoglossSum]):
 
 
 class NormalizedEntropy(Logloss):
-    """:func:`normalized_entropy`."""
-
     def of_rows(self, rows: Rows) -> float:
         return normalized_entropy(rows.scores, rows.labels)
 
@@ -178,33 +172,22 @@ class EceEqualWidth(Ece):
 # --- of predictions --------------------------------------------------------------------------------------------------
 
 
-class Rmse(RowsMetric):
-    """:func:`rmse`."""
+class ErrorMetric(RowsMetric):
+    """:func:`rmse` (``power`` 2) or :func:`mae` (1): the root of the mean of a power of the errors."""
+
+    def __init__(self, of_predictions: Callable[..., float], power: int):
+        self._of_predictions, self._power = of_predictions, power
 
     def of_rows(self, rows: Rows) -> float:
-        return rmse(rows.predictions, rows.labels)
+        return self._of_predictions(rows.predictions, rows.labels)
 
     def resampled(self, rows: Rows) -> Resampled:
-        return Resampled(lambda weights: rmse(rows.predictions, rows.labels, weights))
+        return Resampled(lambda weights: self._of_predictions(rows.predictions, rows.labels, weights))
 
     def streamed(self, rows: Rows, ranks: RankGroup) -> float:
-        errors = rows.predictions - rows.labels
-        squares, num_rows = ranks.total([float((errors**2).sum()), len(rows)])
-        return float((squares / num_rows) ** 0.5)
-
-
-class Mae(RowsMetric):
-    """:func:`mae`."""
-
-    def of_rows(self, rows: Rows) -> float:
-        return mae(rows.predictions, rows.labels)
-
-    def resampled(self, rows: Rows) -> Resampled:
-        return Resampled(lambda weights: mae(rows.predictions, rows.labels, weights))
-
-    def streamed(self, rows: Rows, ranks: RankGroup) -> float:
-        distances, num_rows = ranks.total([float(np.abs(rows.predictions - rows.labels).sum()), len(rows)])
-        return distances / num_rows
+        powers = np.abs(rows.predictions - rows.labels) ** self._power
+        total, num_rows = ranks.total([float(powers.sum()), len(rows)])
+        return float((total / num_rows) ** (1 / self._power))
 
 
 METRICS: dict[str, Metric] = {
@@ -215,7 +198,7 @@ METRICS: dict[str, Metric] = {
     "ece": Ece(),
     "ece_equal_width": EceEqualWidth(),
     "calibration": Calibration(),
-    "rmse": Rmse(),
-    "mae": Mae(),
+    "rmse": ErrorMetric(rmse, power=2),
+    "mae": ErrorMetric(mae, power=1),
     "frequency_buckets": FrequencyBuckets(),
 }

@@ -1,15 +1,17 @@
-"""DNN: the plain deep CTR model. All pooled embeddings and numeric features side by side -> MLP -> logit."""
+"""DNN, Wide & Deep, DeepFM, FM: a tower, a linear part, a factorization machine, alone or side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
-from trainer.models.base import ModelInputs, pooled_rows, with_dense
-from trainer.models.ctr_base import ClickModel
+from trainer.models.base import Axes, ModelInputs, Position, pooled_rows, with_dense
+from trainer.models.ctr_base import ClickModel, FirstOrderModel, FirstOrderTowerModel, NumericFields
 from trainer.models.layers.mlp import tower_of
-from trainer.spec.models.dnn import DNNSpec
+from trainer.spec.models.dnn import DNNSpec, FMSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
@@ -29,3 +31,71 @@ class DNN(ClickModel):
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         rows = pooled_rows(self.lookup(features, dense), self.features)
         return self.tower(with_dense(rows, self.numbers(dense))).squeeze(1)
+
+
+class WideDeep(FirstOrderTowerModel):
+    """logit = sum_f w_f + <u, x> + MLP(concat of v_f, and x), equation 3; its b is that of the tower's last layer.
+
+    Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016. The wide part reads the raw ids. Its
+    cross-product transformations (equation 1) are engineered by hand, so here they are columns of the dataset, features
+    like others, which the deep part then reads too. The paper trains the wide part by FTRL with L1; here the row
+    optimizer trains both.
+
+    Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
+    of (a + 1) b over neighbouring sizes, and n.
+    """
+
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        vectors, linear = self.vectors_and_first_order(features, dense)
+        return linear + self.tower(with_dense(vectors.flatten(1), self.numbers(dense))).squeeze(1)
+
+
+class DeepFM(FirstOrderTowerModel):
+    """logit = sum_f w_f + <u, x> + sum over pairs f < g of <v_f, v_g> + MLP(concat of v_f, and x), equations 1 to 4.
+
+    Guo et al., DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, IJCAI 2017. The pairs are pairs
+    of fields: a list is one field, whose vector is pooled. Numeric features are first-order and deep.
+
+    Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
+    of (a + 1) b over neighbouring sizes, and n: those of Wide & Deep, as the pairs have none.
+    """
+
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        vectors, linear = self.vectors_and_first_order(features, dense)
+        return linear + pairs(vectors) + self.tower(with_dense(vectors.flatten(1), self.numbers(dense))).squeeze(1)
+
+
+def pairs(vectors: Tensor) -> Tensor:
+    """Return sum over f < g of <v_f, v_g>, [b], from vectors [b, F, d].
+
+    It is computed as (|sum_f v_f|^2 - sum_f |v_f|^2) / 2 (Rendle, Factorization Machines, ICDM 2010, lemma 3.1).
+    """
+    return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
+
+
+class FM(FirstOrderModel):
+    """logit = w_0 + sum_f w_f + <u, x> + sum over pairs f < g of <v_f, v_g>, equation 1 for degree 2.
+
+    Rendle, Factorization Machines, ICDM 2010. The pairs are pairs of fields: single ids; lists, each one pooled vector;
+    and numeric features j, of vector x_j v_j. Rows of zeros have no gradient but that of w_f, unless there is a numeric
+    feature: all other terms are products.
+
+    Parameters: (dim + 1) for each id; 1 + n + n dim for w_0, u and the vectors of n numeric features.
+    """
+
+    def __init__(self, embeddings: nn.Module, spec: FMSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        if len(self.features) + self.num_dense < 2:
+            raise ValueError(f"fm multiplies pairs of fields, and there is one, {self.features[0]}: use dnn")
+        self.bias = nn.Parameter(torch.zeros(1, dtype=inputs.dtype))
+        self.numeric = NumericFields(self.dim, inputs) if self.num_dense else None
+
+    def axes(self, numbers: Sequence[Position]) -> Axes:
+        return super().axes(numbers) | ({} if self.numeric is None else self.numeric.axes(numbers))
+
+    def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        vectors, linear = self.vectors_and_first_order(features, dense)
+        numbers = self.numbers(dense)
+        if self.numeric is not None and numbers is not None:
+            vectors = torch.cat([vectors, self.numeric(numbers)], dim=1)
+        return self.bias + linear + pairs(vectors)

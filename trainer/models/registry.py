@@ -4,27 +4,18 @@ from embeddings.outside_packages import Registry
 from trainer.models.autoint import AutoInt
 from trainer.models.base import RankingModel
 from trainer.models.bpr import BPR
-from trainer.models.dcnv2 import DCNv2
-from trainer.models.deepfm import DeepFM
 from trainer.models.din import DIN
-from trainer.models.dlrm import DLRM
-from trainer.models.dnn import DNN
-from trainer.models.esmm import ESMM
+from trainer.models.dnn import DNN, FM, DeepFM, WideDeep
 from trainer.models.finalmlp import FinalMLP
-from trainer.models.fm import FM
 from trainer.models.gru4rec import GRU4Rec
 from trainer.models.hstu import HSTU
 from trainer.models.item2vec import Item2Vec
 from trainer.models.mf import MF
-from trainer.models.mmoe import MMoE
-from trainer.models.ple import PLE
-from trainer.models.pnn import PNN
+from trainer.models.products import DLRM, PNN, DCNv2, XDeepFM
 from trainer.models.sasrec import SASRec
-from trainer.models.shared_bottom import SharedBottom
+from trainer.models.several_labels import ESMM, PLE, MMoE, SharedBottom
 from trainer.models.two_tower import TwoTower
-from trainer.models.wide_deep import WideDeep
 from trainer.models.wukong import Wukong
-from trainer.models.xdeepfm import XDeepFM
 
 MODELS: Registry[type[RankingModel]] = Registry(
     "evenkeel.models",

@@ -1,19 +1,26 @@
-"""The interface of output calibrators."""
+"""The interface of output calibrators, and the model's own probabilities, where there is no other map."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.metrics.classification import sigmoid
+
 Float64s = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
 class Calibrator(ABC):
-    """A map from log odds to the probability of a label of 1; jobs name it by its key in the registry."""
+    """A map from log odds to the probability of a label of 1, with what was fitted as its fields.
+
+    Jobs name it by its key in the registry.
+    """
 
     @classmethod
     @abstractmethod
@@ -30,14 +37,28 @@ class Calibrator(ABC):
     def probabilities(self, logits: npt.NDArray[np.floating]) -> Float64s:
         """Return the calibrated probability of each of [n] log odds."""
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return the fitted parameters, as JSON."""
+        return asdict(self)
 
     @classmethod
-    @abstractmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Return the map of what :meth:`settings` returned."""
+        return cls(**settings)
+
+
+@dataclass(frozen=True)
+class Uncalibrated(Calibrator):
+    """p = sigmoid(z); ``reason``: why there is no other map, of a job that asks for one."""
+
+    reason: str = ""
+
+    @classmethod
+    def fit(cls, logits: Float64s, labels: Float64s, weights: Float64s) -> Self:
+        return cls()
+
+    def probabilities(self, logits: npt.NDArray[np.floating]) -> Float64s:
+        return sigmoid(logits)
 
 
 def smoothed_targets(labels: Float64s, weights: Float64s) -> tuple[float, float]:

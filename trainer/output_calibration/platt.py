@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,13 +42,6 @@ class Platt(Calibrator):
 
     def probabilities(self, logits: npt.NDArray[np.floating]) -> Float64s:
         return sigmoid(self.slope * np.asarray(logits, np.float64) + self.intercept)
-
-    def settings(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of_settings(cls, settings: Mapping[str, Any]) -> Self:
-        return cls(**settings)
 
 
 def _newton(columns: Float64s, targets: Float64s, shares: Float64s) -> Float64s:

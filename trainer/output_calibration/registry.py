@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.output_calibration.base import Calibrator
+from trainer.output_calibration.base import Calibrator, Uncalibrated
 from trainer.output_calibration.isotonic import Isotonic
 from trainer.output_calibration.platt import Platt
-from trainer.output_calibration.uncalibrated import Uncalibrated
 
 CALIBRATORS: dict[str, type[Calibrator]] = {"none": Uncalibrated, "platt": Platt, "isotonic": Isotonic}
 

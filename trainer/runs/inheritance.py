@@ -110,8 +110,6 @@ def _read_by(job: JobSpec, dataset: DatasetSpec) -> dict[str, Feature]:
 
 def _model_problems(model: ModelSpec, parent: ModelSpec) -> Iterator[FieldProblem]:
     free = model.fields_that(May.DIFFER_ON_WARM_START)
-    # The constant of mf, which is the parent's, is that of its loss.
-    free |= set() if model.has_constant_of_loss else {"loss"}
     growing = model.fields_that(May.GROW_ON_WARM_START)
     for name in type(model).model_fields if model.kind == parent.kind else ("kind",):
         here, there = getattr(model, name), getattr(parent, name)

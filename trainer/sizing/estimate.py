@@ -57,14 +57,8 @@ def _ids_of(feature: Feature) -> float:
     return 5.0 if feature.is_list else 1.0
 
 
-def graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
-    """Return, by graph that the job's sse names, its table and how many edges its files have at most.
-
-    This is what :func:`trainer.sizing.memory.rank_memory` takes.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+def _graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
+    """Return, by graph that the job's sse names, its table and how many edges its files have at most."""
     sizes = {}
     for name, edges in edge_files(dataset, job).items():
         source = edges.source
@@ -105,7 +99,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     workers = job.resources.num_workers
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
-    graphs = graph_sizes(job, dataset)
+    graphs = _graph_sizes(job, dataset)
     shape = RowShape.of(job, dataset)
     memory = rank_memory(job, rows_of, ids, graphs, gpu_bytes, shape=shape)
     split = job.evaluation.split
@@ -175,13 +169,10 @@ def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> t
 
 
 def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], shape: RowShape) -> float:
-    """Return the time of a step from multiply-adds of the dense part and traffic of the rows, per worker.
-
-    Multiply-adds are those of forward and twice that for backward, as often as regularizers of dropout run the dense
-    part, and twice with SAM.
-    """
+    """Return the time of a step from multiply-adds of the dense part and traffic of the rows, per worker."""
     samples = job.batch_size / job.resources.num_workers
     size = size_of(job, ids, shape)
+    # Forward, and twice that for backward; as often as regularizers of dropout run the dense part, and twice with SAM.
     arithmetic = 6.0 * size.multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
     traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
     passes = job.regularizers.dropout_method.passes

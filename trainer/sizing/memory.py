@@ -6,7 +6,7 @@ A row costs its weights, the state of the row optimizer and the step of its last
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,33 +136,11 @@ def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
     return dim * weight + (dim * vectors + numbers) * state + STEP_BYTES
 
 
-def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
-    """Return the rows of each table, where so many were ``counted``: a dynamic table has as many as it can hold."""
-    growths = {name: table.id_map for name, table in job.tables.items()}
-    return {name: rows if (growth := growths.get(name)) is None else growth.num_rows for name, rows in counted.items()}
-
-
-def dynamic_table_bytes(job: JobSpec, counted: Mapping[str, int], published: str | None) -> int:
-    """Return the bytes of the maps from ids to rows of the dynamic tables, on every rank.
-
-    They are places in a hash map, ids with their last steps, counters where they are asked for; and of each id of the
-    data its hash, where rows are prepared. Of the table that a job of one pass publishes, ``published``, also what it
-    is published by.
-    """
-    size, known = 0, 0 if job.dataset.one_pass else ID_BYTES
-    for name, table in job.tables.items():
-        if (growth := table.id_map) is not None and name in counted:
-            counters = COUNTERS_PER_ROW_BYTES if growth.admission_threshold > 1 else 0
-            of_published = PUBLISHED_ID_BYTES if job.dataset.one_pass and published == name else 0
-            size += growth.capacity * (MAP_ROW_BYTES + counters + of_published) + counted[name] * known
-    return size
-
-
-def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
-    """Return the bytes of the rows that a job of one pass has read and not trained on yet, on every rank."""
-    if not job.dataset.one_pass:
-        return 0
-    return int(WINDOWS_HELD * WINDOW_ROWS * sum(ids_per_example.values()) * ID_BYTES)
+def state_counts(kind: str) -> tuple[int, int]:
+    """Return (state vectors as wide as the row, single numbers) that optimizer ``kind`` keeps for a row."""
+    optimizer = KINDS[kind].optimizer
+    numbers = len(optimizer.row_state_names)
+    return len(optimizer.state_names) - 1 - numbers, numbers
 
 
 def value_bytes(stored: Table | None) -> tuple[int, int]:
@@ -172,19 +150,10 @@ def value_bytes(stored: Table | None) -> tuple[int, int]:
     return ELEMENT_TYPES[stored.dtype].num_bytes, ELEMENT_TYPES[stored.state_dtype].num_bytes
 
 
-def graph_bytes(num_rows: int, num_edges: int) -> int:
-    """Return the bytes of a graph over so many rows.
-
-    Edges count in both directions, and there is a threshold for each degree.
-    """
-    return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
-
-
-def state_counts(kind: str) -> tuple[int, int]:
-    """Return (state vectors as wide as the row, single numbers) that optimizer ``kind`` keeps for a row."""
-    optimizer = KINDS[kind].optimizer
-    numbers = len(optimizer.row_state_names)
-    return len(optimizer.state_names) - 1 - numbers, numbers
+def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
+    """Return the rows of each table, where so many were ``counted``: a dynamic table has as many as it can hold."""
+    growths = {name: table.id_map for name, table in job.tables.items()}
+    return {name: rows if (growth := growths.get(name)) is None else growth.num_rows for name, rows in counted.items()}
 
 
 def sequence_ids(job: JobSpec) -> dict[str, float]:
@@ -215,15 +184,48 @@ def rank_memory(
         gpu_bytes: what the GPU of each rank has, where that is known (:func:`trainer.sizing.gpus.known_gpu_bytes`).
         shape: what a row has beside ids; None: one label, and nothing else.
     """
-    kind, sam = job.optimizer.kind, job.regularizers.sam
     shape = shape or RowShape()
-    ids = dynamic_table_bytes(job, rows, shape.published_table) + window_bytes(job, ids_per_example)
+    id_bytes = _map_bytes(job, rows, shape.published_table) + window_bytes(job, ids_per_example)
     rows = table_rows(job, rows)
     by_table, tables, shapes = _fullest_rank(job, rows)
     size = size_of(job, ids_per_example, shape)
-    batches = _lookups(job, rows, ids_per_example, shape) + _activations(size, _samples_kept(job))
-    batches += _sam(job, rows, sum(ids_per_example.values()), by_table) + _in_batch_scores(job) + _rankings(job, rows)
-    on_gpu = job.resources.gpus_per_worker > 0
+    workers, sam, on_gpu = job.resources.num_workers, job.regularizers.sam, job.resources.gpus_per_worker > 0
+    num_ids, num_features = sum(ids_per_example.values()), len(ids_per_example)
+    columns = max((job.model.table_columns(name) for name in rows), default=0)
+    # A part of a batch is looked up and differentiated at a time; evaluation has a batch of its own.
+    part = -(-job.batch_size // job.micro_batches)
+    at_once, whole = max(part, EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
+
+    batches = int(whole * num_ids * WORDS_PER_ID * ID_BYTES)
+    outputs = num_ids if job.model.keeps_rows_of_lists else num_features
+    # Of the whole batch the gradient alone.
+    batches += int(((BLOCKS_PER_FEATURE - 1) * at_once + whole) * outputs * columns * FLOAT_BYTES)
+    batches += COPIES_OF_NUMBERS * whole * shape.columns * FLOAT_BYTES
+    # Passes of a regularizer of dropout are kept side by side, until they are differentiated together.
+    batches += _activations(size, -(-part // workers) * job.regularizers.dropout_method.passes)
+    if sam is not None and sam.of != "dense":
+        # Of touched rows a copy with their state, their gradient, and what they become.
+        touched = min(int(job.batch_size * num_ids), sum(rows.values()))
+        widest = max((table.row_bytes for table in by_table.values()), default=0)
+        batches += touched * (widest + 2 * columns * FLOAT_BYTES)
+    if job.model.is_softmax_of_batch:
+        # Scores of the rank's samples against all, their logarithms, and the gradient.
+        batches += 3 * -(-job.batch_size // workers) * job.batch_size * FLOAT_BYTES
+    if ranks_catalogue(job):
+        # The items on every rank, in two copies while they are put together; a block of scores with a copy and
+        # comparisons (trainer.evaluation.full_ranking).
+        items, users = rows.get("item", 0), rows.get("user", 0)
+        block = min(RANKED_SCORES, min(RANKED_USERS, users) * items)
+        batches += (2 * items * (job.model.embedding_dim + 1) + 3 * block) * FLOAT_BYTES
+
+    exchange = 0
+    if workers > 1 and not on_gpu:
+        # The largest exchange is of the outputs of all features, or all rows of sequences, or dense gradients.
+        outputs = at_once * max(num_ids, num_features) * columns
+        exchange = int(SEGMENTS * (max(int(outputs), size.parameters) * FLOAT_BYTES))
+    graphs, placed = graphs or {}, None
+    if on_gpu and gpu_bytes is not None and job.kernel == "fbgemm" and shapes:
+        placed = place(shapes, *state_counts(job.optimizer.kind), int(FOR_TABLES * gpu_bytes))
     return RankMemory(
         by_table=by_table,
         tables=tables,
@@ -231,23 +233,19 @@ def rank_memory(
         batches=batches,
         # Weight, gradient, and two moments; with SAM the weight once more.
         dense=(4 if sam is None else 5) * size.parameters * FLOAT_BYTES,
-        graphs=_graphs(rows, graphs or {}),
-        ids=ids,
-        exchange=_exchange(job, rows, ids_per_example, size),
+        # Several are joined, in a copy.
+        graphs=min(2, len(graphs)) * sum(_graph_bytes(rows.get(table, 0), edges) for table, edges in graphs.values()),
+        ids=id_bytes,
+        exchange=exchange,
         kept=0 if on_gpu else min(KEPT_BYTES, batches),
         on_gpu=on_gpu,
         gpu_bytes=gpu_bytes if on_gpu else None,
-        placed=place(shapes, *state_counts(kind), int(FOR_TABLES * gpu_bytes))
-        if on_gpu and gpu_bytes is not None and job.kernel == "fbgemm" and shapes
-        else None,
+        placed=placed,
     )
 
 
 def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, TableBytes], int, list[tuple[int, int]]]:
-    """Return the bytes of each table; and of the rank that holds most, its bytes and the shapes of what it holds.
-
-    Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
-    """
+    """Return the bytes of each table; and of the rank that holds most, its bytes and the shapes of what it holds."""
     workers, kind = job.resources.num_workers, job.optimizer.kind
     loads = [0] * workers
     shapes: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
@@ -257,7 +255,9 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
         dim = job.model.table_columns(name)
         sharding = job.sharding.get(name, TABLE_WISE.name if workers == 1 else "planner")
         stored = job.tables.get(name)
-        shape = _share(count, dim, sharding, workers)
+        # A table left to the planner can be split by rows, and where it needs to be, the planner must. Shares are those
+        # on one host; on several a table that is split within a host takes more of its ranks.
+        shape = SHARDINGS.get(sharding, ROW_WISE).largest_share(count, dim, workers)
         share = shape[0] * row_bytes(kind, shape[1], stored)
         by_table[name] = TableBytes(count, row_bytes(kind, dim, stored), sharding, share)
         if sharding == TABLE_WISE.name:
@@ -266,6 +266,7 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
         loads = [load + share for load in loads]
         for held in shapes:
             held.append(shape)
+    # Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
     for share, shape in sorted(whole, reverse=True):
         emptiest = loads.index(min(loads))
         loads[emptiest] += share
@@ -273,93 +274,28 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
     return by_table, max(loads), shapes[loads.index(max(loads))]
 
 
-def _part_size(job: JobSpec) -> int:
-    """Return the samples that are looked up and differentiated at a time."""
-    return -(-job.batch_size // job.micro_batches)
+def _map_bytes(job: JobSpec, counted: Mapping[str, int], published: str | None) -> int:
+    """Return the bytes, on every rank, of the maps from ids to rows of the dynamic tables."""
+    # Of each id of the data its hash, where rows are prepared.
+    size, known = 0, 0 if job.dataset.one_pass else ID_BYTES
+    for name, table in job.tables.items():
+        if (growth := table.id_map) is not None and name in counted:
+            counters = COUNTERS_PER_ROW_BYTES if growth.admission_threshold > 1 else 0
+            of_published = PUBLISHED_ID_BYTES if job.dataset.one_pass and published == name else 0
+            size += growth.capacity * (MAP_ROW_BYTES + counters + of_published) + counted[name] * known
+    return size
 
 
-def _samples_kept(job: JobSpec) -> int:
-    """Return the samples whose activations a rank keeps at a time.
-
-    Passes of a regularizer of dropout are kept side by side, until they are differentiated together.
-    """
-    return -(-_part_size(job) // job.resources.num_workers) * job.regularizers.dropout_method.passes
-
-
-def _widest(job: JobSpec, names: Iterable[str]) -> int:
-    return max((job.model.table_columns(name) for name in names), default=0)
-
-
-def _lookups(job: JobSpec, rows: Iterable[str], ids_per_example: Mapping[str, float], shape: RowShape) -> int:
-    """Return the bytes of a batch's ids and numbers, and of what ids give.
-
-    Of the latter a part at a time, but the gradient; of numbers as they are gathered and as a batch has them.
-    """
-    ids = sum(ids_per_example.values())
-    at_once, whole = max(_part_size(job), EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
-    outputs = ids if job.model.keeps_rows_of_lists else len(ids_per_example)
-    blocks = ((BLOCKS_PER_FEATURE - 1) * at_once + whole) * outputs * _widest(job, rows) * FLOAT_BYTES
-    numbers = COPIES_OF_NUMBERS * whole * shape.columns * FLOAT_BYTES
-    return int(whole * ids * WORDS_PER_ID * ID_BYTES) + int(blocks) + numbers
-
-
-def _sam(job: JobSpec, rows: Mapping[str, int], ids: float, by_table: Mapping[str, TableBytes]) -> int:
-    """Return the bytes of SAM on tables: of touched rows a copy with their state, their gradient, what they become."""
-    sam = job.regularizers.sam
-    if sam is None or sam.of == "dense":
+def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
+    """Return the bytes of the rows that a job of one pass has read and not trained on yet, on every rank."""
+    if not job.dataset.one_pass:
         return 0
-    touched = min(int(job.batch_size * ids), sum(rows.values()))
-    widest = max((table.row_bytes for table in by_table.values()), default=0)
-    return touched * (widest + 2 * _widest(job, rows) * FLOAT_BYTES)
+    return int(WINDOWS_HELD * WINDOW_ROWS * sum(ids_per_example.values()) * ID_BYTES)
 
 
-def _exchange(job: JobSpec, rows: Iterable[str], ids_per_example: Mapping[str, float], size: ModelSize) -> int:
-    """Return the bytes of memory shared with the other ranks of the host; GPUs exchange without it.
-
-    The largest exchange is of the outputs of all features, or all rows of sequences, or dense gradients.
-    """
-    if job.resources.num_workers == 1 or job.resources.gpus_per_worker > 0:
-        return 0
-    at_once = max(_part_size(job), EVALUATION_BATCH_SIZE)
-    outputs = at_once * max(sum(ids_per_example.values()), len(ids_per_example)) * _widest(job, rows)
-    return int(SEGMENTS * (max(int(outputs), size.parameters) * FLOAT_BYTES))
-
-
-def _in_batch_scores(job: JobSpec) -> int:
-    """Return the bytes of a softmax over the batch.
-
-    They are the scores of a rank's samples against all, their logarithms, and the gradient.
-    """
-    if not job.model.is_softmax_of_batch:
-        return 0
-    return 3 * -(-job.batch_size // job.resources.num_workers) * job.batch_size * FLOAT_BYTES
-
-
-def _rankings(job: JobSpec, rows: Mapping[str, int]) -> int:
-    """Return the bytes to rank all items for each user (trainer.evaluation.full_ranking).
-
-    They are the items on every rank, in two copies while they are put together, and a block of scores with a copy and
-    comparisons.
-    """
-    if not ranks_catalogue(job):
-        return 0
-    items, users = rows.get("item", 0), rows.get("user", 0)
-    block = min(RANKED_SCORES, min(RANKED_USERS, users) * items)
-    return (2 * items * (job.model.embedding_dim + 1) + 3 * block) * FLOAT_BYTES
-
-
-def _graphs(rows: Mapping[str, int], graphs: Mapping[str, tuple[str, int]]) -> int:
-    """Return the bytes of the graphs; several are joined, in a copy."""
-    return min(2, len(graphs)) * sum(graph_bytes(rows.get(table, 0), edges) for table, edges in graphs.values())
-
-
-def _share(rows: int, dim: int, sharding: str, workers: int) -> tuple[int, int]:
-    """Return (rows, columns) of a table on the rank that holds most of it.
-
-    What is left to the planner is counted as split by rows: it can be, and where it needs to be, the planner must.
-    """
-    # On one host; on several a table that is split within a host takes more of its ranks.
-    return SHARDINGS.get(sharding, ROW_WISE).largest_share(rows, dim, workers)
+def _graph_bytes(num_rows: int, num_edges: int) -> int:
+    # Edges count in both directions, and there is a threshold for each degree.
+    return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
 
 
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape | None = None) -> ModelSize:
@@ -383,11 +319,8 @@ def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape 
 
 
 def _activations(size: ModelSize, samples: int) -> int:
-    """Return the bytes that a part of so many samples on this rank keeps for backward, with its gradients.
-
-    A batch of evaluation keeps nothing; for it they are what it needs at once. Towers are counted as if it did keep
-    them.
-    """
+    """Return the bytes that a part of so many samples on this rank keeps for backward, with its gradients."""
+    # A batch of evaluation keeps nothing, and needs what it needs at once; towers are counted as if it kept them.
     held = 3 * samples * size.interaction
     at_once = 2 * EVALUATION_BATCH_SIZE * size.widest if size.interaction else 0
     return (3 * max(samples, EVALUATION_BATCH_SIZE) * size.tower + max(held, at_once)) * FLOAT_BYTES

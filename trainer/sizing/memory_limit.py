@@ -29,7 +29,7 @@ def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) 
         return (
             f"a rank needs {memory.gpu:,} bytes of its GPU, which has {memory.gpu_bytes:,}: "
             f"{'; '.join(arithmetic(job, memory))}",
-            _gpu_remedy(job, memory),
+            _gpu_remedy(memory),
         )
     together = memory.total * workers + RUN_BYTES
     if machine_bytes is not None and together > machine_bytes:
@@ -84,11 +84,8 @@ def refuse_what_cannot_fit(
         raise MemoryError(". Remedy: ".join(problem))
 
 
-def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
-    """Return the remedy for a GPU that is too small.
-
-    Kernel fbgemm needs no more of a GPU than a cache of its tables; batches are in its memory in any case.
-    """
+def _gpu_remedy(memory: RankMemory) -> str:
+    """Return the remedy for a GPU that is too small: kernel fbgemm needs room for batches and a cache of its tables."""
     if memory.placed is not None:
         return "a smaller batch_size, more micro_batches, or more ranks"
     if memory.batches + memory.dense > memory.gpu_bytes * (1 - FOR_TABLES):  # type: ignore[operator]
@@ -101,10 +98,7 @@ def _gpu_remedy(job: JobSpec, memory: RankMemory) -> str:
 
 
 def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
-    """Return the remedy: how many ranks would suffice with every table split by rows.
-
-    A rank's share of such a table shrinks with their number, and so does its copy.
-    """
+    """Return the remedy: how many ranks would suffice with every table split by rows."""
     room = limit - (memory.total - memory.host_tables - memory.copies)
     if room <= 0:
         return "allow more: the process and its batches alone do not fit; a smaller batch_size needs less"

@@ -24,7 +24,18 @@ else:
 Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 
 
-class Join(Spec):
+class _Keyed(Spec):
+    """A part with a field ``on``, which YAML reads as true where it is not quoted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_quoted_on(cls, document: object) -> object:
+        if isinstance(document, dict) and True in document and "on" not in document:
+            return {"on" if key is True else key: value for key, value in document.items()}
+        return document
+
+
+class Join(_Keyed):
     """A column looked up in a second file: ``column`` of the row whose ``on`` equals this row's ``on``.
 
     ``take`` says what a list-valued column becomes: its last element, its first, or all of them (an id_list).
@@ -37,11 +48,6 @@ class Join(Spec):
     column: Column
     take: Literal["last", "first", "all"] = "last"
     timestamp: Column | None = later(None)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unquoted_on(cls, document: object) -> object:
-        return _with_quoted_on(document)
 
 
 class PreviousItems(Spec):
@@ -170,7 +176,7 @@ class Feature(Spec):
         return self
 
 
-class ItemTable(Spec):
+class ItemTable(_Keyed):
     """What is known of each item, clicked or not: a file with one row for each.
 
     ``on`` names the column of ids, as that of a :class:`Join` does. ``features`` are columns of the file: an ``id``, an
@@ -186,11 +192,6 @@ class ItemTable(Spec):
         """Columns of the file that ids are read from."""
         of_features = (one.column or name for name, one in self.features.items() if one.has_ids)
         return frozenset([self.on, *of_features])
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unquoted_on(cls, document: object) -> object:
-        return _with_quoted_on(document)
 
     def join(self, name: str) -> Join:
         """Return the join on the item that reads a feature of ids."""
@@ -424,13 +425,6 @@ class DatasetSpec(Spec):
             columns |= {f"labels.{name}.{_source_field(label)}": label.source_column, f"labels.{name}.mask": label.mask}
         columns["weight"] = self.weight
         return {field: column for field, column in columns.items() if column is not None}
-
-
-def _with_quoted_on(document: object) -> object:
-    """Return the document with its key ``on``, which YAML reads as true where it is not quoted."""
-    if isinstance(document, dict) and True in document and "on" not in document:
-        return {"on" if key is True else key: value for key, value in document.items()}
-    return document
 
 
 _RULE = re.compile(r"^\s*([A-Za-z_][\w.-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?)\s*$")

@@ -48,7 +48,7 @@ POINTWISE: dict[str, PointwiseMetric] = {
     "mae": PointwiseMetric(of_values=True, lower_is_better=True),
     "frequency_buckets": PointwiseMetric(of_any_score=True, of_items=True, is_table=True),
 }
-"""Computed by the class of the same name in trainer.metrics.registry."""
+"""Computed by the entry of the same name in trainer.metrics.registry."""
 RANKING: dict[str, RankingMetric] = {
     "ndcg": RankingMetric({"ndcg_10": "NDCG@10"}),
     "hit_rate": RankingMetric({"hit_rate_10": "hit rate@10"}),

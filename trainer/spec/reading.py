@@ -47,7 +47,6 @@ def _path_of(error: Mapping[str, Any]) -> list[str]:
 
 
 def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
-    """Describe one error for users."""
     where, message, remedy = _path_of(error), str(error["msg"]).removeprefix("Value error, "), ""
     if error["type"] == "extra_forbidden":
         message, remedy = "no such field", "check the spelling"

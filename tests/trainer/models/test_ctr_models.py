@@ -356,8 +356,8 @@ def test_rows_of_zeros_have_a_gradient(lab, kind, settings):
 
 
 def test_products_alone_do_not_move_zero_rows():
-    from trainer.models.deepfm import pairs
-    from trainer.models.xdeepfm import CIN
+    from trainer.models.dnn import pairs
+    from trainer.models.products import CIN
 
     vectors = torch.zeros(2, 3, 4, requires_grad=True)
     (pairs(vectors).sum() + CIN(3, (5,), seed=0, dtype=torch.float32)(vectors).sum()).backward()

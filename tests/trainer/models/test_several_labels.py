@@ -13,9 +13,9 @@ from torchrec import KeyedTensor
 from tests.support.model_specs import model_spec
 from trainer.data.batches.keys import Key
 from trainer.models.base import ModelInputs
-from trainer.models.labels_base import product_logit
 from trainer.models.losses import pointwise_loss
 from trainer.models.registry import MODELS
+from trainer.models.several_labels import product_logit
 from trainer.spec.label_tasks import LabelTask
 
 F, DIM, N, B = 3, 4, 2, 5

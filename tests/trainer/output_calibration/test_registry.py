@@ -6,8 +6,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from trainer.output_calibration.base import Uncalibrated
 from trainer.output_calibration.registry import CALIBRATORS, as_json, fit, of_json
-from trainer.output_calibration.uncalibrated import Uncalibrated
 from trainer.spec import JobSpec
 
 LOGITS = np.random.default_rng(0).normal(size=200).round(1).astype(np.float32)

@@ -9,6 +9,7 @@ import pytest
 
 from trainer.runs.directory import RUN_FILE, read_run, write_run
 from trainer.spec import SpecError, parse_dataset, parse_job
+from trainer.spec.models.base import ModelSpec
 from trainer.spec.models.registry import parse_model
 
 JOB: dict[str, Any] = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr", "embedding_dim": 4}}
@@ -84,3 +85,9 @@ def test_a_trained_job_that_had_it_is_read(case: str, tmp_path: Any) -> None:
     with pytest.raises(SpecError) as caught:
         read_run(directory)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("trait", ["publishes_items", "has_dropout", "has_constant_of_loss", "learns_products"])
+def test_a_kind_of_another_package_is_told_what_a_removed_trait_became(trait):
+    with pytest.raises(TypeError, match=f"Own.{trait} was removed: (leave it out|say multiplies_rows = 'always')"):
+        type("Own", (ModelSpec,), {"__module__": "own", trait: True})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,66 +13,58 @@ from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.base import TowerSpec
 
 
-@dataclass(frozen=True)
-class TowerOptions:
-    """``residual`` and ``batch_norm`` of a model's spec."""
-
-    residual: bool = False
-    batch_norm: bool = False
-
-
-PLAIN = TowerOptions()
-
-
 def tower(
     sizes: Sequence[int],
     *,
     seed: int,
     dtype: torch.dtype,
-    options: TowerOptions = PLAIN,
+    residual: bool = False,
+    batch_norm: bool = False,
     logits: bool = True,
 ) -> nn.Module:
     """Return a tower, [b, sizes[0]] -> [b, sizes[-1]]: linear layers, all but the last followed by ReLU.
 
     With ``logits=False`` the last is too, so that all are hidden layers.
 
-    With options a hidden layer is h = relu(N(W x + b)) + S x: N batch normalisation (``batch_norm``), S x the shortcut
+    A hidden layer is h = relu(N(W x + b)) + S x: N batch normalisation, where there is ``batch_norm``, S x the shortcut
     (``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself where sizes agree, else a
-    linear map without bias. W and b start as they do without options.
+    linear map without bias. W and b start as they do without both.
 
     Parameters: sum of (a + 1) b over neighbouring sizes a, b; and for each hidden layer 2 b with batch normalisation,
     a b for a shortcut between sizes that differ.
     """
-    if options == PLAIN and logits:
+    if not (residual or batch_norm) and logits:
         return mlp(sizes, seed=seed, dtype=dtype)
     linear = [layer for layer in mlp(sizes, seed=seed, dtype=dtype) if isinstance(layer, nn.Linear)]
     num_hidden = len(linear) - 1 if logits else len(linear)
     with seeded(seed, "shortcuts"):
-        layers: list[nn.Module] = [HiddenLayer(layer, options, dtype) for layer in linear[:num_hidden]]
+        layers: list[nn.Module] = [HiddenLayer(one, residual, batch_norm, dtype) for one in linear[:num_hidden]]
     return nn.Sequential(*layers, *linear[num_hidden:])
 
 
 def tower_of(
     spec: TowerSpec, inputs: ModelInputs, sizes: Sequence[int], *, number: int = 0, logits: bool = True
 ) -> nn.Module:
-    """Return :func:`tower` with the options of a model's spec; ``number`` tells the towers of a model apart."""
-    options = TowerOptions(spec.residual, spec.batch_norm)
-    return tower(sizes, seed=inputs.seed + number, dtype=inputs.dtype, options=options, logits=logits)
+    """Return :func:`tower` as a model's spec has it; ``number`` tells the towers of a model apart."""
+    return tower(
+        sizes, seed=inputs.seed + number, dtype=inputs.dtype, residual=spec.residual, batch_norm=spec.batch_norm,
+        logits=logits,
+    )  # fmt: skip
 
 
 class HiddenLayer(nn.Module):
     """relu(N(W x + b)) + S x; see :func:`tower`."""
 
-    def __init__(self, linear: nn.Linear, options: TowerOptions, dtype: torch.dtype):
+    def __init__(self, linear: nn.Linear, residual: bool, batch_norm: bool, dtype: torch.dtype):
         super().__init__()
         self.linear = linear
         inputs, outputs = linear.in_features, linear.out_features
-        self.norm = BatchNorm(outputs, dtype=dtype) if options.batch_norm else None
-        self.residual = options.residual
+        self.norm = BatchNorm(outputs, dtype=dtype) if batch_norm else None
+        self.residual = residual
         # Drawn in float32 like all weights, so that they are alike in every dtype.
         self.shortcut = (
             nn.Linear(inputs, outputs, bias=False, dtype=torch.float32).to(dtype)
-            if options.residual and inputs != outputs
+            if residual and inputs != outputs
             else None
         )
 

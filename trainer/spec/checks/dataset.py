@@ -151,7 +151,6 @@ def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _topic_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield problems of a topic and of its message settings."""
     if not is_topic(spec.uri):
         if spec.messages is not None:
             yield FieldProblem("messages", "it is of topics", "leave it out, or set uri: kafka://HOST:PORT/TOPIC")

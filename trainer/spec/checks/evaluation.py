@@ -1,4 +1,4 @@
-"""Checks of which losses, labels and metrics go together, with the remedy where they do not. Torch-free.
+"""Checks of which losses, labels, metrics and calibrated outputs go together, with the remedy. Torch-free.
 
 A part of trainer.spec.checks.supported.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.spec.checks.labels import label_fit_problems
+from trainer.spec.checks.regularizers import has_validation
 from trainer.spec.evaluation import (
     DEFAULT_METRICS,
     VALUE_METRICS,
@@ -23,6 +24,8 @@ from trainer.spec.problems import FieldProblem
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
+
+_CALIBRATED_FIELD = "output_calibration"
 
 
 def ranks_catalogue(job: JobSpec) -> bool:
@@ -99,7 +102,6 @@ def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield conflicts of the loss and ``evaluation`` with the dataset."""
     tasks = label_tasks(dataset)
     metrics = metrics_of_job(job, tasks)
     yield from label_fit_problems(job, dataset)
@@ -167,4 +169,43 @@ def _needs_ids(field: str, what: str, name: str, dataset: DatasetSpec) -> Iterat
     if feature is None or feature.type != "id" or feature.join is not None or feature.derive is not None:
         yield FieldProblem(
             field, f"{what} need a feature named '{name}' of type id that reads a column of dataset '{dataset.name}'"
+        )
+
+
+def output_calibration_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    """Yield reasons why a job's outputs cannot be calibrated, whatever the dataset."""
+    kind, model = spec.output_calibration, spec.model
+    if kind == "none":
+        return
+    loss = loss_of(spec)
+    if model.reads_sequences:
+        yield FieldProblem(_CALIBRATED_FIELD, f"{model.kind} ranks items and gives no probabilities", "leave it out")
+    elif not model.reads_labels and not LOSSES[loss].is_logit:
+        yield FieldProblem(
+            _CALIBRATED_FIELD,
+            f"{model.kind} trained by {loss} gives no probabilities",
+            "use model.loss bce, or leave it out",
+        )
+    if spec.dataset.one_pass:
+        yield FieldProblem(
+            _CALIBRATED_FIELD,
+            "outputs of jobs with dataset.one_pass are not calibrated yet",
+            "leave one of the two out",
+        )
+    elif not has_validation(spec):
+        yield FieldProblem(
+            _CALIBRATED_FIELD,
+            f"{kind} is fitted on validation rows, and there is no validation split",
+            "set evaluation.split.validation, or leave it out",
+        )
+
+
+def output_calibration_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield reasons why outputs cannot be calibrated for a dataset of several labels."""
+    tasks = label_tasks(dataset)
+    if job.output_calibration != "none" and tasks and not any(LOSSES[task.loss].is_logit for task in tasks):
+        yield FieldProblem(
+            _CALIBRATED_FIELD,
+            "none of the labels " + ", ".join(f"{task.name} ({task.loss})" for task in tasks) + " gives probabilities",
+            "leave it out, or give one of them loss: bce",
         )

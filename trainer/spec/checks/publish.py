@@ -91,7 +91,6 @@ def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
 
 
 def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield conflicts of ``publish`` with the dataset."""
     if job.publish is None or job.publish.feature not in dataset.features:
         return
     items = job.publish.feature

@@ -65,7 +65,6 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield conflicts of ``regularizers`` with the dataset."""
     laplacian = job.regularizers.laplacian
     if laplacian is None:
         return
@@ -116,7 +115,7 @@ def dropout_layers(spec: JobSpec) -> str:
 
 def _dropout_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     regularizers, kind = spec.regularizers, spec.model.kind
-    if regularizers.dropout and not spec.model.has_dropout:
+    if regularizers.dropout and spec.model.reads_sequences and not spec.model.has_dense_parameters:
         yield FieldProblem("regularizers.dropout", f"it is not available yet for {kind}", "leave it 0")
     if regularizers.dropout and spec.model.keeps_rows_of_lists and dropout_layers(spec) != "hidden":
         yield FieldProblem(

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS, kinds_that_take
 from embeddings.tables.element_types import DEFAULT_TYPE, ELEMENT_TYPES, JOB_TYPES
-from embeddings.tables.shardings import SHARDINGS
+from embeddings.tables.shardings import SHARDINGS, shardings_for
 from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
-from trainer.spec.checks.evaluation import evaluation_fit_problems, evaluation_problems
+from trainer.spec.checks.evaluation import (
+    evaluation_fit_problems,
+    evaluation_problems,
+    output_calibration_fit_problems,
+    output_calibration_problems,
+)
 from trainer.spec.checks.feature_names import name_fit_problems
-from trainer.spec.checks.models import model_problems
 from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problems
-from trainer.spec.checks.output_calibration import output_calibration_fit_problems, output_calibration_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import regularizer_fit_problems, regularizer_problems
 from trainer.spec.problems import FieldProblem
@@ -54,6 +57,20 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from evaluation_problems(spec)
     yield from output_calibration_problems(spec)
     yield from publish_problems(spec)
+
+
+def model_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    """Yield the settings of the model, and shardings, that its kind has no use for or cannot learn from."""
+    yield from spec.model.problems(spec)
+    if not spec.model.pools:
+        available = shardings_for(sequences=True)
+        for table, sharding in spec.sharding.items():
+            if sharding not in available:
+                yield FieldProblem(
+                    f"sharding.{table}",
+                    f"{sharding} is of pooled rows, and {spec.model.kind} takes each row by itself",
+                    f"use {', '.join(available)}",
+                )
 
 
 def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
@@ -236,27 +253,19 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     with_ids = looked_up if job.model.reads_sequences else [name for name, one in inputs.items() if one.has_ids]
     tables = {inputs[name].shares or name for name in with_ids}
     yield from column_problems(job, tables)
-    for table in job.sharding:
-        if table not in tables:
-            yield FieldProblem(f"sharding.{table}", f"no such table (there are {', '.join(sorted(tables))})")
-    for stored in job.tables:
-        if stored not in tables:
-            yield FieldProblem(f"tables.{stored}", f"no such table (there are {', '.join(sorted(tables))})")
+    for field, named in (("sharding", job.sharding), ("tables", job.tables)):
+        for table in named:
+            if table not in tables:
+                yield FieldProblem(f"{field}.{table}", f"no such table (there are {', '.join(sorted(tables))})")
     if job.publish is not None and job.publish.feature not in dataset.features:
         yield FieldProblem("publish.feature", f"no such feature '{job.publish.feature}' (there are {names})")
-    if job.model.publishes_items and job.publish is not None and job.publish.feature != "item":
+    items_alone = job.model.reads_sequences or job.model.ranks_all_items
+    if items_alone and job.publish is not None and job.publish.feature != "item":
         yield FieldProblem("publish.feature", f"{job.model.kind} publishes 'item'")
     yield from publish_fit_problems(job, dataset)
     yield from job.model.fit_problems(job, dataset)
-    split = job.evaluation.split
-    if split.kind == "time" and dataset.ordering is None:
-        yield FieldProblem("evaluation.split.kind", f"time needs order or timestamp in dataset '{dataset.name}'")
-    if split.kind == "per_user_last":
-        if dataset.ordering is None:
-            yield FieldProblem(
-                "evaluation.split.kind", f"per_user_last needs order or timestamp in dataset '{dataset.name}'"
-            )
-        if "user" not in dataset.features:
-            yield FieldProblem(
-                "evaluation.split.kind", f"per_user_last needs a feature named 'user' (there are {names})"
-            )
+    split = job.evaluation.split.kind
+    if split in ("time", "per_user_last") and dataset.ordering is None:
+        yield FieldProblem("evaluation.split.kind", f"{split} needs order or timestamp in dataset '{dataset.name}'")
+    if split == "per_user_last" and "user" not in dataset.features:
+        yield FieldProblem("evaluation.split.kind", f"per_user_last needs a feature named 'user' (there are {names})")

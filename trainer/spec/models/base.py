@@ -47,6 +47,16 @@ else:
     LossName = Literal[tuple(LOSSES)]
 
 
+_REMOVED_TRAITS = {
+    "publishes_items": "leave it out: kinds that read sequences or rank all items publish vectors of the feature item",
+    "has_dropout": "leave it out: a kind without a place for dropout yields a problem of regularizers.dropout",
+    "has_constant_of_loss": "leave it out, and give the field loss without May.DIFFER_ON_WARM_START",
+    "learns_products": "say multiplies_rows = 'always'",
+    "learns_products_without_numbers": "say multiplies_rows = 'without_numbers'",
+}
+"""Remedies, by class variable that earlier versions read of a kind; a class that sets one is refused."""
+
+
 class ModelSpec(Spec):
     """A kind of model, as a job names it. ``embedding_dim``: columns of a vector; ``init``: its initial values.
 
@@ -62,7 +72,7 @@ class ModelSpec(Spec):
     kind: str
     embedding_dim: int = Field(default=16, ge=1, le=4096)
     init: Annotated[Init | None, May.DIFFER_ON_WARM_START] = None
-    loss: LossName = "bce"
+    loss: Annotated[LossName, May.DIFFER_ON_WARM_START] = "bce"
 
     losses: ClassVar[tuple[str, ...]] = ("bce",)
     """Values of ``loss``; ``bce``, its default, stands for a model's own."""
@@ -86,16 +96,10 @@ class ModelSpec(Spec):
     """True if the rows of lists reach it one by one."""
     has_both_sides_in_rows: ClassVar[bool] = False
     """True if a row of items is an input vector and, behind it, an output vector."""
-    has_constant_of_loss: ClassVar[bool] = False
-    """True if it keeps a constant that only the loss it was trained by explains."""
-    learns_products: ClassVar[bool] = False
-    """True if its scores are products of rows alone, which never learn from zeros."""
-    learns_products_without_numbers: ClassVar[bool] = False
-    """True if that is so unless there are numeric features."""
+    multiplies_rows: ClassVar[Literal["never", "without_numbers", "always"]] = "never"
+    """When its scores are products of rows alone, which never learn from zeros."""
     pools: ClassVar[bool] = True
     """True if its lookups give a row for each bag, not one for each id."""
-    publishes_items: ClassVar[bool] = False
-    """True if what it publishes are vectors of the feature item, and of no other one."""
     ranks_all_items: ClassVar[bool] = False
     """True if its score is a product of what it knows of the user and of the item."""
     has_dynamic_tables: ClassVar[bool] = False
@@ -104,8 +108,6 @@ class ModelSpec(Spec):
     """True if its loss determines its vectors up to a rotation; layers on top of them can absorb any linear map."""
     has_distances: ClassVar[bool] = False
     """True if distances of its rows mean something, as where scores are products of two rows."""
-    has_dropout: ClassVar[bool] = True
-    """True if ``regularizers.dropout`` has a place in it."""
     adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
     """Features that a warm start can add without a change of the scores: ``own_rows``, those with rows of their own
     alone, where rows enter the score without a weight; ``none``, where fields are normalised together."""
@@ -114,10 +116,21 @@ class ModelSpec(Spec):
     has_context: ClassVar[bool] = False
     """True if its items are trained against something that is not the items' vectors themselves."""
 
+    publishes_items: ClassVar[None]
+    has_dropout: ClassVar[None]
+    has_constant_of_loss: ClassVar[None]
+    learns_products: ClassVar[None]
+    learns_products_without_numbers: ClassVar[None]
+
     registry: ClassVar[Mapping[str, type[ModelSpec]]] = {}
     """All kinds by name, as trainer.spec.models.registry sets them."""
 
     _of_others: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name in _REMOVED_TRAITS.keys() & vars(cls).keys():
+            raise TypeError(f"{cls.__name__}.{name} was removed: {_REMOVED_TRAITS[name]}")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -176,7 +189,7 @@ class ModelSpec(Spec):
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
         """Return True if columns that begin at zero in all tables learn."""
-        return not (self.learns_products or self.learns_products_without_numbers)
+        return self.multiplies_rows == "never"
 
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
         """Return the features of ids whose rows it reads, of those of the rows and of the item table."""
@@ -208,7 +221,7 @@ class ModelSpec(Spec):
                 yield FieldProblem(
                     f"model.{name}", f"{self.kind} has none", f"use {' or '.join(kinds_with(name))}, or leave it out"
                 )
-        if self.effective_init.kind == "zero" and self.learns_products:
+        if self.effective_init.kind == "zero" and self.multiplies_rows == "always":
             why = f"zero gives {self.kind} no gradient, all its scores being products"
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
@@ -221,16 +234,16 @@ class ModelSpec(Spec):
                 f"{self.kind} reads no item table, and dataset '{dataset.name}' has one",
                 f"use {' or '.join(kinds_that('reads_items'))}, or a dataset whose features join the file",
             )
-        if not (self.reads_numbers or self.reads_pairs or self.reads_sequences):
-            for name, described in features.items():
-                if described.type == "dense":
-                    yield FieldProblem(
-                        "model.kind",
-                        f"{self.kind} reads no numeric features, and '{name}' is dense",
-                        f"use one of {', '.join(kinds_that('reads_numbers'))}, or leave the feature out",
-                    )
-        yield from self._vector_problems(dataset)
-        if self.learns_products_without_numbers and not any(one.gives_numbers for one in features.values()):
+        if not (self.reads_pairs or self.reads_sequences):
+            for trait, unread, what in (
+                ("reads_numbers", "dense", "numeric features, and '{}' is dense"),
+                ("reads_vectors", "vector", "vectors, and '{}' is one"),
+            ):
+                remedy = f"use one of {', '.join(kinds_that(trait))}, or leave the feature out"
+                for name, feature in features.items():
+                    if feature.type == unread and not getattr(self, trait):
+                        yield FieldProblem("model.kind", f"{self.kind} reads no {what.format(name)}", remedy)
+        if self.multiplies_rows == "without_numbers" and not any(one.gives_numbers for one in features.values()):
             if self.effective_init.kind == "zero":
                 yield FieldProblem(
                     "model.init.kind",
@@ -246,28 +259,17 @@ class ModelSpec(Spec):
                     "model.kind", f"{self.kind} multiplies pairs of features, and there is one ({names})", "use dnn"
                 )
 
-    def _vector_problems(self, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-        """Yield the vectors of a kind that reads all features and knows of none."""
-        if self.reads_vectors or self.reads_pairs or self.reads_sequences:
-            return
-        for name, described in dataset.features.items():
-            if described.type == "vector":
-                remedy = f"use one of {', '.join(kinds_that('reads_vectors'))}, or leave the feature out"
-                yield FieldProblem("model.kind", f"{self.kind} reads no vectors, and '{name}' is one", remedy)
-
 
 def kinds_that(trait: str) -> list[str]:
-    """Return the kinds that have a trait, such as ``publishes``."""
+    """Return the kinds that have a trait, such as ``reads_vectors``."""
     return [kind for kind, spec in ModelSpec.registry.items() if getattr(spec, trait)]
 
 
 def kinds_with(field: str) -> list[str]:
-    """Return the kinds that have a field."""
     return [kind for kind, spec in ModelSpec.registry.items() if field in spec.model_fields]
 
 
 def default_of(field: str) -> Any:
-    """Return the default of a field that some kind has."""
     return ModelSpec.registry[kinds_with(field)[0]].model_fields[field].default
 
 
@@ -291,11 +293,6 @@ class TowerSpec(ModelSpec):
     @property
     def num_hidden(self) -> int:
         return len(self.hidden)
-
-    @property
-    def is_softmax_of_batch(self) -> bool:
-        """Whether its loss is a softmax over the items of the whole batch."""
-        return False
 
     @property
     def mixes_batch(self) -> bool:

@@ -1,10 +1,10 @@
-"""DNN, Wide & Deep, DeepFM: a tower, alone or beside a linear part or a factorization machine."""
+"""DNN, Wide & Deep, DeepFM, FM: a tower, a linear part, a factorization machine, alone or side by side."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from trainer.spec.models.base import ClickSpec, FirstOrderSpec, Init
+from trainer.spec.models.base import OF_PRODUCTS, ClickSpec, FirstOrderSpec, Init, PointwiseSpec
 from trainer.spec.models.size import ModelSize
 
 
@@ -38,3 +38,26 @@ class DeepFMSpec(FirstOrderSpec):
         fields = num_features * self.embedding_dim
         machine = ModelSize(interaction=fields + self.embedding_dim, widest=fields, multiply_adds=2 * fields)
         return super().size(num_features, num_dense=num_dense) + machine
+
+
+class FMSpec(PointwiseSpec):
+    """Products of all pairs of vectors, and a weight for each id."""
+
+    kind: Literal["fm"]
+    reads_vectors = True
+    adds_features = "own_rows"
+
+    multiplies_rows = "without_numbers"
+    determines_vectors = True
+
+    @property
+    def default_init(self) -> Init:
+        return OF_PRODUCTS
+
+    def table_columns(self, table: str) -> int:
+        return self.embedding_dim + 1
+
+    def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
+        dim = self.embedding_dim
+        fields = (num_features + num_dense) * dim
+        return ModelSize(1 + num_dense + num_dense * dim, 0, fields + dim, fields, 2 * fields)

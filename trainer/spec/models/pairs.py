@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.base import later
-from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, ModelSpec, pair_fit_problems
+from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, LossName, ModelSpec, pair_fit_problems
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ class PairSpec(ModelSpec):
 
     reads_pairs = True
     has_dense_parameters = False
-    learns_products = True
-    publishes_items = True
+    multiplies_rows = "always"
     determines_vectors = True
     ranks_all_items = True
     has_context = True
@@ -63,8 +62,8 @@ class MFSpec(PairSpec):
 
     kind: Literal["mf"]
 
-    has_constant_of_loss = True
     has_distances = True
+    loss: LossName = "bce"  # its constant is of the loss that it was trained by
     biases: bool = later(True)
 
     losses = ("bce", "mse")

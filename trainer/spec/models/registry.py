@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args
 
 from pydantic import Field, TypeAdapter
 
@@ -10,19 +10,15 @@ from embeddings.outside_packages import load_all
 from trainer.spec.base import STORED
 from trainer.spec.models.autoint import AutoIntSpec
 from trainer.spec.models.base import ModelSpec
-from trainer.spec.models.dcnv2 import DCNv2Spec
 from trainer.spec.models.din import DINSpec
-from trainer.spec.models.dlrm import DLRMSpec
-from trainer.spec.models.dnn import DeepFMSpec, DNNSpec, WideDeepSpec
+from trainer.spec.models.dnn import DeepFMSpec, DNNSpec, FMSpec, WideDeepSpec
 from trainer.spec.models.finalmlp import FinalMLPSpec
-from trainer.spec.models.fm import FMSpec
 from trainer.spec.models.pairs import BPRSpec, MFSpec
-from trainer.spec.models.pnn import PNNSpec
+from trainer.spec.models.products import DCNv2Spec, DLRMSpec, PNNSpec, XDeepFMSpec
 from trainer.spec.models.sequences import GRU4RecSpec, HSTUSpec, Item2VecSpec, SASRecSpec
 from trainer.spec.models.several_labels import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
 from trainer.spec.models.two_tower import TwoTowerSpec
 from trainer.spec.models.wukong import WukongSpec
-from trainer.spec.models.xdeepfm import XDeepFMSpec
 
 _OUTSIDE, BROKEN_MODELS = load_all("evenkeel.model_specs")
 """Specs of other packages, and why a package's cannot be imported, by kind."""
@@ -55,12 +51,7 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
 )
 
 
-def kind_of(spec: type[ModelSpec]) -> str:
-    """Return the name of a kind, as it is written in jobs."""
-    return str(spec.model_fields["kind"].annotation.__args__[0])  # type: ignore[union-attr]
-
-
-MODELS: dict[str, type[ModelSpec]] = {kind_of(spec): spec for spec in MODEL_SPECS}
+MODELS: dict[str, type[ModelSpec]] = {get_args(spec.model_fields["kind"].annotation)[0]: spec for spec in MODEL_SPECS}
 ModelSpec.registry = MODELS
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ class SequenceSpec(DrawingSpec):
 
     default_negatives: ClassVar[int] = 1
     reads_sequences = True
-    learns_products = True
+    multiplies_rows = "always"
     pools = False
-    publishes_items = True
     determines_vectors = True
 
     @property
@@ -58,7 +57,6 @@ class Item2VecSpec(SequenceSpec):
 
     kind: Literal["item2vec"]
 
-    has_dropout = False
     has_dense_parameters = False
 
     has_both_sides_in_rows = True

@@ -32,7 +32,6 @@ class TwoTowerSpec(TowerSpec):
     item_id_dropout: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
 
     losses = ("bce", "mse", "sampled_softmax")
-    publishes_items = True
     determines_vectors = True
     reads_numbers = True
     reads_items = True

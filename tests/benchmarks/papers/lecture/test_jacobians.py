@@ -17,19 +17,19 @@ from trainer.checkpoint.format import latest_valid
 from trainer.generalization.subject import Subject
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.models.layers.mlp import PLAIN, HiddenLayer, TowerOptions, tower
+from trainer.models.layers.mlp import HiddenLayer, tower
 from trainer.runs.directory import read_run
 
 KINDS = {
-    "plain": PLAIN,
-    "batch_norm": TowerOptions(batch_norm=True),
-    "residual": TowerOptions(residual=True),
-    "both": TowerOptions(residual=True, batch_norm=True),
+    "plain": {},
+    "batch_norm": {"batch_norm": True},
+    "residual": {"residual": True},
+    "both": {"residual": True, "batch_norm": True},
 }
 
 
 def made(kind: str, depth: int = 4, width: int = 5) -> torch.nn.Module:
-    return tower([3, *[width] * depth, 1], seed=2, dtype=torch.float64, options=KINDS[kind]).eval()
+    return tower([3, *[width] * depth, 1], seed=2, dtype=torch.float64, **KINDS[kind]).eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.models.layers.batch_norm import BatchNorm
-from trainer.models.layers.mlp import PLAIN, HiddenLayer, TowerOptions, tower
+from trainer.models.layers.mlp import HiddenLayer, tower
 
-BOTH = TowerOptions(residual=True, batch_norm=True)
+BOTH = {"residual": True, "batch_norm": True}
 
 
 def batches(count: int, size: int = 12, width: int = 3) -> list[torch.Tensor]:
@@ -104,7 +104,7 @@ def test_ranks_normalise_the_batch_as_one_does(ranks, shares):
 
 def test_options_add_to_the_same_initial_weights():
     plain = tower([3, 4, 4, 1], seed=5, dtype=torch.float64)
-    with_both = tower([3, 4, 4, 1], seed=5, dtype=torch.float64, options=BOTH)
+    with_both = tower([3, 4, 4, 1], seed=5, dtype=torch.float64, **BOTH)
     linear = [layer for layer in plain if isinstance(layer, nn.Linear)]
     hidden = [layer for layer in with_both if isinstance(layer, HiddenLayer)]
     assert len(hidden) == 2
@@ -118,7 +118,7 @@ def test_options_add_to_the_same_initial_weights():
 
 def test_a_hidden_layer_is_its_formula():
     (x,) = batches(1)
-    network = tower([3, 4, 4, 1], seed=5, dtype=torch.float64, options=BOTH).eval()
+    network = tower([3, 4, 4, 1], seed=5, dtype=torch.float64, **BOTH).eval()
     first, second, last = network
     for layer in (first, second):
         layer.norm.running_mean.fill_(0.3)
@@ -132,5 +132,5 @@ def test_a_hidden_layer_is_its_formula():
 def test_without_logits_the_last_layer_is_hidden_too():
     (x,) = batches(1)
     network = tower([3, 4, 2], seed=5, dtype=torch.float64, logits=False)
-    plain = tower([3, 4, 2], seed=5, dtype=torch.float64, options=PLAIN)
+    plain = tower([3, 4, 2], seed=5, dtype=torch.float64)
     torch.testing.assert_close(network(x), plain(x).relu())
