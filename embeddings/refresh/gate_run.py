@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embeddings.refresh.gate import Check, Limits, Verdict, decide
 from embeddings.refresh.gate_checks.base import Metrics
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assessment:
-    """A verdict on metrics.
-
-    ``record`` is for the manifest: the probes that took part.
-    """
+    """A verdict on metrics, and the names of the probes that took part; None where nothing was measured."""
 
     verdict: Verdict
     metrics: Metrics
-    record: dict[str, Any]
+    probes: list[str] | None
 
 
 def assess(
@@ -50,5 +47,6 @@ def assess(
     metrics = measure(comparison)
     usual = {} if comparison.previous is None else usual_metrics(collection, parent, model)
     own = {} if comparison.previous is None else dict(limits or {})
-    record = {"canaries": sorted(comparison.probes)}
-    return Assessment(Verdict((*checks, *decide(metrics, Limits(own, usual)).checks)), metrics, record)
+    return Assessment(
+        Verdict((*checks, *decide(metrics, Limits(own, usual)).checks)), metrics, sorted(comparison.probes)
+    )

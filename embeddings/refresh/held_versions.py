@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from embeddings.refresh.record import RefreshRecord
 from embeddings.store import Collection
 
 Manifest = dict[str, Any]
@@ -33,5 +34,5 @@ def sound_version(collection: Collection) -> Manifest | None:
     coordinates are those of what is served.
     """
     current = collection.current()
-    sound = [one for one in held_in_a_row(collection) if one.get("sound") and one["parent"] == current]
+    sound = [one for one in held_in_a_row(collection) if RefreshRecord.of(one).sound and one["parent"] == current]
     return sound[-1] if current is not None and sound else None

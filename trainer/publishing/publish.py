@@ -18,7 +18,7 @@ import torch
 
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import min_shared
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import Collection, Store, StoreError, StoreUnavailable, VersionReader, open_store
 from embeddings.vectors.item_vectors import ItemVectors, arrow_of, keys_of, row_norms, shared_rows
 from trainer.checkpoint.format import Checkpoint, CheckpointError
@@ -86,17 +86,19 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     publication = publish_candidate(
         store,
         spec.collection,
-        vectors,
-        spec,
-        job_id=run.run_id,
-        parent_version=parent_version,
-        start_version=run.start_version,
-        model=run.job.model.kind,
-        retired=_retired(run, checkpoint, store, parent_version),
-        lineage=lineage_of(run),
-        fence=lambda: fence(run),
-        training_step=step,
-        models=comparison,
+        RefreshRequest(
+            vectors,
+            spec,
+            job_id=run.run_id,
+            parent_version=parent_version,
+            start_version=run.start_version,
+            model=run.job.model.kind,
+            retired=_retired(run, checkpoint, store, parent_version),
+            lineage=lineage_of(run),
+            fence=lambda: fence(run),
+            training_step=step,
+            models=comparison,
+        ),
     )
     if publication.anchor_cosine is not None:
         print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)

@@ -51,7 +51,6 @@ from embeddings.store.tombstones import ErasedIds
 from embeddings.store.version import num_carried, write_items
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import Array, ItemIdError, ItemVectors, keys_of
-from embeddings.vectors.lazy_rows import Picked
 
 ERASED_FILE = "erased.json"
 LOCK_FILE = "ERASING"
@@ -241,7 +240,7 @@ class Erasure:
             with self._files.writing():
                 workspace = Workspace(self._files.versions)
             with workspace:
-                remaining = _rows_of(items, np.flatnonzero(~gone))
+                remaining = items.take(np.flatnonzero(~gone))
                 path = workspace.path / f"items-{1 + len(before.erasures):04d}.arrow"
                 file = write_items(path, remaining, before.dtype)
                 with self._files.writing():
@@ -297,17 +296,6 @@ class Erasure:
         patience = LOCK_SECONDS if timeout_seconds is None else timeout_seconds
         with writer_lock(self._files.path / LOCK_FILE, patience):
             yield
-
-
-def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
-    def picked(column: Array | None) -> Array | None:
-        return None if column is None else column[rows]
-
-    return ItemVectors(
-        items.keys[rows], Picked(items.vectors, rows), norms=items.norms[rows], evidence=items.evidence[rows],
-        counts=picked(items.counts), statuses=items.statuses[rows], carried_for=picked(items.carried_for),
-        last_found=picked(items.last_found),
-    )  # fmt: skip
 
 
 def _manifest_after(before: VersionManifest, file: FileEntry, remaining: ItemVectors, num_rows: int) -> VersionManifest:
