@@ -143,7 +143,7 @@ class CpuKernel:
         )  # fmt: skip
         return _Described(call, (grad, batches, tables, deferred_call, described))
 
-    def _step(self, step: int, scale: float) -> native.Step:
+    def _step(self, step: int, scale: float) -> Any:
         optimizer = self.layout.optimizer
         beta1, beta2 = optimizer.betas or (0.0, 0.0)
         rate = optimizer.rate(step)
@@ -174,7 +174,7 @@ class CpuKernel:
             self._draws[configs] = swap_draws(features, self.layout.seed)
         return self._draws[configs]
 
-    def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> native.Tables:
+    def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> Any:
         """Describe the tables anew each time: pointers to storage would stay behind when the tables are copied."""
         layout = self.layout
         return native.Tables(
@@ -186,10 +186,10 @@ class CpuKernel:
             any_mean=any(descriptor.mean for descriptor in layout.descriptors),
         )  # fmt: skip
 
-    def _all_tables(self) -> native.Tables:
+    def _all_tables(self) -> Any:
         return self._tables(self._features, self._firsts, self.layout.total_dim, self.layout.pooled)
 
-    def _one_table(self, t: int) -> native.Tables:
+    def _one_table(self, t: int) -> Any:
         """Describe table ``t`` with one feature whose bags are sums, padding being a row like others."""
         feature = native.Feature.from_buffer_copy(self._firsts[t])
         feature.table = feature.column = feature.mean = feature.first_row = 0
@@ -197,7 +197,7 @@ class CpuKernel:
         one = (native.Feature * 1)(feature)
         return self._tables(one, one, feature.dim, True)
 
-    def _feature(self, descriptor: FeatureDescriptor) -> native.Feature:
+    def _feature(self, descriptor: FeatureDescriptor) -> Any:
         layout, t = self.layout, descriptor.table
         table, first_row = layout.tables[t], layout.tables[t].padding_row + 1
         key0, key1 = table_key(layout.seed, table.name)
@@ -265,7 +265,7 @@ def _check(status: int) -> None:
         raise MemoryError("no memory to sort the ids of this step: no row was changed; use smaller batches")
 
 
-def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> native.Swaps:
+def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> Any:
     """Return the struct of some features' swaps; ``draws`` must outlive it."""
     return native.Swaps(
         features=draws.words.ctypes.data, graph_offsets=draws.offsets.ctypes.data,

@@ -1,4 +1,5 @@
-// What Python hands over: one struct for each call, mirrored field by field in embeddings/kernels/cpu/library.py.
+// What Python hands over: one struct for each call. embeddings/kernels/cpu/library.py reads them from here, so each member
+// is written as `type name, name;`.
 #pragma once
 
 #include <cstdint>
