@@ -82,14 +82,14 @@ class ReferenceKernel:
         owing = (last[rows] > 0) | optimizer.decays_from_start
         num_idle = torch.where(owing, step - 1 - last[rows], 0).to(torch.float64)[:, None]
         rate = optimizer.rate(step)
-        keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)) * (1 - rate * optimizer.constant_decay)
-        theta = keep.to(real) * read_rows(layout, t, rows, deferred)
+        kept_share = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)) * (1 - rate * optimizer.constant_decay)
+        theta = kept_share.to(real) * read_rows(layout, t, rows, deferred)
         left = None
         if optimizer.moments_decay:
             assert deferred is not None
             left = _column(layout, deferred.for_rows(last[rows].cpu().numpy())[0])
         square = grad.square().mean(dim=1, keepdim=True) if layout.row_names else grad**2
-        shrunk = num_idle + 1 if optimizer.fading else torch.ones_like(num_idle)
+        shrunk = num_idle + 1 if optimizer.dense_moments else torch.ones_like(num_idle)
         names = optimizer.state_names[:-1]
         state = {name: layout.state(t, name)[rows].to(real) for name in names}
         touched = TouchedRows(theta, grad, square, state, shrunk, step, rate, deferred, left)

@@ -47,7 +47,7 @@ class Adam(RowOptimizer):
     keeps_mean_square: ClassVar[bool] = True
 
     def apply_rule(self, rows: TouchedRows) -> None:
-        m, v = rows.faded("m", self.beta1, rows.grad), rows.faded("v", self.beta2, rows.square)
+        m, v = rows.running_mean("m", self.beta1, rows.grad), rows.running_mean("v", self.beta2, rows.square)
         mhat, vhat = m / (1 - self.beta1**rows.step), v / (1 - self.beta2**rows.step)
         rows.theta = rows.theta - rows.rate * mhat / root(vhat, self.eps, self.eps_inside_root)
         deferred = rows.coefficients

@@ -67,7 +67,7 @@ class TouchedRows:
     coefficients: Lookahead | None
     left: torch.Tensor | None = None
 
-    def faded(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
+    def running_mean(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
         """Fold ``value`` into the running mean ``name``, and return the mean; ``v`` is one of squares."""
         fade = (beta**self.num_steps).to(value.dtype)
         if self.left is not None:
@@ -123,7 +123,7 @@ class RowOptimizer:
         return None
 
     @property
-    def fading(self) -> bool:
+    def dense_moments(self) -> bool:
         """Whether running means of an untouched row shrink at each step."""
         return self.betas is not None and getattr(self, "moments", "lazy") == "dense"
 

@@ -40,7 +40,7 @@ class RMSprop(RowOptimizer):
     keeps_mean_square: ClassVar[bool] = True
 
     def apply_rule(self, rows: TouchedRows) -> None:
-        v = rows.faded("v", self.beta2, rows.square)
+        v = rows.running_mean("v", self.beta2, rows.square)
         rows.theta = rows.theta - rows.rate * rows.grad / root(v, self.eps, self.eps_inside_root)
 
     def __post_init__(self) -> None:

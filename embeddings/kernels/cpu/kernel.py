@@ -34,7 +34,7 @@ class CpuKernel:
         self._rule = native.rule_number(layout.optimizer.rule)  # what was not built is said now, not in the first step
         self._real = np.dtype(str(layout.compute_dtype).removeprefix("torch."))
         powers = np.arange(TABLED_POWERS)[:, None]
-        self._fades = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
+        self._beta_powers = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
         self._decay: tuple[np.ndarray, np.ndarray] | None = None
         self._outputs, self._ids, self._scratch = BufferPool(), BufferPool(), Scratch()
         self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
@@ -149,9 +149,9 @@ class CpuKernel:
         rate = optimizer.rate(step)
         return native.Step(
             rate=rate, beta1=beta1, beta2=beta2, eps=self._eps(optimizer), alpha=optimizer.idle_alpha,
-            keep=1.0 - rate * optimizer.constant_decay, clip=optimizer.clip_row_norm or 0.0, scale=scale,
-            fades=self._fades.ctypes.data, num_fades=len(self._fades), step=step, rule=self._rule,
-            fading=optimizer.fading, eps_inside_root=getattr(optimizer, "eps_inside_root", False),
+            decay_factor=1.0 - rate * optimizer.constant_decay, clip=optimizer.clip_row_norm or 0.0, scale=scale,
+            beta_powers=self._beta_powers.ctypes.data, num_powers=len(self._beta_powers), step=step, rule=self._rule,
+            dense_moments=optimizer.dense_moments, eps_inside_root=getattr(optimizer, "eps_inside_root", False),
             from_start=optimizer.decays_from_start, moments_decay=optimizer.moments_decay,
         )  # fmt: skip
 

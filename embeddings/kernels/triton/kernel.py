@@ -369,12 +369,12 @@ class TritonKernel:
             "clip": optimizer.clip_row_norm or 0.0,
             "rate": rate,
             "eps": getattr(optimizer, "eps", 0.0),
-            "keep": 1.0 - rate * optimizer.constant_decay,
+            "decay_factor": 1.0 - rate * optimizer.constant_decay,
             "alpha": optimizer.idle_alpha,
             "moments_decay": float(optimizer.moments_decay),
         }
         if optimizer.betas is not None:
-            values["fading"] = float(optimizer.fading)
+            values["dense_moments"] = float(optimizer.dense_moments)
             for number, beta in zip("12", optimizer.betas, strict=True):
                 values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
                 values["log2_beta" + number] = math.log2(beta) if beta > 0.0 else LOG2_ZERO

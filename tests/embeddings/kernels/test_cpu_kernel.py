@@ -286,8 +286,8 @@ def test_a_step_allocates_nothing(optimizer):
 
 
 def test_structures_are_those_of_the_header():
-    header = "struct One {\n  const double* x;  // [n]\n  int64_t n, m;\n};\n\nstruct Two {\n  const One* one;\n  One other;\n};\n"
-    structures = read_structures(header, "a.h")
+    one = "struct One {\n  const double* x;  // [n]\n  int64_t n, m;\n};\n"
+    structures = read_structures(f"{one}\nstruct Two {{\n  const One* one;\n  One other;\n}};\n", "a.h")
     one = structures["One"](n=3, m=4)
     two = structures["Two"](one=ctypes.pointer(one), other=one)
     assert (two.one.contents.m, two.other.n, ctypes.sizeof(one)) == (4, 3, 24)
