@@ -9,7 +9,7 @@ a row's gradient summed over the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from embeddings.optim.lr_schedules import Constant, Schedule
 
 if TYPE_CHECKING:
     import torch
+
+    from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
@@ -27,17 +29,6 @@ MAX_LEAD = 32.0
 VANISHED_PRESENT = 1e-18
 # The most idle steps after which a row's momentum is looked at.
 MAX_HORIZON = 1 << 16
-
-
-class Lookahead(Protocol):
-    """What a rule needs of :class:`embeddings.optim.deferred_update.DeferredUpdateCoefficients`."""
-
-    @property
-    def ahead(self) -> bool: ...
-    @property
-    def lookahead(self) -> np.ndarray: ...
-    @property
-    def eps_inside_root(self) -> bool: ...
 
 
 @dataclass
@@ -64,7 +55,7 @@ class TouchedRows:
     num_steps: torch.Tensor
     step: int
     rate: float
-    coefficients: Lookahead | None
+    coefficients: DeferredUpdateCoefficients | None
     left: torch.Tensor | None = None
 
     def running_mean(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:

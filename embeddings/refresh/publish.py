@@ -16,17 +16,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from embeddings.refresh import probe
 from embeddings.refresh.diagnosis import diagnose
-from embeddings.refresh.eligibility import eligible_rows
-from embeddings.refresh.gate import Verdict
+from embeddings.refresh.gate import Limits, Metrics, Verdict, decide
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
 from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
-from embeddings.refresh.gate_run import Assessment, assess
+from embeddings.refresh.gate_metrics import measure
 from embeddings.refresh.generation import (
     Alignment,
     Generation,
@@ -37,12 +36,11 @@ from embeddings.refresh.generation import (
 )
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.hold_policy import hold_or_release
-from embeddings.refresh.merge import plan
+from embeddings.refresh.merge import RemovedItems, eligible_rows, plan
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import Rotated
 from embeddings.refresh.publication import KEEP_LAST, Publication, conclude, earlier_end, nothing_written
 from embeddings.refresh.record import RefreshRecord
-from embeddings.refresh.removed_items import RemovedItems
 from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.served_rows import ServedRows, few_occurrences, items_served
 from embeddings.refresh.settings import (
@@ -54,6 +52,7 @@ from embeddings.refresh.settings import (
     View,
     ViewSettings,
 )
+from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
 from embeddings.store.views import PARAMETERS, default_view
@@ -172,6 +171,14 @@ def publish_candidate(store: Store, collection: str, request: RefreshRequest) ->
     return conclude(target, written, request.keep_last, request.fence)
 
 
+class _Assessment(NamedTuple):
+    """A verdict on metrics, and the names of the probes that took part; None where nothing was measured."""
+
+    verdict: Verdict
+    metrics: Metrics
+    probes: list[str] | None
+
+
 @dataclass(frozen=True)
 class _Refresh:
     """One candidate on its way to a written version."""
@@ -281,10 +288,10 @@ class _Refresh:
         live: Array,
         leaving: RemovedItems,
         generation: Generation,
-    ) -> Assessment:
+    ) -> _Assessment:
         target, parent, request = self.target, self.parent, self.request
         if request.publish.gate.mode == "off":
-            return Assessment(Verdict(), {}, None)
+            return _Assessment(Verdict(), {}, None)
         probes = {} if previous is None else probe.probes_of(target, same_coordinates(target, generation))
         if previous is not None and leaving.all.any():
             previous = previous.take(np.flatnonzero(~leaving.all))
@@ -297,10 +304,11 @@ class _Refresh:
             (request.lineage or {}).get(ROW_FIGURES) or {},
             request.models,
         )  # fmt: skip
-        return assess(
-            target, comparison, parent=parent_version, model=request.model, limits=request.publish.gate.limits,
-            checks=generation.checks,
-        )  # fmt: skip
+        metrics = measure(comparison)
+        usual = {} if previous is None else usual_metrics(target, parent_version, request.model)
+        own = {} if previous is None else dict(request.publish.gate.limits or {})
+        verdict = Verdict((*generation.checks, *decide(metrics, Limits(own, usual)).checks))
+        return _Assessment(verdict, metrics, sorted(probes))
 
     def _alignment_record(
         self,

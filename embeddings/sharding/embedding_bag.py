@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
-from embeddings.sharding.exchange.mean_pooling import divide, num_ids
 from embeddings.sharding.exchange.pooled import PooledDist
 from embeddings.sharding.host_shardings import Grid, TableColumnWise, TableRowWise
 from embeddings.sharding.settings import TableSettings, pooling_of
@@ -94,7 +93,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         distributed = super().input_dist(ctx, features)
         if self._split_means:
             # Swaps keep the number of ids that are not padding, so ids may be counted before them.
-            ctx.divisor = torch.stack([num_ids(features, *which) for which in self._split_means.values()], dim=1)
+            ctx.divisor = torch.stack([_num_ids(features, *which) for which in self._split_means.values()], dim=1)
         return distributed
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
@@ -111,8 +110,26 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
 
     def _with_means(self, awaitable: Any, ctx: Any) -> Any:
         if self._split_means:
-            awaitable.callbacks.append(partial(divide, names=list(self._split_means), divisor=ctx.divisor))
+            awaitable.callbacks.append(partial(_divide, names=list(self._split_means), divisor=ctx.divisor))
         return awaitable
+
+
+def _num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Tensor:
+    """Count the ids of ``feature`` that are rows of ``table`` other than padding, at least 1: [B] int64."""
+    bag = features[feature]
+    ids, offsets = bag.values(), bag.offsets().long()
+    counted = (ids >= 0) & (ids < table.num_rows) & (ids != table.padding_row)
+    before = torch.cat([offsets.new_zeros(1), counted.cumsum(0)])
+    return (before[offsets[1:]] - before[offsets[:-1]]).clamp(min=1)
+
+
+def _divide(pooled: KeyedTensor, names: list[str], divisor: Tensor) -> KeyedTensor:
+    """Divide sums to means: block ``names[i]`` by divisor[:, i]."""
+    blocks = list(pooled.values().split(pooled.length_per_key(), dim=1))
+    for column, name in enumerate(names):
+        number = pooled.keys().index(name)
+        blocks[number] = blocks[number] / divisor[:, column : column + 1].to(blocks[number].dtype)
+    return KeyedTensor(pooled.keys(), pooled.length_per_key(), torch.cat(blocks, dim=1), key_dim=1)
 
 
 class TableSharder(SharderOfTables, EmbeddingBagCollectionSharder):

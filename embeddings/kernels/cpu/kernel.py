@@ -14,7 +14,6 @@ import torch
 from embeddings.kernels.cpu import library as native
 from embeddings.kernels.cpu.buffers import BufferPool
 from embeddings.kernels.cpu.library import library
-from embeddings.kernels.cpu.threads import num_threads
 from embeddings.kernels.layout import FeatureDescriptor, Layout, Record, Swaps
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import SMALLEST_FLOOR, DeferredUpdateCoefficients
@@ -24,6 +23,8 @@ from embeddings.tables.philox import table_key
 
 # Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
 TABLED_POWERS = 4096
+# Bytes of rows for which one thread takes about 0.1 ms: on a busy machine each thread more is one more to wait for.
+BYTES_PER_THREAD = 1 << 18
 
 
 class CpuKernel:
@@ -224,6 +225,14 @@ class CpuKernel:
             eps_inside_root=deferred.eps_inside_root, momentum=deferred.momentum,
         )  # fmt: skip
         return _Described(struct, (self._decay[1], near, lookahead, deferred.log_sums))
+
+
+def num_threads(num_bytes: int) -> int:
+    """Return one, or where there is work for two all threads that torch uses.
+
+    OpenMP ends the threads that a call leaves out.
+    """
+    return torch.get_num_threads() if num_bytes >= 2 * BYTES_PER_THREAD else 1
 
 
 class _Described:

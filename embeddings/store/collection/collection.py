@@ -6,12 +6,11 @@ import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
 from embeddings.store.collection.erasure import Erasure
-from embeddings.store.collection.parent_store import ParentStore
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.collection.retention import Retention
 from embeddings.store.collection.settings import LISTS_BY_ITEM, CollectionSettings
@@ -25,6 +24,9 @@ from embeddings.store.version import VersionReader
 from embeddings.store.views import ViewRegistry
 from embeddings.vectors.item_vectors import Array, ItemVectors
 
+if TYPE_CHECKING:
+    from embeddings.store.feature_store import Store
+
 
 class Collection:
     """Versions and views of one collection; thread-safe.
@@ -34,7 +36,7 @@ class Collection:
         directory: its files on this machine.
     """
 
-    def __init__(self, files: CollectionDirectory, store: ParentStore):
+    def __init__(self, files: CollectionDirectory, store: Store):
         self.name = files.name
         self.directory = files.path
         registry = ViewRegistry(files.views, files.name)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
-from embeddings.store.collection.parent_store import ParentStore
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.files import UnknownView, ViewExists, disk_errors
 from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import ViewRegistry, define_view
 from embeddings.vectors.item_vectors import Array
 
+if TYPE_CHECKING:
+    from embeddings.store.feature_store import Store
+
 
 class CollectionViews:
     """The views of one collection; what its methods raise stands with those of Collection that call them."""
 
-    def __init__(
-        self, files: CollectionDirectory, reader: CollectionReader, registry: ViewRegistry, store: ParentStore
-    ):
+    def __init__(self, files: CollectionDirectory, reader: CollectionReader, registry: ViewRegistry, store: Store):
         self._files = files
         self._reader = reader
         self._registry = registry

@@ -37,7 +37,8 @@ publish = Publish.model_validate({
     "views": [{"name": "signs", "kind": "signed_projection", "dim": 64, "materialized": True}],
 })
 store = open_store(settings.store_url)
-assert publish_candidate(store, "items", RefreshRequest(ItemVectors(np.arange(40), rows), publish)).status == "published"
+request = RefreshRequest(ItemVectors(np.arange(40), rows), publish)
+assert publish_candidate(store, "items", request).status == "published"
 unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
