@@ -201,13 +201,13 @@ class _Refresh:
         start = self._held_start()
         generation = Generation.of(target, parent, candidate, request.model, request.publish.align, start)
         previous = parent.items() if parent is not None and generation.continues else None
-        leaving = RemovedItems.of(parent, previous, candidate, request.retired, erased, publish.expire, request.today)
+        removed = RemovedItems.of(parent, previous, candidate, request.retired, erased, publish.expire, request.today)
         alignment = Alignment.of(target, parent, candidate, publish, generation, start)
         aligned = replace(candidate, vectors=Rotated(candidate.vectors, alignment.rotation))
-        assessment = self._assess(previous, aligned, live, leaving, generation)
+        assessment = self._assess(previous, aligned, live, removed, generation)
 
         served = plan(
-            previous, candidate.keys, candidate.evidence, allowed, leaving.all, request.today,
+            previous, candidate.keys, candidate.evidence, allowed, removed.all, request.today,
             few=few_occurrences(candidate, publish.evidence),
         )  # fmt: skip
         if not len(served):
@@ -215,17 +215,17 @@ class _Refresh:
                 target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons]
             )
         hold_for = _create_views(target, publish.views, candidate.dim, generation.number)
-        holding = hold_or_release(
+        decision = hold_or_release(
             assessment.verdict,
             publish.gate,
             hold_for,
             held_in_a_row(target),
             request.models if generation.continues else None,
         )
-        if holding.released is not None and parent is not None:
-            holding.released["same_coordinates"] = same_coordinates(target, generation)
+        if decision.released is not None and parent is not None:
+            decision.released["same_coordinates"] = same_coordinates(target, generation)
             generation = generation.opened(target)
-            holding.released["generation"] = generation.number
+            decision.released["generation"] = generation.number
             _copy_views(target, parent, generation.number)
         diagnosis = diagnose(assessment.verdict.checks, request.lineage)
         rows = ServedRows(
@@ -236,8 +236,8 @@ class _Refresh:
             lineage=None if request.lineage is None else dict(request.lineage),
             new=served.num_new,
             uncertain=int(np.count_nonzero(served.statuses == UNCERTAIN)),
-            retired=int(np.count_nonzero(leaving.retired)),
-            expired=int(np.count_nonzero(leaving.expired & ~leaving.retired)),
+            retired=int(np.count_nonzero(removed.retired)),
+            expired=int(np.count_nonzero(removed.expired & ~removed.retired)),
             erased=int(np.count_nonzero(~allowed)),
             gate_mode=publish.gate.mode,
             drift_from=drift_from(target, parent, generation),
@@ -245,11 +245,11 @@ class _Refresh:
             metrics={name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
             comparison=None if request.models is None else request.models.as_json(),
             max_held=publish.gate.max_held,
-            sound=holding.sound,
-            released=holding.released,
-            not_released=holding.not_released,
+            sound=decision.sound,
+            released=decision.released,
+            not_released=decision.not_released,
             diagnosis=None if diagnosis is None else diagnosis.as_dict(),
-            hold_for=holding.hold_for,
+            hold_for=decision.hold_for,
             remarks=assessment.verdict.reasons,
             training_step=request.training_step,
         )
@@ -286,15 +286,15 @@ class _Refresh:
         previous: ItemVectors | None,
         aligned: ItemVectors,
         live: Array,
-        leaving: RemovedItems,
+        removed: RemovedItems,
         generation: Generation,
     ) -> _Assessment:
         target, parent, request = self.target, self.parent, self.request
         if request.publish.gate.mode == "off":
             return _Assessment(Verdict(), {}, None)
         probes = {} if previous is None else probe.probes_of(target, same_coordinates(target, generation))
-        if previous is not None and leaving.all.any():
-            previous = previous.take(np.flatnonzero(~leaving.all))
+        if previous is not None and removed.all.any():
+            previous = previous.take(np.flatnonzero(~removed.all))
         parent_version = None if parent is None else parent.version
         comparison = Comparison(
             previous, aligned, live, probes, Sampling(request.seed), request.publish.evidence.min_count,

@@ -171,7 +171,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     rows_of_ids = (
         np.arange(NUM_SPECIAL_ROWS, NUM_SPECIAL_ROWS + len(ids)) if taken is None else taken[NUM_SPECIAL_ROWS:]
     )
-    vectors = _scratch(run.directory, (len(ids), dim))
+    vectors = _temporary_rows(run.directory, (len(ids), dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
     for start in range(NUM_SPECIAL_ROWS, checkpoint.tables[table], CHUNK_ROWS):
@@ -214,7 +214,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     model = stored_model(run.job, data, checkpoint)
     keys = keys_of(catalogue.ids)
     order = np.argsort(keys, kind="stable")
-    vectors = _scratch(run.directory, (len(keys), run.job.model.embedding_dim))
+    vectors = _temporary_rows(run.directory, (len(keys), run.job.model.embedding_dim))
     for start in range(0, len(order), CHUNK_ROWS):
         places = order[start : start + CHUNK_ROWS]
         outputs = tower_outputs(model, data, places, torch.device("cpu"))
@@ -261,7 +261,7 @@ def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
     return replace(vectors, evidence=evidence, counts=counts)
 
 
-def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+def _temporary_rows(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
     """Return a writable float32 array in a file without a name, with its disk space taken now.
 
     A disk that is full is an OSError here, and not a fault of the first page that does not fit.
