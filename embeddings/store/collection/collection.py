@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
 from embeddings.store.collection.erasure import Erasure
 from embeddings.store.collection.reader import CollectionReader
-from embeddings.store.collection.retention import Retention
 from embeddings.store.collection.settings import LISTS_BY_ITEM, CollectionSettings
-from embeddings.store.collection.switch import Switch, VersionSwitch
+from embeddings.store.collection.switch import VersionSwitch
 from embeddings.store.collection.views import CollectionViews
 from embeddings.store.collection.writer import CollectionWriter, NewVersion
 from embeddings.store.files import StoreError, disk_errors
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from embeddings.store.feature_store import Store
 
 
-class Collection:
+class Collection(VersionSwitch, CollectionViews):
     """Versions and views of one collection; thread-safe.
 
     Attributes:
@@ -39,15 +37,12 @@ class Collection:
     def __init__(self, files: CollectionDirectory, store: Store):
         self.name = files.name
         self.directory = files.path
-        registry = ViewRegistry(files.views, files.name)
-        self._files = files
-        self._reader = CollectionReader(files, store, registry)
+        self._files, self._store = files, store
+        self._registry = ViewRegistry(files.views, files.name)
+        self._reader = CollectionReader(files, store, self._registry)
         self._settings = CollectionSettings(files)
-        self._views = CollectionViews(files, self._reader, registry, store)
-        self._retention = Retention(files, self._reader)
-        self._erasure = Erasure(files, self._reader, self._settings, self._retention)
-        self._writer = CollectionWriter(files, registry, self._erasure)
-        self._switch = VersionSwitch(files, self._reader)
+        self._erasure = Erasure(files, self._reader, self._settings, self.expire)
+        self._writer = CollectionWriter(files, self._registry, self._erasure)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -206,71 +201,6 @@ class Collection:
         """Remove what killed writers left behind; writing does this by itself."""
         self._writer.clean()
 
-    # --- what is served --------------------------------------------------------------------------------------------
-
-    def publish(self, version: str, expected_parent: str | None) -> None:
-        """Make ``version`` the current one if ``expected_parent`` (None: no version) is current now.
-
-        The switch is atomic and durable. Does nothing where the version is current already.
-
-        Raises:
-            StaleParent: another version is current.
-            UnknownVersion: there is no such version.
-            StoreFull: the disk, quota or file size limit ended the write.
-        """
-        self._switch.publish(version, expected_parent)
-
-    def hold(self, version: str, reasons: Sequence[str]) -> None:
-        """Mark a candidate as held, with the reasons; what is served does not change.
-
-        Raises:
-            StoreError: the version is no candidate.
-        """
-        self._switch.hold(version, reasons)
-
-    def promote(
-        self,
-        version: str,
-        reason: str,
-        override_gate: bool = False,
-        if_current: str | None = None,
-        *,
-        key: str | None = None,
-    ) -> None:
-        """Make any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
-
-        Args:
-            version: the version's own name.
-            reason: kept in the history.
-            override_gate: serve it although the gate held it.
-            if_current: refuse with StaleParent unless this one is current now. Where ``version`` is current already,
-                that is no refusal if the latest switch was this very one (from ``if_current``, for this reason, by this
-                key): a caller asks again that did not get the answer.
-            key: the id of the key that asked for it, kept with the reason.
-
-        Raises:
-            GateHeld: the gate did not pass the version.
-            StaleParent: ``if_current`` is not current.
-            ValueError: there is no reason.
-            UnknownVersion: there is no such version.
-        """
-        self._switch.promote(Switch(version, "promote", reason, override_gate, key), if_current)
-
-    def retain(self, keep_last: int) -> list[str]:
-        """Expire old versions and return what was expired.
-
-        Kept are the last ``keep_last`` that were served, the current one, whatever is newer than the oldest kept, and
-        the anchor versions of those kept. Manifests stay; open readers stay readable.
-
-        Raises:
-            ValueError: ``keep_last`` is less than 1.
-        """
-        return self._retention.retain(keep_last)
-
-    def expire(self, version: str) -> None:
-        """Remove what a version that is not served holds."""
-        self._retention.expire(version)
-
     # --- erasure ---------------------------------------------------------------------------------------------------
 
     def erase(self, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
@@ -325,119 +255,6 @@ class Collection:
         Copies of earlier rows that are kept outside the store are outdated once it differs.
         """
         return self._files.pointer.read().erasures
-
-    # --- views -----------------------------------------------------------------------------------------------------
-
-    def views(self, version: str = "current") -> list[dict[str, Any]]:
-        """Return the views that can be fetched at a version, by name; none before the first version."""
-        return self._views.all(version)
-
-    def view(self, name: str, version: str = "current") -> dict[str, Any]:
-        """Return a view, with the sha256 of its U.
-
-        It is {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
-        created_at, sha256 of U}.
-
-        Raises:
-            UnknownView: there is no such view.
-        """
-        return self._views.get(name, version)
-
-    def view_names(self) -> list[str]:
-        """Return names of views in any anchor generation."""
-        return self._views.names()
-
-    def knows_view(self, name: str) -> bool:
-        """Return True if there is a view of that name in any anchor generation: one look at one folder."""
-        return self.exists() and self._views.is_known(name)
-
-    def has_view(self, name: str, anchor_generation: int) -> bool:
-        """Return True if a view is defined for an anchor generation."""
-        return self._views.has(name, anchor_generation)
-
-    def create_view(
-        self,
-        name: str,
-        *,
-        dim_in: int | None = None,
-        anchor_generation: int | None = None,
-        materialized: bool = False,
-        **parameters: Any,
-    ) -> dict[str, Any]:
-        """Create a view for the current anchor generation; again with the same parameters, return it.
-
-        Before a first publication it is created for the ``dim_in`` and ``anchor_generation`` given.
-
-        Args:
-            name: of the view, unique in the store.
-            dim_in: coordinates of the vectors.
-            anchor_generation: the generation that the view is for.
-            materialized: its rows are stored with every version written from now on.
-            parameters: ``kind``, ``dim``, ``sigma``, ``seed`` and ``frequencies`` of
-                :func:`embeddings.store.views.define_view`.
-
-        Raises:
-            ViewExists: a view of that name has other parameters or is of another collection.
-            ValueError: parameters that cannot be.
-        """
-        return self._views.create(
-            name, dim_in=dim_in, anchor_generation=anchor_generation, materialized=materialized, **parameters
-        )
-
-    def preview_view(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
-        """Return the view that ``create_view`` would make of these arguments, and True if it exists just so.
-
-        Nothing is made. Raises as ``create_view`` does.
-        """
-        return self._views.preview(name, materialized=materialized, **parameters)
-
-    def delete_view(self, name: str) -> None:
-        """Remove a view in every anchor generation; raise UnknownView."""
-        self._views.delete(name)
-
-    def frequencies(self, view: str, version: str = "current") -> Array:
-        """Return U [m, d] float32 of an rff view, checked against its sha256."""
-        return self.view_features(view, version).frequencies
-
-    def view_features(self, view: str, version: str = "current") -> RandomFourierFeatures:
-        """Return the map of an rff view, from its U, which is checked against its sha256.
-
-        Raises:
-            ValueError: a view of another kind.
-            UnknownView: there is no such view.
-            UnknownVersion: there is no such version, or it has expired.
-            CorruptStore: U is damaged.
-        """
-        return self._views.features(view, version)
-
-    def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
-        """Return phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``.
-
-        Zero rows (missing) stay zero.
-        """
-        return self._views.transform(view, h, version)
-
-    def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
-        """Look up ``ids`` through a view.
-
-        These are the rows of a materialized view where the version has them, else they are computed.
-
-        Returns:
-            (status uint8 [n], vectors float32 [n, dim]), in the order asked for. A missing id has a zero row.
-
-        Raises:
-            UnknownView: there is no such view.
-            ItemIdError: ids of another type.
-        """
-        return self._views.lookup(view, ids, version)
-
-    def cached_view(self, view: str, version: str = "current") -> dict[str, Any] | None:
-        """Return the entry of a view if a lookup needs only what this process has checked and mapped already.
-
-        Such a lookup, through the view in the version, takes no longer than its rows do. Else None, also for what there
-        is not.
-        """
-        return self._views.cached(view, version)
 
     # --- settings --------------------------------------------------------------------------------------------------
 

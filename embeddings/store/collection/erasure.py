@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ import numpy as np
 from embeddings.durable_files import fsync_path
 from embeddings.store.collection.directory import CollectionDirectory
 from embeddings.store.collection.reader import CollectionReader
-from embeddings.store.collection.retention import Retention
 from embeddings.store.collection.settings import CollectionSettings
 from embeddings.store.files import (
     CorruptStore,
@@ -68,12 +67,12 @@ class Erasure:
         files: CollectionDirectory,
         reader: CollectionReader,
         settings: CollectionSettings,
-        retention: Retention,
+        expire: Callable[[str], None],
     ):
         self._files = files
         self._reader = reader
         self._settings = settings
-        self._retention = retention
+        self._expire = expire
 
     # --- what was erased -------------------------------------------------------------------------------------------
 
@@ -229,7 +228,7 @@ class Erasure:
                 if self._files.pointer.read().version == version:
                     raise
                 # Nobody can serve it, and nobody can say whose rows are in it.
-                self._retention.expire(version)
+                self._expire(version)
                 return 0
             gone = known.matches(items.keys)
             if not (gone.any() or self._files.rows_are_remote):
