@@ -118,7 +118,6 @@ class Layout:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
         compute_dtype: of output, gradients and sums: float32 for half rows, else ``dtype``.
         pooled: False where every feature has pooling ``none``.
-        total_dim: columns of the output.
         weight_base, vector_base, step_base: int64 [T], where each table starts in them.
         descriptors: one FeatureDescriptor for each feature, tables in order.
         on_access: called before rows are handed out, by a kernel that keeps some of them elsewhere meanwhile.

@@ -19,7 +19,6 @@ class Generation:
     """Whose coordinates a candidate will live in: those of the parent, or new ones.
 
     Attributes:
-        number: of the anchor generation.
         continues: whether it is the parent's.
         anchor_version: its first version, None in a new one.
         num_shared: items that the parent and the candidate have both found.
@@ -42,15 +41,10 @@ class Generation:
         aligns: bool = True,
         start: VersionReader | None = None,
     ) -> Generation:
-        """Return the generation of a candidate of a model.
+        """Return the generation of a candidate of a model family; ``parent`` is the version that is served.
 
-        Args:
-            target: its collection.
-            parent: version that is served.
-            candidate: the candidate.
-            model: its model family.
-            aligns: True if it has to be rotated onto the parent, or onto ``start``.
-            start: held version in the parent's coordinates whose rows its run went on from; None: there is none.
+        ``aligns``: it has to be rotated onto the parent, or onto ``start``: the held version in the parent's
+        coordinates whose rows its run went on from.
         """
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())

@@ -21,11 +21,9 @@ class Publication:
     """The result of a publish step.
 
     Attributes:
-        status: published or held.
         version: the version written, None where there was nothing to write.
         reasons: why it is held, each with what to do; under gate mode report also what failed.
         gate: checks as {metric, value, threshold, bound, verdict, remedy}.
-        metrics: every measurement, gated or not.
         anchor_cosine: mean cosine to the anchor generation's first version, None where there is none before.
         diagnosis: what failed, by how much and why (embeddings.refresh.diagnosis), None where nothing did.
         held_in_a_row: how many versions are held now since the one served was switched to; 0 where it is published.
@@ -95,12 +93,7 @@ def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], No
     """Return the last training step whose vectors a job that publishes several times has brought to an end.
 
     A version that it has written and neither published nor held is brought to its end first. -1 where it has none.
-
-    Args:
-        store: the store of the collection.
-        collection: its name.
-        job_id: the job.
-        fence: called before the switch; what it raises leaves the version a candidate.
+    ``fence`` is called before the switch; what it raises leaves the version a candidate.
     """
     target = store.collection(collection)
     last = -1

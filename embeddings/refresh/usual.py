@@ -34,7 +34,6 @@ class Usual:
     """One metric of recent published refreshes.
 
     Attributes:
-        median: its median.
         spread: its standard deviation, by the median absolute deviation.
         refreshes: number of refreshes, those of one day as one.
     """

@@ -17,8 +17,6 @@ class MapParameters:
     """What a view says of its map; None stands for what its kind does not read.
 
     Attributes:
-        dim_in: coordinates of the vectors.
-        dim: output coordinates.
         sigma: a positive scale.
         seed: uint32.
         frequencies: how the matrix is drawn, one of ``FREQUENCIES``.

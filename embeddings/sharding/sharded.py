@@ -243,7 +243,6 @@ class ModelTables(RowsOfRank):
     """All sharded tables of a model, whatever collections hold them.
 
     Attributes:
-        settings: what the tables are built from.
         paths: where in the model their collections are.
         module_sharding_plan: the plan of each table, by name.
     """

@@ -288,12 +288,7 @@ def swap_feature(
 ) -> torch.Tensor:
     """Return the ids of one feature after SSE: the compiled form of :func:`embeddings.kernels.swap.swap`.
 
-    Args:
-        ids: int32 or int64 [n].
-        offsets: int32 or int64 [B + 1], from 0.
-        draws: of the one feature.
-        step: the step being computed.
-        sample_offset: index in the global batch of the first sample here.
+    ``ids`` [n] and ``offsets`` [B + 1], from 0, are int32 or int64; ``draws`` are those of the one feature.
 
     Raises:
         ValueError: offsets that decrease or do not end at the number of ids.

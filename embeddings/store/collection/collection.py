@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 class Collection(VersionSwitch, CollectionViews):
-    """Versions and views of one collection; thread-safe.
-
-    Attributes:
-        name: of the collection.
-        directory: its files on this machine.
-    """
+    """Versions and views of one collection; thread-safe."""
 
     def __init__(self, files: CollectionDirectory, store: Store):
         self.name = files.name

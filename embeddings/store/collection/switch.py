@@ -21,10 +21,8 @@ class Switch:
     """A switch that is asked for, as the history has it.
 
     Attributes:
-        version: what is to be served.
         kind: publish or promote.
         reason: kept in the history.
-        override_gate: serve it although the gate held it.
         key: the id of the API key that asked for it.
     """
 
