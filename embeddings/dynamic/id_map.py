@@ -4,7 +4,7 @@ ids = DynamicIdMap(IdMapSettings(capacity=1_000_000, admission_threshold=2, ttl_
 given = ids.assign(raw, step)    # training: entries, which ids were admitted, which evicted
 entries = ids.find(raw)          # evaluation: changes nothing
 
-The plain form is in reference.py.
+The plain form is tests/embeddings/dynamic/reference_ids.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -43,17 +42,11 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     _uncombined_embedding_names: list[str]
 
     def __init__(
-        self,
-        settings: TableSettings,
-        module: EmbeddingBagCollection,
-        params: Mapping[str, Any],
-        env: ShardingEnv,
-        device: torch.device | None,
-        module_fqn: str | None,
+        self, settings: TableSettings, module: EmbeddingBagCollection, *arguments: Any, **keywords: Any
     ) -> None:
         self._prepare(settings, module.embedding_bag_configs())
         self._block_names = list(chain.from_iterable(get_embedding_names_by_table(module.embedding_bag_configs())))
-        ShardedEmbeddingBagCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
+        ShardedEmbeddingBagCollection.__init__(self, module, *arguments, **keywords)
         # A model may have built its collection with another word for pooling: means are divided here alone.
         self._has_mean_pooling_callback = False
         self._split_means = self._find_split_means()

@@ -232,7 +232,7 @@ class SharderOfTables:
         check_collection(
             module.embedding_bag_configs() if is_bags else module.embedding_configs(), self._settings.tables
         )
-        return self._sharded(self._settings, module, params, env, device, module_fqn)
+        return self._sharded(self._settings, module, params, env, device=device, module_fqn=module_fqn)
 
     @property
     def sharded_module_type(self) -> type[Any]:

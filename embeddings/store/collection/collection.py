@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
 from embeddings.store.collection.erasure import Erasure
@@ -14,19 +14,19 @@ from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.collection.settings import LISTS_BY_ITEM, CollectionSettings
 from embeddings.store.collection.switch import VersionSwitch
 from embeddings.store.collection.views import CollectionViews
-from embeddings.store.collection.writer import CollectionWriter, NewVersion
+from embeddings.store.collection.writer import CollectionWriter
 from embeddings.store.files import StoreError, disk_errors
 from embeddings.store.manifest import VersionRecord
 from embeddings.store.tombstones import ErasedIds
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ViewRegistry
-from embeddings.vectors.item_vectors import Array, ItemVectors
+from embeddings.vectors.item_vectors import Array
 
 if TYPE_CHECKING:
     from embeddings.store.feature_store import Store
 
 
-class Collection(VersionSwitch, CollectionViews):
+class Collection(CollectionWriter, VersionSwitch, CollectionViews):
     """Versions and views of one collection; thread-safe."""
 
     def __init__(self, files: CollectionDirectory, store: Store):
@@ -37,7 +37,6 @@ class Collection(VersionSwitch, CollectionViews):
         self._reader = CollectionReader(files, store, self._registry)
         self._settings = CollectionSettings(files)
         self._erasure = Erasure(files, self._reader, self._settings, self.expire)
-        self._writer = CollectionWriter(files, self._registry, self._erasure)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -143,58 +142,6 @@ class Collection(VersionSwitch, CollectionViews):
         """Write a version to a Parquet file (see VersionReader.snapshot)."""
         with disk_errors(Path(path)):
             return self.open(version).snapshot(path)
-
-    # --- writing ---------------------------------------------------------------------------------------------------
-
-    def write(
-        self,
-        items: ItemVectors,
-        *,
-        parent: str | None = None,
-        job: str | None = None,
-        anchor_generation: int = 1,
-        anchor_version: str | None = None,
-        missing: int = 0,
-        alignment: Mapping[str, Any] | Callable[[ItemVectors], Mapping[str, Any]] | None = None,
-        gate: Sequence[Mapping[str, Any]] = (),
-        extra: Mapping[str, Any] | None = None,
-        rotation: Array | None = None,
-        dtype: Literal["float32", "float16"] = "float32",
-    ) -> str:
-        """Write a new immutable version in state candidate and return its name; nothing that is served changes.
-
-        Views of ``anchor_generation`` are recorded with copies of their frequencies, materialized ones with their rows.
-        The many parameters are entries of the manifest, each by its name and each optional.
-
-        Args:
-            items: rows, stored as they are: directions, all finite; they are read once, in order, a part at a time.
-            parent: the version that this one was made from.
-            job: the job that made it.
-            anchor_generation: the generation whose coordinates the vectors are in.
-            anchor_version: the first version of that generation.
-            missing: how many ids have no vector.
-            alignment: for the manifest; a function of the rows as they were written (memory-mapped) where it is only
-                known then.
-            gate: the gate's checks, for the manifest.
-            extra: further entries of the manifest.
-            rotation: [d, d], what turned the model's own vectors into those of the version, kept for consumers that
-                have the former.
-            dtype: what the vectors are stored as; lookups give float32 either way.
-
-        Raises:
-            ValueError: no rows, or rows that are not finite in ``dtype``.
-            IdsErased: rows of ids that were erased.
-            StoreFull: the disk, quota or file size limit ended the write.
-        """
-        new = NewVersion(
-            parent=parent, job=job, anchor_generation=anchor_generation, anchor_version=anchor_version, missing=missing,
-            alignment=alignment, gate=gate, extra=extra, rotation=rotation, dtype=dtype,
-        )  # fmt: skip
-        return self._writer.write(items, new)
-
-    def clean(self) -> None:
-        """Remove what killed writers left behind; writing does this by itself."""
-        self._writer.clean()
 
     # --- erasure ---------------------------------------------------------------------------------------------------
 
