@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
-from embeddings.store.collection.erasure import Erasure
 from embeddings.store.collection.reader import CollectionReader
-from embeddings.store.collection.settings import LISTS_BY_ITEM, CollectionSettings
-from embeddings.store.collection.switch import VersionSwitch
 from embeddings.store.collection.views import CollectionViews
 from embeddings.store.collection.writer import CollectionWriter
 from embeddings.store.files import StoreError, disk_errors
 from embeddings.store.manifest import VersionRecord
-from embeddings.store.tombstones import ErasedIds
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ViewRegistry
 from embeddings.vectors.item_vectors import Array
@@ -26,7 +21,7 @@ if TYPE_CHECKING:
     from embeddings.store.feature_store import Store
 
 
-class Collection(CollectionWriter, VersionSwitch, CollectionViews):
+class Collection(CollectionWriter, CollectionViews):
     """Versions and views of one collection; thread-safe."""
 
     def __init__(self, files: CollectionDirectory, store: Store):
@@ -35,10 +30,6 @@ class Collection(CollectionWriter, VersionSwitch, CollectionViews):
         self._files, self._store = files, store
         self._registry = ViewRegistry(files.views, files.name)
         self._reader = CollectionReader(files, store, self._registry)
-        self._settings = CollectionSettings(files)
-        self._erasure = Erasure(files, self._reader, self._settings, self.expire)
-
-    # --- reading ---------------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
         """Return True if there is any version."""
@@ -142,78 +133,3 @@ class Collection(CollectionWriter, VersionSwitch, CollectionViews):
         """Write a version to a Parquet file (see VersionReader.snapshot)."""
         with disk_errors(Path(path)):
             return self.open(version).snapshot(path)
-
-    # --- erasure ---------------------------------------------------------------------------------------------------
-
-    def erase(self, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
-        """Erase the rows of ``ids`` from every kept version, and keep them out until they are readmitted.
-
-        What is interrupted is finished by the next writer.
-
-        Args:
-            ids: of the collection's type; ids that no version has are kept out all the same.
-            reason: kept with the erasure.
-            key: the id of the API key that asked for it.
-
-        Returns:
-            {"versions": the versions that were rewritten, "rows": how many rows they lost}.
-
-        Raises:
-            UnknownCollection: the collection has no version.
-            ItemIdError: ids of another type.
-            ValueError: there is no reason.
-            StoreBusy: another process kept the lock for too long.
-            StoreFull: the disk, quota or file size limit ended a write.
-            CorruptStore: the current version cannot be read.
-        """
-        return self._erasure.erase(ids, reason, key)
-
-    def readmit(self, ids: Any, reason: str, *, key: str | None = None) -> int:
-        """Let erased ids be published again, and return how many of them were erased.
-
-        What was erased stays so: the next run that finds them brings them back. Raises as ``erase`` does.
-        """
-        return self._erasure.readmit(ids, reason, key)
-
-    def finish_erasure(self) -> None:
-        """Finish an erasure that was interrupted; do nothing where there is none, or another process is at it."""
-        self._erasure.finish()
-
-    def erasures(self) -> list[dict[str, Any]]:
-        """Return the log of erased and readmitted ids, oldest first; ids are known by hash alone.
-
-        Each is {at, kind: erase|readmit, reason, key, ids, rows, versions}; the last may be under way: it has no
-        ``rows`` yet.
-        """
-        return self._erasure.log()
-
-    def erased(self) -> ErasedIds:
-        """Return the ids that are kept out."""
-        return self._erasure.erased_ids()
-
-    def num_erasures(self) -> int:
-        """Return the number of erasures so far, by whatever process.
-
-        Copies of earlier rows that are kept outside the store are outdated once it differs.
-        """
-        return self._files.pointer.read().erasures
-
-    # --- settings --------------------------------------------------------------------------------------------------
-
-    def settings(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return the collection's settings of one kind (``canary``, say), by name."""
-        return self._settings.read(kind)
-
-    def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Put a document of finite JSON values there in one durable step; None removes it.
-
-        Ids in it that were erased are taken out, where the kind of settings names items.
-
-        Raises:
-            ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
-            StoreFull: the disk, quota or file size limit ended the write.
-        """
-        self._settings.save(kind, name, document)
-        if kind in LISTS_BY_ITEM and document is not None:
-            # Ids that were erased while it was made; an erasure that is recorded later finds it where it is.
-            self._settings.remove_items(self.erased())

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from embeddings.durable_files import fsync_path, write_file
-from embeddings.store.collection.directory import CollectionDirectory
-from embeddings.store.collection.erasure import Erasure
+from embeddings.store.collection.erasure import CollectionErasure
 from embeddings.store.files import Workspace, disk_errors, encode_document
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.version import (
@@ -29,12 +28,10 @@ from embeddings.vectors.item_vectors import Array, ItemVectors
 DTYPES = ("float32", "float16")
 
 
-class CollectionWriter:
+class CollectionWriter(CollectionErasure):
     """Writes versions; a part of :class:`Collection`."""
 
-    _files: CollectionDirectory
     _registry: ViewRegistry
-    _erasure: Erasure
 
     def write(
         self,
@@ -80,8 +77,8 @@ class CollectionWriter:
             raise ValueError(f"dtype '{dtype}' is not one of {', '.join(DTYPES)}")
         if not len(items):
             raise ValueError(f"collection '{self._files.name}': there is no item vector to publish")
-        self._erasure.finish()
-        self._erasure.refuse(items.keys)
+        self.finish_erasure()
+        self._refuse_erased(items.keys)
         with disk_errors(self._files.path):
             self._files.prepare()
             with self._files.writing():
@@ -99,7 +96,7 @@ class CollectionWriter:
                     files.append(write_arrow(workspace.path / ROTATION_FILE, batch))
                 with self._files.writing():
                     # Again: somebody may have erased ids while the rows were being written.
-                    self._erasure.refuse(items.keys)
+                    self._refuse_erased(items.keys)
                     version = self._files.next_version()
                     manifest = VersionManifest(
                         collection=self._files.name,
@@ -130,7 +127,7 @@ class CollectionWriter:
         if self._files.path.is_dir():
             with self._files.writing():
                 self._clean()
-            self._erasure.finish()
+            self.finish_erasure()
 
     def _clean(self) -> None:
         self._registry.clean()
