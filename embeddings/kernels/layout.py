@@ -222,6 +222,21 @@ class Layout:
         """Return the error for offsets that do not cover the ids."""
         return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
 
+    def check_lookup(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
+        """Raise ValueError for the first offsets or id of a lookup that are bad."""
+        if int(offsets[0]) != 0 or int(offsets[-1]) != ids.numel():
+            raise self.bad_ends(int(offsets[0]), int(offsets[-1]), ids.numel())
+        for descriptor in self.descriptors:
+            bags = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
+            if bool((bags.diff() < 0).any()):
+                raise self.bad_offsets(descriptor)
+            span = ids[int(bags[0]) : int(bags[-1])]
+            if self.bounds == "ignore" or not span.numel():
+                continue
+            (low, high), num_rows = torch.aminmax(span), self.tables[descriptor.table].row_count
+            if int(low) < 0 or int(high) >= num_rows:
+                raise self.bad_id(descriptor, int(span[(span < 0) | (span >= num_rows)][0]))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
         self.access()
         twin = copy.copy(self)

@@ -32,20 +32,15 @@ class ReferenceKernel:
         deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
-        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
-            raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
+        layout.check_lookup(indices, offsets, batch_size)
         num_outputs = batch_size if layout.pooled else indices.numel()
         output = torch.zeros(num_outputs, layout.total_dim, dtype=layout.compute_dtype)
         used = indices if swaps is None else indices.clone()
         for descriptor in layout.descriptors:
             table = layout.tables[descriptor.table]
             bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
-            if (bounds.diff() < 0).any():
-                raise layout.bad_offsets(descriptor)
             span = slice(int(bounds[0]), int(bounds[-1]))
             bad = (used[span] < 0) | (used[span] >= table.row_count)
-            if bad.any() and layout.bounds == "fatal":
-                raise layout.bad_id(descriptor, int(used[span][bad][0]))
             if swaps is not None and swaps.probabilities[descriptor.number] > 0:
                 swapped = swap_in_numpy(
                     used[span], bounds, table=table, feature=descriptor.name, config=swaps.configs[descriptor.number],
