@@ -93,8 +93,19 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         if not 0.0 <= self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate must be a finite number of at least 0, not {self.learning_rate}")
-        if self.clip_row_norm is not None:
-            check_positive("clip_row_norm", self.clip_row_norm)
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("clip_row_norm", "eps"):
+            value = settings.get(name)
+            if value is not None and not 0.0 < value < float("inf"):
+                raise ValueError(f"{name} must be a finite number above 0, not {value}")
+        for name in ("beta1", "beta2"):
+            if name in settings and not 0.0 <= settings[name] < 1.0:
+                raise ValueError(f"{name} must lie in [0, 1), not {settings[name]}")
+        for name, known in (("moments", MOMENTS), ("decay", DECAYS), ("first_touch", FIRST_TOUCH)):
+            if name in settings and settings[name] not in known:
+                raise ValueError(f"{name} '{settings[name]}' is unknown: use {' or '.join(known)}")
+        if "weight_decay" in settings:
+            _check_decay(self.learning_rate, settings["weight_decay"])
 
     def apply_rule(self, rows: TouchedRows) -> None:
         """Move the rows and their state by one step: what every kernel is tested against."""
@@ -136,12 +147,12 @@ class RowOptimizer:
     @property
     def constant_decay(self) -> float:
         """The part of eta by which a row decays at each step, touched or not; 0 is none."""
-        return 0.0
+        return float(getattr(self, "weight_decay", 0.0))
 
     @property
     def decays_from_start(self) -> bool:
         """Whether a row that was never touched decays like one that was touched at step 0."""
-        return False
+        return getattr(self, "first_touch", "keep") == "literal"
 
     @property
     def idle_momentum(self) -> bool:
@@ -196,8 +207,6 @@ class AdaptiveDecay:
         if not 0.0 < self.alpha < float("inf"):
             plain = type(self).__name__.removesuffix("AR")
             raise ValueError(f"alpha must be a finite number above 0, not {self.alpha}: for no decay use {plain}")
-        check_one_of("decay", self.decay, DECAYS)
-        check_one_of("first_touch", self.first_touch, FIRST_TOUCH)
         if (self.decay == "by_epoch") != (self.epoch_steps is not None):
             raise ValueError(
                 f"decay '{self.decay}' with epoch_steps {self.epoch_steps}: decay 'by_epoch' needs the number of steps "
@@ -218,32 +227,13 @@ class AdaptiveDecay:
     def read_decay(self) -> tuple[float, int | None]:
         return self.alpha, self.epoch_steps
 
-    @property
-    def decays_from_start(self) -> bool:
-        return self.first_touch == "literal"
-
 
 def root(square: torch.Tensor, eps: float, inside: bool) -> torch.Tensor:
     """Return sqrt(square + eps), or sqrt(square) + eps."""
     return (square + eps).sqrt() if inside else square.sqrt() + eps
 
 
-def check_positive(name: str, value: float) -> None:
-    if not 0.0 < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number above 0, not {value}")
-
-
-def check_beta(name: str, beta: float) -> None:
-    if not 0.0 <= beta < 1.0:
-        raise ValueError(f"{name} must lie in [0, 1), not {beta}")
-
-
-def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} '{value}' is unknown: use {' or '.join(known)}")
-
-
-def check_decay(learning_rate: float, weight_decay: float) -> None:
+def _check_decay(learning_rate: float, weight_decay: float) -> None:
     if not 0.0 <= weight_decay < float("inf"):
         raise ValueError(f"weight_decay must be a finite number of at least 0, not {weight_decay}")
     if not learning_rate * weight_decay < 1.0:

@@ -125,7 +125,7 @@ class ItemVectors:
     def take(self, rows: Array) -> ItemVectors:
         """Return some rows in ascending order; their vectors are not copied."""
         columns = ((name, getattr(self, name)) for name in _COLUMNS)
-        picked = {name: None if column is None else column[rows] for name, column in columns}
+        picked: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns}
         return ItemVectors(self.keys[rows], Picked(self.vectors, rows), **picked)
 
     def arrow_ids(self) -> pa.Array:
