@@ -98,7 +98,14 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             )
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Save settings as :class:`CollectionSettings` does, without erased ids where their kind names items."""
+        """Put a document of finite JSON values there in one durable step; None removes it.
+
+        Ids in it that were erased are taken out, where the kind of settings names items.
+
+        Raises:
+            ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
+            StoreFull: the disk, quota or file size limit ended the write.
+        """
         super().save_settings(kind, name, document)
         if kind in LISTS_BY_ITEM and document is not None:
             # Ids that were erased while it was made; an erasure that is recorded later finds it where it is.

@@ -34,12 +34,7 @@ class CollectionSettings:
         return {name: document for name, document in documents.items() if document is not None}
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Put a document of finite JSON values there in one durable step; None removes it.
-
-        Raises:
-            ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
-            StoreFull: the disk, quota or file size limit ended the write.
-        """
+        """Put a document there; None removes it."""
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"{kind} name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         directory = self._files.path / "settings" / kind
