@@ -254,8 +254,8 @@ class FbgemmKernel:
         """Yield (table, its ids in the batch)."""
         ends = [0, *bags.lengths.sum(dim=1).cumsum(0).tolist()]
         for t in dict.fromkeys(descriptor.table for descriptor in group.descriptors):
-            places = [place for place, descriptor in enumerate(group.descriptors) if descriptor.table == t]
-            yield t, bags.indices[ends[places[0]] : ends[places[-1] + 1]].long()
+            numbers = [number for number, descriptor in enumerate(group.descriptors) if descriptor.table == t]
+            yield t, bags.indices[ends[numbers[0]] : ends[numbers[-1] + 1]].long()
 
 
 def refuse(layout: Layout) -> None:

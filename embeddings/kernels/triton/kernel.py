@@ -422,8 +422,8 @@ class TritonKernel:
 
     def _table_words(self, t: int) -> list[int]:
         table = self.layout.tables[t]
-        place = [table.row_start, table.column_start, *table_key(self.layout.seed, table.name)]
-        return [self._first_keys[t], *self._bases(t), *place]
+        origin = [table.row_start, table.column_start, *table_key(self.layout.seed, table.name)]
+        return [self._first_keys[t], *self._bases(t), *origin]
 
     def _bases(self, t: int) -> list[int]:
         layout = self.layout
