@@ -33,7 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.usual import MIN_REFRESHES
 from embeddings.store import open_store
 from trainer.checkpoint.format import latest_valid
@@ -330,10 +330,18 @@ class Refreshes:
         times = np.where(np.random.default_rng(day).random(len(items)) < share, np.float32(1.5), np.float32(1.0))
         store = open_store(str(self.folder / "before"))
         publish_candidate(
-            store, COLLECTION, replace(items, norms=items.norms * times), run.job.publish,
-            parent_version=run.parent_version, model=run.job.model.kind, job_id="norms", lineage=lineage_of(run),
-            models=comparison_of(run),
-        )  # fmt: skip
+            store,
+            COLLECTION,
+            RefreshRequest(
+                replace(items, norms=items.norms * times),
+                run.job.publish,
+                parent_version=run.parent_version,
+                model=run.job.model.kind,
+                job_id="norms",
+                lineage=lineage_of(run),
+                models=comparison_of(run),
+            ),
+        )
         return {"case": name, "day": day, **_end_of(store.collection(COLLECTION).versions()[-1])}
 
 

@@ -46,7 +46,7 @@ from benchmarks.papers.rff.recipe import first_genres
 from benchmarks.support.harness import Condition
 from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.settings import Gate, MovingAverage, Settings
 from embeddings.store import Collection, Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
@@ -265,7 +265,9 @@ def serve(
     target, view = store.collection(name), f"{name}_rff"
 
     def publish(items: ItemVectors, how: Settings) -> Publication:
-        return publish_candidate(store, target.name, items, how, parent_version=target.current(), model="model")
+        return publish_candidate(
+            store, target.name, RefreshRequest(items, how, parent_version=target.current(), model="model")
+        )
 
     def features(version: str | None) -> tuple[Array, Array]:
         assert version is not None

@@ -91,14 +91,9 @@ def write_file(
     durable: bool = True,
     fence: Callable[[], None] | None = None,
 ) -> None:
-    """Put ``data`` at ``path`` in one step.
+    """Put ``data`` at ``path`` in one step; ``durable`` and ``fence`` are as of :func:`appearing`.
 
-    Args:
-        path: What is there is replaced.
-        data: The whole content.
-        mode: Who may read it, from its first byte on, less the process's umask.
-        durable: As of :func:`appearing`.
-        fence: As of :func:`appearing`.
+    ``mode``: who may read it, from its first byte on, less the process's umask.
     """
     with appearing(path, durable=durable, fence=fence) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

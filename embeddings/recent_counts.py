@@ -65,12 +65,12 @@ class RecentCounts:
             )
         order = np.argsort(at, kind="stable")
         counts = np.empty(len(at))
-        for place, time in zip(order.tolist(), at[order].tolist(), strict=True):
-            before, last, tied = self._known.get(keys[place], (0.0, time, 0.0))
+        for position, time in zip(order.tolist(), at[order].tolist(), strict=True):
+            before, last, tied = self._known.get(keys[position], (0.0, time, 0.0))
             if time > last:
                 before, tied = (before + tied) * 2.0 ** ((last - time) / self.half_life), 0.0
-            counts[place] = before
-            self._known[keys[place]] = before, time, tied + 1.0
+            counts[position] = before
+            self._known[keys[position]] = before, time, tied + 1.0
         if len(at):
             self._latest = float(at.max())
         return counts
@@ -88,11 +88,11 @@ class RecentCounts:
         if not time >= self._latest:
             raise ValueError(f"time is {time:g}, and {self._latest:g} was added: ask for a time at or after that")
         found = np.zeros(len(ids))
-        for place, key in enumerate(_as_list(ids)):
+        for position, key in enumerate(_as_list(ids)):
             if key in self._known:
                 before, last, tied = self._known[key]
                 there = before + tied if time > last else before
-                found[place] = there * 2.0 ** ((last - time) / self.half_life)
+                found[position] = there * 2.0 ** ((last - time) / self.half_life)
         return found
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow.dataset as pads
 from safetensors.numpy import load as load_safetensors
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
@@ -218,10 +218,16 @@ class Demo:
         shuffled = np.random.default_rng(0).permutation(len(current.vectors))
         manifest = current.manifest
         outcome = publish_candidate(
-            store, COLLECTION,
-            ItemVectors(current.ids, np.array(current.vectors)[shuffled]),
-            self.broken_settings(), job_id=None, parent_version=current.version, model=manifest.extra["model"],
-        )  # fmt: skip
+            store,
+            COLLECTION,
+            RefreshRequest(
+                ItemVectors(current.ids, np.array(current.vectors)[shuffled]),
+                self.broken_settings(),
+                job_id=None,
+                parent_version=current.version,
+                model=manifest.extra["model"],
+            ),
+        )
         require(outcome.status == "held", f"a refresh with shuffled ids was {outcome.status}, not held")
         served = self.client.version(COLLECTION)["version"]
         require(served == current.version, f"{served} is served, expected {current.version} to stay")

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.settings import Gate, Settings
 from embeddings.store import Collection, open_store
 from embeddings.vectors.item_vectors import ItemVectors
@@ -101,9 +101,15 @@ class ItemTables:
         target = self.chain(chain)
         if target.current() is None:
             publish_candidate(
-                open_store(self._store()), target.name, day0, Settings(gate=Gate("off")), parent_version=None,
-                model=self.job.model.kind,
-            )  # fmt: skip
+                open_store(self._store()),
+                target.name,
+                RefreshRequest(
+                    day0,
+                    Settings(gate=Gate("off")),
+                    parent_version=None,
+                    model=self.job.model.kind,
+                ),
+            )
 
     def chain(self, chain: str) -> Collection:
         """Return the collection of a chain."""

@@ -4,22 +4,26 @@ ids = DynamicIdMap(IdMapSettings(capacity=1_000_000, admission_threshold=2, ttl_
 given = ids.assign(raw, step)    # training: entries, which ids were admitted, which evicted
 entries = ids.find(raw)          # evaluation: changes nothing
 
-Torch-free. The plain form is in reference.py.
+The plain form is tests/embeddings/dynamic/reference_ids.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from ctypes import byref, c_int64
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embeddings.dynamic.settings import IdMapSettings
-from embeddings.kernels.cpu import id_map
+from embeddings.kernels.cpu.library import IdMap, library
 
 Int64s = npt.NDArray[np.int64]
 _FIRST_BITS = 10
+# What the numbers of a map are, and why the admission of ids came back: see embeddings/kernels/cpu/src/id_map.h.
+HIGH, FREE, COUNT, COUNTED, NEW, REFUSED = range(6)
+DONE, FULL_MAP, NO_ENTRY, FULL_COUNTERS = range(4)
 
 
 class Assigned(NamedTuple):
@@ -48,7 +52,7 @@ class DynamicIdMap:
 
     def __init__(self, settings: IdMapSettings) -> None:
         self.settings = settings
-        self._numbers = np.zeros(id_map.NUM_NUMBERS, dtype=np.int64)
+        self._numbers = np.zeros(REFUSED + 1, dtype=np.int64)
         # Of zeros, so that the system gives memory when it is written.
         self._ids = np.zeros(settings.capacity, dtype=np.int64)
         self._last_seen = np.zeros(settings.capacity, dtype=np.int32)
@@ -61,7 +65,7 @@ class DynamicIdMap:
 
     def __len__(self) -> int:
         """Return the number of ids that have an entry."""
-        return int(self._numbers[id_map.COUNT])
+        return int(self._numbers[COUNT])
 
     @property
     def step(self) -> int:
@@ -71,12 +75,12 @@ class DynamicIdMap:
     @property
     def num_used(self) -> int:
         """The number of entries ever given out: entries from this one on have never belonged to an id."""
-        return int(self._numbers[id_map.HIGH])
+        return int(self._numbers[HIGH])
 
     @property
     def num_refused(self) -> int:
         """Occurrences that found no entry because the table was full of ids of the same step, or of ids that stay."""
-        return int(self._numbers[id_map.REFUSED])
+        return int(self._numbers[REFUSED])
 
     def ids(self) -> tuple[Int64s, Int64s]:
         """Return the taken entries, ascending, and their ids, int64 [len(self)] each."""
@@ -86,7 +90,7 @@ class DynamicIdMap:
     def find(self, ids: Int64s) -> Int64s:
         """Return the entry of each id, int64 [n], -1 for ids without one."""
         ids, entries = _flat(ids), np.empty(len(ids), dtype=np.int64)
-        id_map.find(ids, entries, self._slots, self._shift, self._mask)
+        library().id_map_find(self._described(), ids.ctypes.data, len(ids), entries.ctypes.data)
         return entries
 
     def assign(self, ids: Int64s, step: int) -> Assigned:
@@ -105,28 +109,27 @@ class DynamicIdMap:
         gone = [self._expired(step)]
         self._step = step
         entries, misses = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
-        count = id_map.touch(ids, entries, self._slots, self._shift, self._mask, self._last_seen, step, misses)
-        self._numbers[id_map.NEW] = 0
+        at_ids, at_entries, at_misses = (array.ctypes.data for array in (ids, entries, misses))
+        count = library().id_map_touch(self._described(), at_ids, len(ids), at_entries, step, at_misses)
+        self._numbers[NEW] = 0
         new_entries = np.empty(count, dtype=np.int64)
-        start, why, is_counted, refuse = 0, -1, False, self.settings.eviction_policy == "refuse"
-        while why != id_map.DONE:
-            start, why = id_map.admit(
-                ids, entries, misses[:count], start, is_counted, self._slots, self._shift, self._mask, self._ids,
-                self._last_seen, step, self._free, self.settings.capacity, self._numbers, new_entries,
-                self.settings.admission_threshold, self._current, self._previous, self._block_shift,
-                self.settings.capacity, refuse,
+        start, why, is_counted, refuse = c_int64(0), -1, False, self.settings.eviction_policy == "refuse"
+        while why != DONE:
+            why = library().id_map_admit(
+                self._described(), at_ids, at_entries, at_misses, count, byref(start), is_counted, step,
+                new_entries.ctypes.data, refuse,
             )  # fmt: skip
-            is_counted = why in (id_map.FULL_MAP, id_map.NO_ENTRY)
-            if why == id_map.FULL_MAP:
+            is_counted = why in (FULL_MAP, NO_ENTRY)
+            if why == FULL_MAP:
                 self._make_slots(self._bits + 1)
-            elif why == id_map.NO_ENTRY:
+            elif why == NO_ENTRY:
                 gone.append(self._oldest(step))
                 refuse = not len(gone[-1])
-            elif why == id_map.FULL_COUNTERS:
+            elif why == FULL_COUNTERS:
                 self._current, self._previous = self._previous, self._current
                 self._current[:] = 0
-                self._numbers[id_map.COUNTED] = 0
-        new_entries = new_entries[: int(self._numbers[id_map.NEW])]
+                self._numbers[COUNTED] = 0
+        new_entries = new_entries[: int(self._numbers[NEW])]
         return Assigned(entries, new_entries, self._ids[new_entries], np.concatenate(gone))
 
     def state(self) -> dict[str, np.ndarray]:
@@ -135,7 +138,7 @@ class DynamicIdMap:
         return {
             "ids": self._ids[:used].copy(),
             "last_seen": self._last_seen[:used].copy(),
-            "free": self._free[: int(self._numbers[id_map.FREE])].copy(),
+            "free": self._free[: int(self._numbers[FREE])].copy(),
             "numbers": np.append(self._numbers, self._step),
             "counters": np.concatenate([self._current, self._previous]),
         }
@@ -150,9 +153,9 @@ class DynamicIdMap:
         if set(state) != names:
             raise ValueError(f"the state of dynamic ids must hold {sorted(names)}, not {sorted(state)}")
         numbers = np.asarray(state["numbers"], dtype=np.int64)
-        if numbers.shape != (id_map.NUM_NUMBERS + 1,):
+        if numbers.shape != (len(self._numbers) + 1,):
             raise ValueError(f"the state of dynamic ids is damaged: numbers has shape {numbers.shape}")
-        used, num_free, count = (int(numbers[each]) for each in (id_map.HIGH, id_map.FREE, id_map.COUNT))
+        used, num_free, count = (int(numbers[each]) for each in (HIGH, FREE, COUNT))
         ids, last_seen, free = state["ids"], state["last_seen"], state["free"]
         half = len(self._current)
         if used > self.settings.capacity or len(state["counters"]) != 2 * half:
@@ -200,11 +203,11 @@ class DynamicIdMap:
         # The oldest, and of those the lowest, is the first that is given to somebody else.
         entries = entries[np.lexsort((entries, self._last_seen[entries]))]
         if len(entries):
-            id_map.remove_all(entries, self._ids, self._slots, self._shift, self._mask)
-            num_free = int(self._numbers[id_map.FREE])
+            library().id_map_remove(self._described(), entries.ctypes.data, len(entries))
+            num_free = int(self._numbers[FREE])
             self._free[num_free : num_free + len(entries)] = entries[::-1]
-            self._numbers[id_map.FREE] += len(entries)
-            self._numbers[id_map.COUNT] -= len(entries)
+            self._numbers[FREE] += len(entries)
+            self._numbers[COUNT] -= len(entries)
             self._last_seen[entries] = -1
         return self._ids[entries]
 
@@ -213,7 +216,21 @@ class DynamicIdMap:
         self._bits, self._mask, self._shift = bits, 2**bits - 1, 64 - bits
         self._slots = np.zeros(2 * 2**bits, dtype=np.int64)
         entries, _ = self.ids()
-        id_map.put_all(entries, self._ids, self._slots, self._shift, self._mask)
+        library().id_map_put(self._described(), entries.ctypes.data, len(entries))
+
+    def _described(self) -> Any:
+        arrays = {
+            "slots": self._slots, "ids_of": self._ids, "last_seen": self._last_seen, "free": self._free,
+            "numbers": self._numbers, "current": self._current, "previous": self._previous,
+        }  # fmt: skip
+        capacity = self.settings.capacity
+        return byref(
+            IdMap(
+                **{name: array.ctypes.data for name, array in arrays.items()}, mask=self._mask, shift=self._shift,
+                capacity=capacity, admission_threshold=self.settings.admission_threshold,
+                block_shift=self._block_shift, count_limit=capacity,
+            )
+        )  # fmt: skip
 
 
 def _flat(ids: Int64s) -> Int64s:

@@ -102,8 +102,8 @@ class DynamicTables(torch.nn.Module):
         for t, table in enumerate(layout.tables):
             if table.name not in self.ids:
                 continue
-            places = [slot.number for slot in layout.descriptors if slot.table == t]
-            part = rows[ends[places[0]] : ends[places[-1] + 1]]
+            numbers = [slot.number for slot in layout.descriptors if slot.table == t]
+            part = rows[ends[numbers[0]] : ends[numbers[-1] + 1]]
             part.copy_(torch.from_numpy(self._rows(table.name, part.numpy())))
         return rows.to(indices.device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Literal
 
@@ -52,7 +53,13 @@ def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
     if backend == "cpu":
         return CpuKernel(layout)
     if backend == "triton":
-        from embeddings.kernels.triton import triton_kernel
+        if importlib.util.find_spec("triton") is None:
+            raise ValueError(
+                "backend 'triton' needs the package triton, which is not installed: it comes with torch for CUDA "
+                "(make setup EXTRA=cuda); on a machine without a GPU use backend 'cpu'"
+            )
+        # Triton reads TRITON_INTERPRET when it is imported: not before it is needed.
+        from embeddings.kernels.triton.kernel import TritonKernel
 
-        return triton_kernel(layout)
+        return TritonKernel(layout)
     raise ValueError(f"backend '{backend}' is unknown: use cpu, triton, fbgemm or reference")

@@ -118,7 +118,6 @@ class Layout:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
         compute_dtype: of output, gradients and sums: float32 for half rows, else ``dtype``.
         pooled: False where every feature has pooling ``none``.
-        total_dim: columns of the output.
         weight_base, vector_base, step_base: int64 [T], where each table starts in them.
         descriptors: one FeatureDescriptor for each feature, tables in order.
         on_access: called before rows are handed out, by a kernel that keeps some of them elsewhere meanwhile.
@@ -222,6 +221,21 @@ class Layout:
     def bad_ends(self, first: int, last: int, num_ids: int) -> ValueError:
         """Return the error for offsets that do not cover the ids."""
         return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
+
+    def check_lookup(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
+        """Raise ValueError for the first offsets or id of a lookup that are bad."""
+        if int(offsets[0]) != 0 or int(offsets[-1]) != ids.numel():
+            raise self.bad_ends(int(offsets[0]), int(offsets[-1]), ids.numel())
+        for descriptor in self.descriptors:
+            bags = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
+            if bool((bags.diff() < 0).any()):
+                raise self.bad_offsets(descriptor)
+            span = ids[int(bags[0]) : int(bags[-1])]
+            if self.bounds == "ignore" or not span.numel():
+                continue
+            (low, high), num_rows = torch.aminmax(span), self.tables[descriptor.table].row_count
+            if int(low) < 0 or int(high) >= num_rows:
+                raise self.bad_id(descriptor, int(span[(span < 0) | (span >= num_rows)][0]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
         self.access()

@@ -32,20 +32,15 @@ class ReferenceKernel:
         deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
-        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
-            raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
+        layout.check_lookup(indices, offsets, batch_size)
         num_outputs = batch_size if layout.pooled else indices.numel()
         output = torch.zeros(num_outputs, layout.total_dim, dtype=layout.compute_dtype)
         used = indices if swaps is None else indices.clone()
         for descriptor in layout.descriptors:
             table = layout.tables[descriptor.table]
             bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
-            if (bounds.diff() < 0).any():
-                raise layout.bad_offsets(descriptor)
             span = slice(int(bounds[0]), int(bounds[-1]))
             bad = (used[span] < 0) | (used[span] >= table.row_count)
-            if bad.any() and layout.bounds == "fatal":
-                raise layout.bad_id(descriptor, int(used[span][bad][0]))
             if swaps is not None and swaps.probabilities[descriptor.number] > 0:
                 swapped = swap_in_numpy(
                     used[span], bounds, table=table, feature=descriptor.name, config=swaps.configs[descriptor.number],
@@ -82,14 +77,14 @@ class ReferenceKernel:
         owing = (last[rows] > 0) | optimizer.decays_from_start
         num_idle = torch.where(owing, step - 1 - last[rows], 0).to(torch.float64)[:, None]
         rate = optimizer.rate(step)
-        keep = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)) * (1 - rate * optimizer.constant_decay)
-        theta = keep.to(real) * read_rows(layout, t, rows, deferred)
+        kept_share = (1 - torch.clamp(optimizer.idle_alpha * num_idle, max=1.0)) * (1 - rate * optimizer.constant_decay)
+        theta = kept_share.to(real) * read_rows(layout, t, rows, deferred)
         left = None
         if optimizer.moments_decay:
             assert deferred is not None
             left = _column(layout, deferred.for_rows(last[rows].cpu().numpy())[0])
         square = grad.square().mean(dim=1, keepdim=True) if layout.row_names else grad**2
-        shrunk = num_idle + 1 if optimizer.fading else torch.ones_like(num_idle)
+        shrunk = num_idle + 1 if optimizer.dense_moments else torch.ones_like(num_idle)
         names = optimizer.state_names[:-1]
         state = {name: layout.state(t, name)[rows].to(real) for name in names}
         touched = TouchedRows(theta, grad, square, state, shrunk, step, rate, deferred, left)

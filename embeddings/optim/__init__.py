@@ -10,17 +10,6 @@ from embeddings.optim.rmsprop import RMSprop, RMSpropAR
 from embeddings.optim.sgd import SGD
 
 __all__ = [
-    "SGD",
-    "Adagrad",
-    "AdagradAR",
-    "Adam",
-    "AdamAR",
-    "AdamW",
-    "AdaptiveDecay",
-    "RMSprop",
-    "RMSpropAR",
-    "RowOptimizer",
-    "RowwiseAdagrad",
-    "RowwiseAdam",
-    "RowwiseAdamAR",
-]
+    "SGD", "Adagrad", "AdagradAR", "Adam", "AdamAR", "AdamW", "AdaptiveDecay", "RMSprop", "RMSpropAR",
+    "RowOptimizer", "RowwiseAdagrad", "RowwiseAdam", "RowwiseAdamAR",
+]  # fmt: skip

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from embeddings.optim.base import (
-    FIRST_TOUCH,
-    AdaptiveDecay,
-    RowOptimizer,
-    TouchedRows,
-    check_decay,
-    check_one_of,
-    check_positive,
-    root,
-)
+from embeddings.optim.base import AdaptiveDecay, RowOptimizer, TouchedRows, root
 
 
 @dataclass(frozen=True)
@@ -41,20 +32,6 @@ class Adagrad(RowOptimizer):
         rows.state["sum"] = rows.state["sum"] + rows.square
         rows.theta = rows.theta - rows.rate * rows.grad / root(rows.state["sum"], self.eps, self.eps_inside_root)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("eps", self.eps)
-        check_decay(self.learning_rate, self.weight_decay)
-        check_one_of("first_touch", self.first_touch, FIRST_TOUCH)
-
-    @property
-    def constant_decay(self) -> float:
-        return self.weight_decay
-
-    @property
-    def decays_from_start(self) -> bool:
-        return self.first_touch == "literal"
-
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(RowOptimizer):
@@ -71,10 +48,6 @@ class RowwiseAdagrad(RowOptimizer):
     def apply_rule(self, rows: TouchedRows) -> None:
         rows.state["sum"] = rows.state["sum"] + rows.square
         rows.theta = rows.theta - rows.rate * rows.grad / root(rows.state["sum"], self.eps, False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("eps", self.eps)
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from embeddings.optim.base import (
-    FIRST_TOUCH,
     MAX_HORIZON,
     MAX_LEAD,
-    MOMENTS,
     VANISHED_PRESENT,
     AdaptiveDecay,
     RowOptimizer,
     TouchedRows,
-    check_beta,
-    check_decay,
-    check_one_of,
-    check_positive,
     root,
 )
 
@@ -47,7 +41,7 @@ class Adam(RowOptimizer):
     keeps_mean_square: ClassVar[bool] = True
 
     def apply_rule(self, rows: TouchedRows) -> None:
-        m, v = rows.faded("m", self.beta1, rows.grad), rows.faded("v", self.beta2, rows.square)
+        m, v = rows.running_mean("m", self.beta1, rows.grad), rows.running_mean("v", self.beta2, rows.square)
         mhat, vhat = m / (1 - self.beta1**rows.step), v / (1 - self.beta2**rows.step)
         rows.theta = rows.theta - rows.rate * mhat / root(vhat, self.eps, self.eps_inside_root)
         deferred = rows.coefficients
@@ -57,10 +51,6 @@ class Adam(RowOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("eps", self.eps)
-        for name in ("beta1", "beta2"):
-            check_beta(name, getattr(self, name))
-        check_one_of("moments", self.moments, MOMENTS)
         if not self.idle_momentum:
             return
         if not self.idle_ratio < 1.0:
@@ -115,8 +105,6 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_decay(self.learning_rate, self.weight_decay)
-        check_one_of("first_touch", self.first_touch, FIRST_TOUCH)
         if self.idle_momentum:
             keep = 1.0 - self.learning_rate * self.weight_decay
             if not keep * MAX_LEAD * (1.0 - self.idle_ratio / keep) >= 1.0 - self.idle_ratio:
@@ -124,14 +112,6 @@ class AdamW(Adam):
                     f"learning_rate * weight_decay = {1 - keep:g} takes more from a row in a step than its momentum "
                     "loses: use a smaller weight_decay, or moments 'lazy'"
                 )
-
-    @property
-    def constant_decay(self) -> float:
-        return self.weight_decay
-
-    @property
-    def decays_from_start(self) -> bool:
-        return self.first_touch == "literal"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ a row's gradient summed over the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from embeddings.optim.lr_schedules import Constant, Schedule
 
 if TYPE_CHECKING:
     import torch
+
+    from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
@@ -27,17 +29,6 @@ MAX_LEAD = 32.0
 VANISHED_PRESENT = 1e-18
 # The most idle steps after which a row's momentum is looked at.
 MAX_HORIZON = 1 << 16
-
-
-class Lookahead(Protocol):
-    """What a rule needs of :class:`embeddings.optim.deferred_update.DeferredUpdateCoefficients`."""
-
-    @property
-    def ahead(self) -> bool: ...
-    @property
-    def lookahead(self) -> np.ndarray: ...
-    @property
-    def eps_inside_root(self) -> bool: ...
 
 
 @dataclass
@@ -64,10 +55,10 @@ class TouchedRows:
     num_steps: torch.Tensor
     step: int
     rate: float
-    coefficients: Lookahead | None
+    coefficients: DeferredUpdateCoefficients | None
     left: torch.Tensor | None = None
 
-    def faded(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
+    def running_mean(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
         """Fold ``value`` into the running mean ``name``, and return the mean; ``v`` is one of squares."""
         fade = (beta**self.num_steps).to(value.dtype)
         if self.left is not None:
@@ -102,8 +93,19 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         if not 0.0 <= self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate must be a finite number of at least 0, not {self.learning_rate}")
-        if self.clip_row_norm is not None:
-            check_positive("clip_row_norm", self.clip_row_norm)
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("clip_row_norm", "eps"):
+            value = settings.get(name)
+            if value is not None and not 0.0 < value < float("inf"):
+                raise ValueError(f"{name} must be a finite number above 0, not {value}")
+        for name in ("beta1", "beta2"):
+            if name in settings and not 0.0 <= settings[name] < 1.0:
+                raise ValueError(f"{name} must lie in [0, 1), not {settings[name]}")
+        for name, known in (("moments", MOMENTS), ("decay", DECAYS), ("first_touch", FIRST_TOUCH)):
+            if name in settings and settings[name] not in known:
+                raise ValueError(f"{name} '{settings[name]}' is unknown: use {' or '.join(known)}")
+        if "weight_decay" in settings:
+            _check_decay(self.learning_rate, settings["weight_decay"])
 
     def apply_rule(self, rows: TouchedRows) -> None:
         """Move the rows and their state by one step: what every kernel is tested against."""
@@ -123,7 +125,7 @@ class RowOptimizer:
         return None
 
     @property
-    def fading(self) -> bool:
+    def dense_moments(self) -> bool:
         """Whether running means of an untouched row shrink at each step."""
         return self.betas is not None and getattr(self, "moments", "lazy") == "dense"
 
@@ -145,12 +147,12 @@ class RowOptimizer:
     @property
     def constant_decay(self) -> float:
         """The part of eta by which a row decays at each step, touched or not; 0 is none."""
-        return 0.0
+        return float(getattr(self, "weight_decay", 0.0))
 
     @property
     def decays_from_start(self) -> bool:
         """Whether a row that was never touched decays like one that was touched at step 0."""
-        return False
+        return getattr(self, "first_touch", "keep") == "literal"
 
     @property
     def idle_momentum(self) -> bool:
@@ -205,8 +207,6 @@ class AdaptiveDecay:
         if not 0.0 < self.alpha < float("inf"):
             plain = type(self).__name__.removesuffix("AR")
             raise ValueError(f"alpha must be a finite number above 0, not {self.alpha}: for no decay use {plain}")
-        check_one_of("decay", self.decay, DECAYS)
-        check_one_of("first_touch", self.first_touch, FIRST_TOUCH)
         if (self.decay == "by_epoch") != (self.epoch_steps is not None):
             raise ValueError(
                 f"decay '{self.decay}' with epoch_steps {self.epoch_steps}: decay 'by_epoch' needs the number of steps "
@@ -227,32 +227,13 @@ class AdaptiveDecay:
     def read_decay(self) -> tuple[float, int | None]:
         return self.alpha, self.epoch_steps
 
-    @property
-    def decays_from_start(self) -> bool:
-        return self.first_touch == "literal"
-
 
 def root(square: torch.Tensor, eps: float, inside: bool) -> torch.Tensor:
     """Return sqrt(square + eps), or sqrt(square) + eps."""
     return (square + eps).sqrt() if inside else square.sqrt() + eps
 
 
-def check_positive(name: str, value: float) -> None:
-    if not 0.0 < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number above 0, not {value}")
-
-
-def check_beta(name: str, beta: float) -> None:
-    if not 0.0 <= beta < 1.0:
-        raise ValueError(f"{name} must lie in [0, 1), not {beta}")
-
-
-def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} '{value}' is unknown: use {' or '.join(known)}")
-
-
-def check_decay(learning_rate: float, weight_decay: float) -> None:
+def _check_decay(learning_rate: float, weight_decay: float) -> None:
     if not 0.0 <= weight_decay < float("inf"):
         raise ValueError(f"weight_decay must be a finite number of at least 0, not {weight_decay}")
     if not learning_rate * weight_decay < 1.0:

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from embeddings.optim.base import (
-    MOMENTS,
-    AdaptiveDecay,
-    RowOptimizer,
-    TouchedRows,
-    check_beta,
-    check_one_of,
-    check_positive,
-    root,
-)
+from embeddings.optim.base import AdaptiveDecay, RowOptimizer, TouchedRows, root
 
 
 @dataclass(frozen=True)
@@ -40,14 +31,8 @@ class RMSprop(RowOptimizer):
     keeps_mean_square: ClassVar[bool] = True
 
     def apply_rule(self, rows: TouchedRows) -> None:
-        v = rows.faded("v", self.beta2, rows.square)
+        v = rows.running_mean("v", self.beta2, rows.square)
         rows.theta = rows.theta - rows.rate * rows.grad / root(v, self.eps, self.eps_inside_root)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("eps", self.eps)
-        check_beta("beta2", self.beta2)
-        check_one_of("moments", self.moments, MOMENTS)
 
     @property
     def betas(self) -> tuple[float, float]:

@@ -81,8 +81,6 @@ class Diagnosis:
             and the rows did not, or nothing is known of the rows; ``rows``: these are far from those before;
             ``model``: it is worse than the served one; ``run``: what is written is no good, whatever the data;
             ``generation``: other coordinates; ``stale``: another version is served by now.
-        summary: one sentence.
-        advice: what to do.
         failed: what failed, worst first.
         rows: what of the rows moved since the run that this one goes on from; None where that is not known.
     """

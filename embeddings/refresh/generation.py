@@ -8,6 +8,7 @@ from embeddings.refresh.gate import Check
 from embeddings.refresh.gate_checks.anchor_drift import DRIFT
 from embeddings.refresh.gate_checks.cosines import cosines_of
 from embeddings.refresh.procrustes import TooFewShared, min_shared, procrustes
+from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.settings import PublishSettings
 from embeddings.store import Collection, CorruptStore, StoreError, UnknownVersion, VersionReader
 from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
@@ -18,7 +19,6 @@ class Generation:
     """Whose coordinates a candidate will live in: those of the parent, or new ones.
 
     Attributes:
-        number: of the anchor generation.
         continues: whether it is the parent's.
         anchor_version: its first version, None in a new one.
         num_shared: items that the parent and the candidate have both found.
@@ -41,15 +41,10 @@ class Generation:
         aligns: bool = True,
         start: VersionReader | None = None,
     ) -> Generation:
-        """Return the generation of a candidate of a model.
+        """Return the generation of a candidate of a model family; ``parent`` is the version that is served.
 
-        Args:
-            target: its collection.
-            parent: version that is served.
-            candidate: the candidate.
-            model: its model family.
-            aligns: True if it has to be rotated onto the parent, or onto ``start``.
-            start: held version in the parent's coordinates whose rows its run went on from; None: there is none.
+        ``aligns``: it has to be rotated onto the parent, or onto ``start``: the held version in the parent's
+        coordinates whose rows its run went on from.
         """
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
@@ -62,12 +57,12 @@ class Generation:
             few = "too few items that both have, to align on (publish.align: false, of a warm start, needs none)"
         manifest = parent.manifest
         num_shared = max(len(shared_found(version, candidate)[0]) for version in (parent, start) if version is not None)
-        old_model = manifest.extra.get("model", model)
+        old_model = RefreshRecord.of(manifest.extra).model
         checks = tuple(
             Check(metric, float(value), float(limit), at_most=False, remedy=f"{change}: {remedy}")
             for metric, value, limit, change in (
                 ("same_dim", candidate.dim == parent.dim, 1, f"dim was {parent.dim}, is {candidate.dim}"),
-                ("same_model", model == old_model, 1, f"model was '{old_model}', is '{model}'"),
+                ("same_model", old_model in (None, model), 1, f"model was '{old_model}', is '{model}'"),
                 ("shared", num_shared, min_shared(parent.dim) if aligns else 1, few),
             )
         )
@@ -174,7 +169,7 @@ def same_coordinates(target: Collection, generation: Generation) -> list[int]:
     if not generation.continues or generation.anchor_version is None:
         return [generation.number]
     try:
-        released = target.manifest(generation.anchor_version).get("released") or {}
+        released = RefreshRecord.of(target.manifest(generation.anchor_version)).released or {}
     except StoreError:
         return [generation.number]
     return [*released.get("same_coordinates", ()), generation.number]
@@ -190,9 +185,10 @@ def drift_from(target: Collection, parent: VersionReader | None, generation: Gen
         return None
     manifest = target.manifest(parent.version)
     drifted = any(check["metric"] == DRIFT and check["verdict"] == "fail" for check in manifest["gate"])
-    if drifted and (manifest["override"] or manifest.get("released")):
+    record = RefreshRecord.of(manifest)
+    if drifted and (manifest["override"] or record.released):
         return parent.version
-    return manifest.get("drift_from") or generation.anchor_version
+    return record.drift_from or generation.anchor_version
 
 
 def drift_anchor(target: Collection, parent: VersionReader | None, generation: Generation) -> ItemVectors | None:

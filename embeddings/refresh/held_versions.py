@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from embeddings.refresh.record import RefreshRecord
 from embeddings.store import Collection
 
 Manifest = dict[str, Any]
@@ -22,8 +23,8 @@ def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None =
         # Of those before the current one none is asked for what it says, however many there are.
         records = [one for one in collection.records() if one.state in ("held", "published")]
         manifests = [one.to_json() for one in records if one.manifest.created_at >= since or one.state == "published"]
-    number = next((place for place, one in enumerate(manifests) if one["version"] == current), -1)
-    return [one for one in manifests[number + 1 :] if one["state"] == "held" and one["created_at"] >= since]
+    index = next((number for number, one in enumerate(manifests) if one["version"] == current), -1)
+    return [one for one in manifests[index + 1 :] if one["state"] == "held" and one["created_at"] >= since]
 
 
 def sound_version(collection: Collection) -> Manifest | None:
@@ -33,5 +34,5 @@ def sound_version(collection: Collection) -> Manifest | None:
     coordinates are those of what is served.
     """
     current = collection.current()
-    sound = [one for one in held_in_a_row(collection) if one.get("sound") and one["parent"] == current]
+    sound = [one for one in held_in_a_row(collection) if RefreshRecord.of(one).sound and one["parent"] == current]
     return sound[-1] if current is not None and sound else None

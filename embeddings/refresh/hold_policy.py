@@ -14,6 +14,7 @@ from typing import Any
 from embeddings.refresh.gate import Check, Verdict
 from embeddings.refresh.gate_checks.registry import subject_of
 from embeddings.refresh.model_comparison import ModelComparison
+from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.settings import GateSettings
 
 FAULTS = frozenset({"run", "rows", "model"})
@@ -39,11 +40,6 @@ class HoldDecision:
     sound: bool
     released: dict[str, Any] | None = None
     not_released: str | None = None
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """Entries of the manifest."""
-        return {"sound": self.sound, "released": self.released, "not_released": self.not_released}
 
 
 def hold_or_release(
@@ -112,7 +108,7 @@ def _honest(held: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of sound versions at the end of the row."""
     number = 0
     for manifest in reversed(held):
-        if not manifest.get("sound"):
+        if not RefreshRecord.of(manifest).sound:
             break
         number += 1
     return number

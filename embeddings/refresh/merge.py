@@ -2,18 +2,31 @@
 
 Rows over time: an item of the run that has evidence is *found*; one of the parent that this run has not found is
 *carried* with the vector that was served last, until it is *retired* by training (a tombstone), *expires* or is erased;
-an id without any vector is *missing*. A pure function of ids and flags: no vector is touched.
+an id without any vector is *missing*. Vectors are looked at for which rows mean something alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from embeddings.vectors.item_vectors import CARRIED, FOUND, UNCERTAIN, ItemVectors, shared_rows
+from embeddings.vectors.item_vectors import (
+    CARRIED,
+    FOUND,
+    UNCERTAIN,
+    ItemVectors,
+    chunks,
+    keys_of,
+    row_norms,
+    shared_rows,
+)
 from embeddings.vectors.lazy_rows import Array
+
+if TYPE_CHECKING:
+    from embeddings.store import VersionReader
+    from embeddings.store.tombstones import ErasedIds
 
 
 class ExpirySettings(Protocol):
@@ -72,6 +85,19 @@ class Plan:
         return column
 
 
+def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
+    """Flag the rows that have a usable direction, bool [n].
+
+    These were touched in training (``items.evidence``), are finite, and have a norm above ``norm_floor`` (at least 0).
+    A row that was never touched, or decayed to nothing, has no direction that anybody could use.
+    """
+    usable = items.evidence.copy()
+    for part in chunks(len(items)):
+        # NaN compares false: a row that is not finite is not usable.
+        usable[part] &= row_norms(items.vectors[part]) > norm_floor
+    return usable
+
+
 def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
     """Flag the parent's items that were carried for too long, bool [its rows].
 
@@ -86,6 +112,46 @@ def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings |
         gone |= today - parent.last_found > expiry.after_days
     gone &= ~renewed
     return gone
+
+
+@dataclass(frozen=True)
+class RemovedItems:
+    """Items of the parent that are not carried on, bool [items of the parent] each.
+
+    Three kinds: items that training gave up, items that have been carried for too long, and items that are being erased
+    at this moment.
+    """
+
+    retired: Array
+    expired: Array
+    erased: Array
+
+    @classmethod
+    def of(
+        cls,
+        parent: VersionReader | None,
+        previous: ItemVectors | None,
+        candidate: ItemVectors,
+        retired: Any,
+        erased: ErasedIds,
+        expiry: ExpirySettings | None,
+        today: int,
+    ) -> RemovedItems:
+        tombstones = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
+        if parent is None:
+            return cls(tombstones, tombstones, tombstones)
+        old, new = shared_rows(parent.keys, candidate.keys)
+        if len(retired):
+            tombstones |= np.isin(parent.keys, keys_of(retired, query=True))
+            tombstones[old] = False
+        renewed = np.zeros(len(parent), dtype=np.bool_)
+        renewed[old] = candidate.evidence[new]
+        gone = np.zeros_like(tombstones) if previous is None else expired(previous, renewed, expiry, today)
+        return cls(tombstones, gone, erased.matches(parent.keys))
+
+    @property
+    def all(self) -> Array:
+        return self.retired | self.expired | self.erased
 
 
 def plan(

@@ -20,8 +20,6 @@ class ModelDifference:
         metric: its name, such as ``auc``.
         slice: ``all``, or COLUMN=VALUE of ``evaluation.slices``.
         rows: number of rows, or of users where the metric is a mean over users.
-        served: value of the served model.
-        candidate: value of the candidate.
         low: lower end of the interval of the improvement, in units of the metric; positive is better.
         high: its upper end.
         popularity: value of ranking by popularity alone, None where the metric is of labelled rows.

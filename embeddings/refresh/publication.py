@@ -9,13 +9,11 @@ from typing import Any, Literal
 from embeddings.refresh.diagnosis import stale
 from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.held_versions import held_in_a_row
+from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, StaleParent, Store
-from embeddings.store.manifest import VersionRecord
 
 KEEP_LAST = 30
-TRAINING_STEP = "training_step"
-"""Manifest key: the training step of a version, for jobs that publish repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,9 @@ class Publication:
     """The result of a publish step.
 
     Attributes:
-        status: published or held.
         version: the version written, None where there was nothing to write.
         reasons: why it is held, each with what to do; under gate mode report also what failed.
         gate: checks as {metric, value, threshold, bound, verdict, remedy}.
-        metrics: every measurement, gated or not.
         anchor_cosine: mean cosine to the anchor generation's first version, None where there is none before.
         diagnosis: what failed, by how much and why (embeddings.refresh.diagnosis), None where nothing did.
         held_in_a_row: how many versions are held now since the one served was switched to; 0 where it is published.
@@ -55,7 +51,7 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
     """Publish or hold a written version, as its manifest says; return the same again where that happened already."""
     manifest, overtaken = target.manifest(version), None
     if manifest["state"] == "candidate":
-        reasons = list(manifest["hold_for"])
+        reasons = list(RefreshRecord.of(manifest).hold_for)
         if not reasons:
             if fence is not None:
                 fence()
@@ -68,27 +64,28 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
         elif keep_last is not None:
             target.retain(keep_last)
         manifest = target.manifest(version)
+    record = RefreshRecord.of(manifest)
     # Retention keeps why a version was held that has expired since.
     was_held = manifest["state"] == "expired" and manifest["reasons"] and manifest["override"] is None
     held = manifest["state"] == "held" or was_held
     row = held_in_a_row(target) if held else []
-    diagnosis = overtaken or manifest.get("diagnosis")
+    diagnosis = overtaken or record.diagnosis
     if held and diagnosis is None and not any(check["verdict"] == "fail" for check in manifest["gate"]):
         diagnosis = stale(manifest["reasons"][0]).as_dict()
     return Publication(
         "held" if held else "published",
         target.name,
         version,
-        manifest["reasons"] if held else manifest["remarks"],
+        manifest["reasons"] if held else list(record.remarks),
         manifest["gate"],
-        manifest["metrics"],
+        record.metrics,
         manifest["anchor_generation"],
         manifest["alignment"]["anchor_cosine_mean"],
         diagnosis,
         len(row),
         row[0]["created_at"] if row else None,
-        manifest.get("max_held", MAX_HELD),
-        None if held else manifest.get("released"),
+        record.max_held,
+        None if held else record.released,
     )
 
 
@@ -96,23 +93,17 @@ def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], No
     """Return the last training step whose vectors a job that publishes several times has brought to an end.
 
     A version that it has written and neither published nor held is brought to its end first. -1 where it has none.
-
-    Args:
-        store: the store of the collection.
-        collection: its name.
-        job_id: the job.
-        fence: called before the switch; what it raises leaves the version a candidate.
+    ``fence`` is called before the switch; what it raises leaves the version a candidate.
     """
     target = store.collection(collection)
-    written = [one for one in target.records() if one.manifest.job == job_id and _step_of(one) is not None]
-    for record in written:
-        if record.state == "candidate":
-            conclude(target, record.manifest.version, KEEP_LAST, fence)
-    return max((int(_step_of(record)) for record in written), default=-1)
-
-
-def _step_of(record: VersionRecord) -> Any:
-    return record.manifest.extra.get(TRAINING_STEP)
+    last = -1
+    for version in target.records():
+        step = RefreshRecord.of(version.manifest.extra).training_step
+        if version.manifest.job == job_id and step is not None:
+            if version.state == "candidate":
+                conclude(target, version.manifest.version, KEEP_LAST, fence)
+            last = max(last, step)
+    return last
 
 
 def earlier_end(
@@ -124,11 +115,15 @@ def earlier_end(
     """
     if job_id is None:
         return None
-    written = [one for one in target.records() if one.manifest.job == job_id and _step_of(one) == training_step]
-    if training_step is None:
-        written = [one for one in written if one.manifest.parent == parent_version]
-    ended = [one for one in written if one.state != "held" or one.manifest.extra["gate_mode"] == gate_mode]
-    return ended[-1].manifest.version if ended else None
+    for version in reversed(target.records()):
+        manifest, record = version.manifest, RefreshRecord.of(version.manifest.extra)
+        if manifest.job != job_id or record.training_step != training_step:
+            continue
+        if training_step is None and manifest.parent != parent_version:
+            continue
+        if version.state != "held" or record.gate_mode == gate_mode:
+            return manifest.version
+    return None
 
 
 def nothing_written(collection: str, reasons: list[str]) -> Publication:

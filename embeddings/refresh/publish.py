@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from embeddings.refresh import probe
 from embeddings.refresh.diagnosis import diagnose
-from embeddings.refresh.eligibility import eligible_rows
-from embeddings.refresh.gate import Verdict
+from embeddings.refresh.gate import Limits, Metrics, Verdict, decide
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
 from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
-from embeddings.refresh.gate_run import Assessment, assess
+from embeddings.refresh.gate_metrics import measure
 from embeddings.refresh.generation import (
     Alignment,
     Generation,
@@ -37,11 +36,11 @@ from embeddings.refresh.generation import (
 )
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.hold_policy import hold_or_release
-from embeddings.refresh.merge import plan
+from embeddings.refresh.merge import RemovedItems, eligible_rows, plan
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import Rotated
-from embeddings.refresh.publication import KEEP_LAST, TRAINING_STEP, Publication, conclude, earlier_end, nothing_written
-from embeddings.refresh.removed_items import RemovedItems
+from embeddings.refresh.publication import KEEP_LAST, Publication, conclude, earlier_end, nothing_written
+from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.served_rows import ServedRows, few_occurrences, items_served
 from embeddings.refresh.settings import (
@@ -53,16 +52,17 @@ from embeddings.refresh.settings import (
     View,
     ViewSettings,
 )
+from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
 from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
-from embeddings.vectors.lazy_rows import Picked
 
 __all__ = [
     "Expiry",
     "Gate",
     "MovingAverage",
+    "RefreshRequest",
     "Settings",
     "View",
     "publish_candidate",
@@ -73,45 +73,19 @@ ATTEMPTS = 3
 SECONDS_PER_DAY = 86_400
 
 
-def publish_candidate(
-    store: Store,
-    collection: str,
-    candidate: ItemVectors,
-    publish: PublishSettings,
-    *,
-    job_id: str | None = None,
-    parent_version: str | None = None,
-    start_version: str | None = None,
-    model: str = "",
-    norm_floor: float = NORM_FLOOR,
-    keep_last: int | None = KEEP_LAST,
-    seed: int = 0,
-    retired: Any = (),
-    today: int | None = None,
-    fence: Callable[[], None] | None = None,
-    lineage: Mapping[str, Any] | None = None,
-    training_step: int | None = None,
-    models: ModelComparison | None = None,
-) -> Publication:
-    """Refresh a collection with a run's item rows: publish them, or hold them and leave what is served alone.
-
-    A run that was overtaken is held. Calling again for a ``job_id`` that wrote a version for the same parent brings
-    that one to its end and returns it: a retried run publishes once. A job that publishes while it trains gives the
-    step that each candidate is of (``training_step``), and then it is the version of that step that is brought to its
-    end.
-
-    The only entry to the stage, so it takes all that any caller says of a run; most are left out.
+@dataclass(frozen=True)
+class RefreshRequest:
+    """A run's item rows, and what is known of the run; most of it has a default.
 
     Args:
-        store: the store of the collection.
-        collection: its name.
         candidate: raw rows *without* deferred decay (it is a scalar: direction stays, but a decayed row may be zero),
             with their deferred momentum; ``norms`` as they would be served; ``evidence`` False for rows never touched;
             ``counts`` of training, for traffic weights and buckets. Rows without evidence, not finite, or of a norm up
             to ``norm_floor`` are carried from the parent, or missing.
         publish: settings of average, gate, views and expiry.
         job_id: the job that the candidate is of.
-        parent_version: the version that was current when the job *started*, None if there was none.
+        parent_version: the version that was current when the job *started*, None if there was none. For a job that
+            publishes several times it is the one that is served now.
         start_version: the held version whose rows the run went on from, None where it started from what is served.
         model: what besides dim decides the geometry (a model family's name); a change of it, of dim, or, where it is to
             be aligned, fewer than 12 d shared items begins a new anchor generation, which under ``enforce`` is held for
@@ -121,12 +95,38 @@ def publish_candidate(
         seed: of the samples that are measured.
         retired: ids that training has given up (docs/adr/0045); the parent's vectors of them are not carried
             on, unless the candidate has a row for them all the same.
-        today: days since 1970-01-01 UTC, of the clock where left out; what ``publish.expire`` counts from.
+        today: days since 1970-01-01 UTC, which ``publish.expire`` counts from.
         fence: called before the switch; what it raises leaves the version a candidate.
         lineage: what the run was made of, for the manifest.
-        training_step: of a job that publishes several times, after how many of its steps the candidate was taken; its
-            ``parent_version`` is the one that is served now.
+        training_step: for a job that publishes several times, the number of its steps before the candidate was taken.
         models: the run's model beside the served one on held-out rows; None: they were not compared.
+    """
+
+    candidate: ItemVectors
+    publish: PublishSettings
+    _: KW_ONLY
+    job_id: str | None = None
+    parent_version: str | None = None
+    start_version: str | None = None
+    model: str = ""
+    norm_floor: float = NORM_FLOOR
+    keep_last: int | None = KEEP_LAST
+    seed: int = 0
+    retired: Any = ()
+    today: int = field(default_factory=lambda: int(time.time()) // SECONDS_PER_DAY)
+    fence: Callable[[], None] | None = None
+    lineage: Mapping[str, Any] | None = None
+    training_step: int | None = None
+    models: ModelComparison | None = None
+
+
+def publish_candidate(store: Store, collection: str, request: RefreshRequest) -> Publication:
+    """Refresh a collection with a run's item rows: publish them, or hold them and leave what is served alone.
+
+    A run that was overtaken is held. Calling again for a ``job_id`` that wrote a version for the same parent brings
+    that one to its end and returns it: a retried run publishes once. A job that publishes while it trains gives the
+    step that each candidate is of (``training_step``), and then it is the version of that step that is brought to its
+    end.
 
     Raises:
         StoreFull: the disk, quota or file size limit ended a write.
@@ -140,29 +140,27 @@ def publish_candidate(
         why = f"'{collection}' has the name of a scratch collection of null refreshes, which the gate needs no more"
         return nothing_written(collection, [f"{why}: publish to a collection of another name"])
     target = store.collection(collection)
-    earlier = earlier_end(target, job_id, parent_version, publish.gate.mode, training_step)
+    earlier = earlier_end(
+        target, request.job_id, request.parent_version, request.publish.gate.mode, request.training_step
+    )
     if earlier is not None:
-        return conclude(target, earlier, keep_last, fence)
+        return conclude(target, earlier, request.keep_last, request.fence)
     try:
-        parent = None if parent_version is None else target.open(parent_version)
+        parent = None if request.parent_version is None else target.open(request.parent_version)
     except StoreUnavailable:
         # For a while, which says nothing of the version: the run is tried again with what it has trained.
         raise
     except StoreError as error:
         return nothing_written(
-            collection, [f"parent version {parent_version} cannot be read, so this run is stale: {error}"]
+            collection, [f"parent version {request.parent_version} cannot be read, so this run is stale: {error}"]
         )
-    if parent is not None and parent.keys.dtype.kind != candidate.keys.dtype.kind:
+    if parent is not None and parent.keys.dtype.kind != request.candidate.keys.dtype.kind:
         raise ValueError(
             f"collection '{collection}' has ids of type {parent.manifest.id_type}, the candidate has others"
         )
-    refresh = _Refresh(
-        target, parent, candidate, publish, job_id, start_version, model, norm_floor, seed, retired,
-        int(time.time()) // SECONDS_PER_DAY if today is None else today, lineage, training_step, models,
-    )  # fmt: skip
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            written = refresh.write()
+            written = _Refresh(target, parent, request).write()
             break
         except IdsErased:
             # By somebody, while the version was being written.
@@ -170,49 +168,46 @@ def publish_candidate(
                 raise
     if isinstance(written, Publication):
         return written
-    return conclude(target, written, keep_last, fence)
+    return conclude(target, written, request.keep_last, request.fence)
+
+
+class _Assessment(NamedTuple):
+    """A verdict on metrics, and the names of the probes that took part; None where nothing was measured."""
+
+    verdict: Verdict
+    metrics: Metrics
+    probes: list[str] | None
 
 
 @dataclass(frozen=True)
 class _Refresh:
-    """One candidate on its way to a written version: the arguments of ``publish_candidate``, and the parent."""
+    """One candidate on its way to a written version."""
 
     target: Collection
     parent: VersionReader | None
-    candidate: ItemVectors
-    publish: PublishSettings
-    job_id: str | None
-    start_version: str | None
-    model: str
-    norm_floor: float
-    seed: int
-    retired: Any
-    today: int
-    lineage: Mapping[str, Any] | None
-    training_step: int | None
-    models: ModelComparison | None
+    request: RefreshRequest
 
     def write(self) -> str | Publication:
         """Take the candidate through the steps up to a written version, and return its name.
 
         Where it ends before that, return the result instead.
         """
-        target, parent, publish = self.target, self.parent, self.publish
+        target, parent, request, publish = self.target, self.parent, self.request, self.request.publish
         erased = target.erased()
-        keys = self.candidate.keys
+        keys = request.candidate.keys
         allowed = ~erased.matches(keys)
-        live = live_rows(self.candidate) & allowed
-        candidate = replace(self.candidate, evidence=eligible_rows(self.candidate, self.norm_floor) & allowed)
+        live = live_rows(request.candidate) & allowed
+        candidate = replace(request.candidate, evidence=eligible_rows(request.candidate, request.norm_floor) & allowed)
         start = self._held_start()
-        generation = Generation.of(target, parent, candidate, self.model, self.publish.align, start)
+        generation = Generation.of(target, parent, candidate, request.model, request.publish.align, start)
         previous = parent.items() if parent is not None and generation.continues else None
-        leaving = RemovedItems.of(parent, previous, candidate, self.retired, erased, publish.expire, self.today)
+        removed = RemovedItems.of(parent, previous, candidate, request.retired, erased, publish.expire, request.today)
         alignment = Alignment.of(target, parent, candidate, publish, generation, start)
         aligned = replace(candidate, vectors=Rotated(candidate.vectors, alignment.rotation))
-        assessment = self._assess(previous, aligned, live, leaving, generation)
+        assessment = self._assess(previous, aligned, live, removed, generation)
 
         served = plan(
-            previous, candidate.keys, candidate.evidence, allowed, leaving.all, self.today,
+            previous, candidate.keys, candidate.evidence, allowed, removed.all, request.today,
             few=few_occurrences(candidate, publish.evidence),
         )  # fmt: skip
         if not len(served):
@@ -220,61 +215,63 @@ class _Refresh:
                 target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons]
             )
         hold_for = _create_views(target, publish.views, candidate.dim, generation.number)
-        holding = hold_or_release(
+        decision = hold_or_release(
             assessment.verdict,
             publish.gate,
             hold_for,
             held_in_a_row(target),
-            self.models if generation.continues else None,
+            request.models if generation.continues else None,
         )
-        if holding.released is not None and parent is not None:
-            holding.released["same_coordinates"] = same_coordinates(target, generation)
+        if decision.released is not None and parent is not None:
+            decision.released["same_coordinates"] = same_coordinates(target, generation)
             generation = generation.opened(target)
-            holding.released["generation"] = generation.number
+            decision.released["generation"] = generation.number
             _copy_views(target, parent, generation.number)
-        diagnosis = diagnose(assessment.verdict.checks, self.lineage)
+        diagnosis = diagnose(assessment.verdict.checks, request.lineage)
         rows = ServedRows(
             served, candidate.vectors, alignment.rotation, None if previous is None else previous.vectors, publish.ema
         )
-        extra = {
-            "model": self.model,
-            "lineage": None if self.lineage is None else dict(self.lineage),
-            "new": served.num_new,
-            "uncertain": int(np.count_nonzero(served.statuses == UNCERTAIN)),
-            "retired": int(np.count_nonzero(leaving.retired)),
-            "expired": int(np.count_nonzero(leaving.expired & ~leaving.retired)),
-            "erased": int(np.count_nonzero(~allowed)),
-            "gate_mode": publish.gate.mode,
-            "drift_from": drift_from(target, parent, generation),
-            **assessment.record,
-            "metrics": {name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
-            "comparison": None if self.models is None else self.models.as_json(),
-            "max_held": publish.gate.max_held,
-            **holding.record,
-            "diagnosis": None if diagnosis is None else diagnosis.as_dict(),
-            "hold_for": holding.hold_for,
-            "remarks": assessment.verdict.reasons,
-            **({} if self.training_step is None else {TRAINING_STEP: self.training_step}),
-        }
+        record = RefreshRecord(
+            model=request.model,
+            lineage=None if request.lineage is None else dict(request.lineage),
+            new=served.num_new,
+            uncertain=int(np.count_nonzero(served.statuses == UNCERTAIN)),
+            retired=int(np.count_nonzero(removed.retired)),
+            expired=int(np.count_nonzero(removed.expired & ~removed.retired)),
+            erased=int(np.count_nonzero(~allowed)),
+            gate_mode=publish.gate.mode,
+            drift_from=drift_from(target, parent, generation),
+            canaries=assessment.probes,
+            metrics={name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
+            comparison=None if request.models is None else request.models.as_json(),
+            max_held=publish.gate.max_held,
+            sound=decision.sound,
+            released=decision.released,
+            not_released=decision.not_released,
+            diagnosis=None if diagnosis is None else diagnosis.as_dict(),
+            hold_for=decision.hold_for,
+            remarks=assessment.verdict.reasons,
+            training_step=request.training_step,
+        )
         return target.write(
             items_served(served, rows, previous, candidate),
             parent=None if parent is None else parent.version,
-            job=self.job_id,
+            job=request.job_id,
             anchor_generation=generation.number,
             anchor_version=generation.anchor_version,
             missing=served.num_missing,
             alignment=partial(self._alignment_record, alignment, generation, previous, rows),
             gate=[check.as_dict() for check in assessment.verdict.checks],
-            extra=extra,
+            extra=record.as_dict(),
             rotation=alignment.rotation,
         )
 
     def _held_start(self) -> VersionReader | None:
         """Return the held version whose rows the run went on from, None where it cannot be read any more."""
-        if self.start_version is None or self.parent is None:
+        if self.request.start_version is None or self.parent is None:
             return None
         try:
-            start = self.target.open(self.start_version)
+            start = self.target.open(self.request.start_version)
         except StoreUnavailable:
             raise
         except StoreError:
@@ -289,27 +286,29 @@ class _Refresh:
         previous: ItemVectors | None,
         aligned: ItemVectors,
         live: Array,
-        leaving: RemovedItems,
+        removed: RemovedItems,
         generation: Generation,
-    ) -> Assessment:
-        if self.publish.gate.mode == "off":
-            return Assessment(Verdict(), {}, {})
-        probes = {} if previous is None else probe.probes_of(self.target, same_coordinates(self.target, generation))
-        if previous is not None and leaving.all.any():
-            previous = _rows_of(previous, np.flatnonzero(~leaving.all))
+    ) -> _Assessment:
+        target, parent, request = self.target, self.parent, self.request
+        if request.publish.gate.mode == "off":
+            return _Assessment(Verdict(), {}, None)
+        probes = {} if previous is None else probe.probes_of(target, same_coordinates(target, generation))
+        if previous is not None and removed.all.any():
+            previous = previous.take(np.flatnonzero(~removed.all))
+        parent_version = None if parent is None else parent.version
         comparison = Comparison(
-            previous, aligned, live, probes, Sampling(self.seed), self.publish.evidence.min_count,
-            drift_anchor(self.target, self.parent, generation),
-            {} if previous is None or self.parent is None else self.parent.manifest.extra.get("metrics") or {},
-            shorter_than_before(self.target, None if self.parent is None else self.parent.version, self.lineage),
-            (self.lineage or {}).get(ROW_FIGURES) or {},
-            self.models,
+            previous, aligned, live, probes, Sampling(request.seed), request.publish.evidence.min_count,
+            drift_anchor(target, parent, generation),
+            {} if previous is None or parent is None else RefreshRecord.of(parent.manifest.extra).metrics,
+            shorter_than_before(target, parent_version, request.lineage),
+            (request.lineage or {}).get(ROW_FIGURES) or {},
+            request.models,
         )  # fmt: skip
-        return assess(
-            self.target, comparison,
-            parent=None if self.parent is None else self.parent.version, model=self.model,
-            limits=self.publish.gate.limits, checks=generation.checks,
-        )  # fmt: skip
+        metrics = measure(comparison)
+        usual = {} if previous is None else usual_metrics(target, parent_version, request.model)
+        own = {} if previous is None else dict(request.publish.gate.limits or {})
+        verdict = Verdict((*generation.checks, *decide(metrics, Limits(own, usual)).checks))
+        return _Assessment(verdict, metrics, sorted(probes))
 
     def _alignment_record(
         self,
@@ -320,7 +319,7 @@ class _Refresh:
         written: ItemVectors,
     ) -> dict[str, Any]:
         """Return the manifest's ``alignment``, once all ``rows`` are ``written``."""
-        ema = self.publish.ema
+        ema = self.request.publish.ema
         return {
             "kind": alignment.kind,
             "onto": alignment.onto,
@@ -330,16 +329,6 @@ class _Refresh:
             "anchor_cosine_mean": anchor_cosine(self.target, previous, written, generation),
             "note": alignment.note,
         }
-
-
-def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
-    """Return some rows, whose vectors are not copied."""
-    counts = None if items.counts is None else items.counts[rows]
-    return ItemVectors(
-        items.keys[rows], Picked(items.vectors, rows), norms=items.norms[rows], evidence=items.evidence[rows],
-        counts=counts, statuses=items.statuses[rows],
-        carried_for=None if items.carried_for is None else items.carried_for[rows],
-    )  # fmt: skip
 
 
 def _copy_views(target: Collection, parent: VersionReader, generation: int) -> None:

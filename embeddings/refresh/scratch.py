@@ -30,18 +30,7 @@ def scratch_names(store: Store, collection: str) -> list[str]:
 
 
 def erase(store: Store, collection: str, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
-    """Erase ids from a collection and from its scratch collections.
-
-    Args:
-        store: the store of the collection.
-        collection: its name.
-        ids: of the collection's type.
-        reason: kept with the erasure.
-        key: the id of the API key that asked for it.
-
-    Returns:
-        The answer of ``Collection.erase`` for the collection itself; it raises what that does.
-    """
+    """Erase ids from a collection and from its scratch collections, as ``Collection.erase`` does from it alone."""
     target = store.collection(collection)
     # First, so that an erasure that is recorded in the collection is in all of them.
     for scratch in map(store.collection, scratch_names(store, collection)):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from embeddings.refresh.gate_checks.registry import limit_of, subject_of
+from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.windows import WINDOW
 from embeddings.store import Collection, StoreError
 
@@ -33,7 +34,6 @@ class Usual:
     """One metric of recent published refreshes.
 
     Attributes:
-        median: its median.
         spread: its standard deviation, by the median absolute deviation.
         refreshes: number of refreshes, those of one day as one.
     """
@@ -73,7 +73,7 @@ def usual_metrics(collection: Collection, parent: str | None, model: str) -> dic
     """
     days: dict[str, dict[str, float]] = {}
     for day, manifest, subjects in _published(collection, parent, model):
-        for name, value in (manifest.get("metrics") or {}).items():
+        for name, value in RefreshRecord.of(manifest).metrics.items():
             limit = limit_of(name)
             if limit is not None and limit.spread is not None and (subjects is None or subject_of(name) in subjects):
                 values = days.setdefault(name, {})
@@ -96,18 +96,18 @@ def _published(
             # Damaged or deleted: those before it are not known either.
             return
         generation = generation or manifest["anchor_generation"]
-        if manifest.get("model", model) != model:
+        record = RefreshRecord.of(manifest)
+        if record.model not in (None, model):
             return
         if manifest["anchor_generation"] != generation:
             subjects = _ACROSS_GENERATIONS
-        window = (manifest.get("lineage") or {}).get(WINDOW)
+        window = (record.lineage or {}).get(WINDOW)
         day = version if window is None else str(window["last"])
         days.add(day)
         if len(days) > NUM_REFRESHES:
             return
         yield day, manifest, subjects
-        released = manifest.get("released")
-        if released and any(subject_of(name) == "rows" for name in released["failed"]):
+        if record.released and any(subject_of(name) == "rows" for name in record.released["failed"]):
             # From here on the rows are others.
             return
         version = manifest["parent"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from embeddings.refresh.gate_checks.absent_items import RECENT_PUBLICATIONS
 from embeddings.refresh.gate_checks.comparison import Shorter
+from embeddings.refresh.record import RefreshRecord
 from embeddings.store import Collection, StoreError
 
 WINDOW = "window"
@@ -28,7 +29,7 @@ def shorter_than_before(target: Collection, parent: str | None, lineage: Lineage
             manifest = target.manifest(parent)
         except StoreError:
             break
-        befores.append(_days(target, manifest.get("lineage")))
+        befores.append(_days(target, RefreshRecord.of(manifest).lineage))
         parent = manifest["parent"]
     if not befores:
         return Shorter()
@@ -49,7 +50,7 @@ def _days(target: Collection, lineage: Lineage) -> frozenset[int]:
         last = datetime.date.fromisoformat(window["last"]).toordinal()
         days.update(range(last - int(window["days"]) + 1, last + 1))
         try:
-            lineage = None if start is None else target.manifest(start).get("lineage")
+            lineage = None if start is None else RefreshRecord.of(target.manifest(start)).lineage
         except StoreError:
             break
     return frozenset(days)

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from embeddings.vectors.lazy_rows import Array
 
@@ -15,8 +17,6 @@ class MapParameters:
     """What a view says of its map; None stands for what its kind does not read.
 
     Attributes:
-        dim_in: coordinates of the vectors.
-        dim: output coordinates.
         sigma: a positive scale.
         seed: uint32.
         frequencies: how the matrix is drawn, one of ``FREQUENCIES``.
@@ -68,3 +68,20 @@ class FeatureMap(ABC):
     @abstractmethod
     def transform(self, h: Array) -> Array:
         """Return the features float32 [n, dim] of vectors ``h`` [n, dim_in]; a zero row (missing) stays zero."""
+
+
+class Identity(FeatureMap):
+    """The map of views of kind ``identity``: vectors served as they were published."""
+
+    computes = False
+
+    @classmethod
+    def define(
+        cls, dim_in: int, *, dim: int | None, sigma: float | None, seed: int | None, frequencies: str | None
+    ) -> MapParameters:
+        if dim not in (None, dim_in):
+            raise ValueError(f"an identity view has the collection's dim {dim_in}, not {dim}")
+        return MapParameters(dim_in, dim_in, None, None, None)
+
+    def transform(self, h: Array) -> Array:
+        return np.asarray(h, dtype=np.float32)

@@ -7,7 +7,7 @@ from functools import cache, partial
 from importlib.metadata import entry_points
 
 from embeddings.outside_packages import load
-from embeddings.rff.feature_map import FeatureMap
+from embeddings.rff.feature_map import FeatureMap, Identity
 
 
 def _rff() -> type[FeatureMap]:
@@ -17,13 +17,7 @@ def _rff() -> type[FeatureMap]:
     return RandomFourierFeatures
 
 
-def _identity() -> type[FeatureMap]:
-    from embeddings.rff.identity import Identity
-
-    return Identity
-
-
-_OURS: dict[str, Callable[[], type[FeatureMap]]] = {"rff": _rff, "identity": _identity}
+_OURS: dict[str, Callable[[], type[FeatureMap]]] = {"rff": _rff, "identity": lambda: Identity}
 
 FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
     entry.name: partial(load, entry) for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS

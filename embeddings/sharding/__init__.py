@@ -30,18 +30,7 @@ from embeddings.sharding.settings import (
 from embeddings.sharding.sharded import ModelTables, ShardedTables
 
 __all__ = [
-    "BAG_SHARDINGS",
-    "SEQUENCE_SHARDINGS",
-    "LocalPiece",
-    "ModelTables",
-    "OtherRankFailed",
-    "SequenceSharder",
-    "ShardedBags",
-    "ShardedSequences",
-    "ShardedTables",
-    "TableKernel",
-    "TableSettings",
-    "TableSharder",
-    "embedding_bag_collection",
-    "embedding_collection",
-]
+    "BAG_SHARDINGS", "SEQUENCE_SHARDINGS", "LocalPiece", "ModelTables", "OtherRankFailed", "SequenceSharder",
+    "ShardedBags", "ShardedSequences", "ShardedTables", "TableKernel", "TableSettings", "TableSharder",
+    "embedding_bag_collection", "embedding_collection",
+]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,17 +37,9 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
     _sharding_type_to_sharding: dict[str, Any]
     _embedding_dim_for_sharding_type: Callable[[str], int]
 
-    def __init__(
-        self,
-        settings: TableSettings,
-        module: EmbeddingCollection,
-        params: Mapping[str, Any],
-        env: ShardingEnv,
-        device: torch.device | None,
-        module_fqn: str | None,
-    ) -> None:
+    def __init__(self, settings: TableSettings, module: EmbeddingCollection, *arguments: Any, **keywords: Any) -> None:
         self._prepare(settings, module.embedding_configs())
-        ShardedEmbeddingCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
+        ShardedEmbeddingCollection.__init__(self, module, *arguments, **keywords)
 
     def create_embedding_sharding(  # type: ignore[override]  # an instance method here: it needs the settings
         self,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
-from embeddings.sharding.exchange.mean_pooling import divide, num_ids
 from embeddings.sharding.exchange.pooled import PooledDist
 from embeddings.sharding.host_shardings import Grid, TableColumnWise, TableRowWise
 from embeddings.sharding.settings import TableSettings, pooling_of
@@ -44,17 +42,11 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     _uncombined_embedding_names: list[str]
 
     def __init__(
-        self,
-        settings: TableSettings,
-        module: EmbeddingBagCollection,
-        params: Mapping[str, Any],
-        env: ShardingEnv,
-        device: torch.device | None,
-        module_fqn: str | None,
+        self, settings: TableSettings, module: EmbeddingBagCollection, *arguments: Any, **keywords: Any
     ) -> None:
         self._prepare(settings, module.embedding_bag_configs())
         self._block_names = list(chain.from_iterable(get_embedding_names_by_table(module.embedding_bag_configs())))
-        ShardedEmbeddingBagCollection.__init__(self, module, params, env, device=device, module_fqn=module_fqn)
+        ShardedEmbeddingBagCollection.__init__(self, module, *arguments, **keywords)
         # A model may have built its collection with another word for pooling: means are divided here alone.
         self._has_mean_pooling_callback = False
         self._split_means = self._find_split_means()
@@ -94,7 +86,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         distributed = super().input_dist(ctx, features)
         if self._split_means:
             # Swaps keep the number of ids that are not padding, so ids may be counted before them.
-            ctx.divisor = torch.stack([num_ids(features, *which) for which in self._split_means.values()], dim=1)
+            ctx.divisor = torch.stack([_num_ids(features, *which) for which in self._split_means.values()], dim=1)
         return distributed
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
@@ -111,8 +103,26 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
 
     def _with_means(self, awaitable: Any, ctx: Any) -> Any:
         if self._split_means:
-            awaitable.callbacks.append(partial(divide, names=list(self._split_means), divisor=ctx.divisor))
+            awaitable.callbacks.append(partial(_divide, names=list(self._split_means), divisor=ctx.divisor))
         return awaitable
+
+
+def _num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Tensor:
+    """Count the ids of ``feature`` that are rows of ``table`` other than padding, at least 1: [B] int64."""
+    bag = features[feature]
+    ids, offsets = bag.values(), bag.offsets().long()
+    counted = (ids >= 0) & (ids < table.num_rows) & (ids != table.padding_row)
+    before = torch.cat([offsets.new_zeros(1), counted.cumsum(0)])
+    return (before[offsets[1:]] - before[offsets[:-1]]).clamp(min=1)
+
+
+def _divide(pooled: KeyedTensor, names: list[str], divisor: Tensor) -> KeyedTensor:
+    """Divide sums to means: block ``names[i]`` by divisor[:, i]."""
+    blocks = list(pooled.values().split(pooled.length_per_key(), dim=1))
+    for column, name in enumerate(names):
+        number = pooled.keys().index(name)
+        blocks[number] = blocks[number] / divisor[:, column : column + 1].to(blocks[number].dtype)
+    return KeyedTensor(pooled.keys(), pooled.length_per_key(), torch.cat(blocks, dim=1), key_dim=1)
 
 
 class TableSharder(SharderOfTables, EmbeddingBagCollectionSharder):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.layout import Record
+from embeddings.sharding.exchange.collectives import all_gather
 from embeddings.sharding.exchange.shm_transport import host_memory
 
 
@@ -73,14 +74,7 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
         same = {name: value for name, value in parts.items() if value.dtype == dtype}
         counts = [[row[name] * math.prod(value.shape[1:]) for name, value in same.items()] for row in lengths]
         flat = torch.cat([value.reshape(-1) for value in same.values()])
-        for rank, piece in enumerate(_gather_flat(flat, [sum(row) for row in counts], group)):
+        for rank, piece in enumerate(all_gather("records", flat, [(sum(row),) for row in counts], group)):
             for (name, value), elements in zip(same.items(), piece.split(counts[rank]), strict=True):
                 by_rank[rank][name] = elements.view(lengths[rank][name], *value.shape[1:])
     return [record._replace(**values) for values in by_rank]
-
-
-def _gather_flat(local: Tensor, sizes: list[int], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
-    """Gather flat tensors of different sizes: as all-to-all, because gloo's all-gather wants equal ones."""
-    received = local.new_empty(sum(sizes))
-    dist.all_to_all_single(received, local.repeat(len(sizes)), sizes, [len(local)] * len(sizes), group=group)
-    return received.split(sizes)

@@ -119,32 +119,24 @@ def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = 
     Pooling is each feature's own (:class:`TableConfig`), so the word in TorchRec's config says nothing. With
     ``is_weighted`` each id comes with a weight.
     """
-    configs = [
-        EmbeddingBagConfig(
-            name=table.name,
-            num_embeddings=table.num_rows,
-            embedding_dim=table.dim,
-            feature_names=list(table.features),
-        )
-        for table in tables
-    ]
+    configs = [EmbeddingBagConfig(**_described(table)) for table in tables]
     with _NothingDrawn():
         return EmbeddingBagCollection(tables=configs, is_weighted=is_weighted, device=torch.device("meta"))
 
 
 def embedding_collection(tables: Sequence[TableConfig]) -> EmbeddingCollection:
     """Return the unsharded sequences of these tables (``pooling="none"``, equal dims), on the meta device."""
-    configs = [
-        EmbeddingConfig(
-            name=table.name,
-            num_embeddings=table.num_rows,
-            embedding_dim=table.dim,
-            feature_names=list(table.features),
-        )
-        for table in tables
-    ]
+    configs = [EmbeddingConfig(**_described(table)) for table in tables]
     with _NothingDrawn():
         return EmbeddingCollection(tables=configs, device=torch.device("meta"))
+
+
+def _described(table: TableConfig) -> dict[str, Any]:
+    """Return the arguments of TorchRec's config of a table."""
+    return {
+        "name": table.name, "num_embeddings": table.num_rows, "embedding_dim": table.dim,
+        "feature_names": list(table.features),
+    }  # fmt: skip
 
 
 class _NothingDrawn(TorchFunctionMode):

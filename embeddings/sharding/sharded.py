@@ -142,13 +142,13 @@ class ShardedTables(RowsOfRank, nn.Module):
         Raises:
             ValueError: ids are to be swapped, and nobody has said where in training they are.
         """
-        place = self._step_context
-        if place.training and place.step is None and any(map(self.settings.probability, self.settings.sse)):
+        context = self._step_context
+        if context.training and context.step is None and any(map(self.settings.probability, self.settings.sse)):
             raise ValueError(
                 "SSE draws by step and sample, and it is not set which ones come: call set_context(step, "
                 "sample_offset) before each training batch is distributed"
             )
-        ctx.place = dataclasses.replace(place)
+        ctx.step_context = dataclasses.replace(context)
         problem = problem_of(features, self._readers, self.settings.bounds == "fatal")
         ctx.check = CollectiveCheck(problem, self._env.process_group, features.values().device)
         return features if problem is None else emptied(features)
@@ -161,20 +161,20 @@ class ShardedTables(RowsOfRank, nn.Module):
             OtherRankFailed: those of another rank are bad.
         """
         ctx.check.count()
-        place: StepContext = ctx.place
-        if not place.training or place.step is None:
+        context: StepContext = ctx.step_context
+        if not context.training or context.step is None:
             return
         for kernel in self.kernels():
-            if kernel.completed_steps + 1 != place.step:
+            if kernel.completed_steps + 1 != context.step:
                 raise ValueError(
-                    f"a batch distributed for step {place.step} does not follow {kernel.completed_steps} completed "
+                    f"a batch distributed for step {context.step} does not follow {kernel.completed_steps} completed "
                     "steps: call set_context before each training batch is distributed (in TrainPipelineSparseDist "
                     "where the iterator yields it), and step once after it"
                 )
             # A replica sees this rank's samples. Other lookups that swap see those of all ranks; those of split rows
             # swap nothing.
             is_replica = isinstance(kernel, ReplicatedTables)
-            kernel.set_context(place.step, place.sample_offset if is_replica else place.part_offset)
+            kernel.set_context(context.step, context.sample_offset if is_replica else context.part_offset)
 
     def kernels(self) -> Iterator[EmbeddingTables]:
         for lookup in self._lookups:
@@ -184,8 +184,8 @@ class ShardedTables(RowsOfRank, nn.Module):
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
         # Kernels are told when the batch is looked up: the one before may still be on its way.
-        place = self._step_context
-        place.step, place.sample_offset, place.part_offset = step, sample_offset, part_offset
+        context = self._step_context
+        context.step, context.sample_offset, context.part_offset = step, sample_offset, part_offset
 
     def init_data_parallel(self) -> None:
         """Put :class:`Replicas` where TorchRec puts DistributedDataParallel."""
@@ -232,7 +232,7 @@ class SharderOfTables:
         check_collection(
             module.embedding_bag_configs() if is_bags else module.embedding_configs(), self._settings.tables
         )
-        return self._sharded(self._settings, module, params, env, device, module_fqn)
+        return self._sharded(self._settings, module, params, env, device=device, module_fqn=module_fqn)
 
     @property
     def sharded_module_type(self) -> type[Any]:
@@ -243,7 +243,6 @@ class ModelTables(RowsOfRank):
     """All sharded tables of a model, whatever collections hold them.
 
     Attributes:
-        settings: what the tables are built from.
         paths: where in the model their collections are.
         module_sharding_plan: the plan of each table, by name.
     """

@@ -168,8 +168,8 @@ def swap_draws(features: Sequence[tuple[TableConfig, str, SSEConfig]], seed: int
         first = first_swapped_row(table, config)
         others = max(0, table.num_rows - first - 1)
         swaps = others > 0 and config.probability > 0.0
-        place = probabilities.setdefault(config.probability, len(probabilities)) + 1 if swaps else 0
-        words[f, :6] = (place, feature_word(feature), *table_key(seed, table.name), others, first)
+        number = probabilities.setdefault(config.probability, len(probabilities)) + 1 if swaps else 0
+        words[f, :6] = (number, feature_word(feature), *table_key(seed, table.name), others, first)
         asks_graph = config.asks_graph and swaps
         words[f, 9] = block_shift(config.probability)
         words[f, 8] = hit_threshold(config.restart) if asks_graph and config.restart is not None else 0
@@ -237,9 +237,9 @@ def _is_hit(
     """Flag the samples that are hit, bool [n]; ``counters`` are their third counter words."""
     thresholds, shift = distance_thresholds(probability), block_shift(probability)
     length = 1 << shift
-    places = (samples.astype(np.uint64) >> np.uint64(shift) << np.uint64(32)) | counters
-    places, block_of = np.unique(places, return_inverse=True)
-    blocks, positions = places >> np.uint64(32), places & np.uint64(0xFFFFFFFF)
+    block_keys = (samples.astype(np.uint64) >> np.uint64(shift) << np.uint64(32)) | counters
+    block_keys, block_of = np.unique(block_keys, return_inverse=True)
+    blocks, positions = block_keys >> np.uint64(32), block_keys & np.uint64(0xFFFFFFFF)
     hits = np.zeros((len(blocks), length), dtype=bool)
     walking, at, call = np.arange(len(blocks)), np.full(len(blocks), -1), 0
     while len(walking):

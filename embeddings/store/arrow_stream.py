@@ -22,17 +22,9 @@ from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Vectors
 def write_streamed(
     path: Path, columns: dict[str, pa.Array], name: str, vectors: Vectors, dtype: Any = np.float32
 ) -> FileEntry:
-    """Write one record batch to ``path`` durably, its largest column a part at a time.
+    """Write one record batch to ``path`` durably, and return the manifest's entry for the file.
 
-    Args:
-        path: the file to write.
-        columns: the other columns, which come first.
-        name: of the last column.
-        vectors: [n, d], the last column's rows as fixed-size lists of ``dtype``, read a few thousand at a time.
-        dtype: of the last column's values.
-
-    Returns:
-        The manifest's entry for the file.
+    Its last column, ``name``, has ``vectors`` [n, d] as fixed-size lists of ``dtype``, read a few thousand at a time.
 
     Raises:
         ValueError: a row that is not finite in ``dtype``.

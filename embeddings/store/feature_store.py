@@ -20,31 +20,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from embeddings.store.collection.collection import Collection
-from embeddings.store.collection.directory import NAME_PATTERN, VERSION_PATTERN, CollectionDirectory
-from embeddings.store.files import (
-    CorruptStore,
-    GateHeld,
-    IdsErased,
-    NewerStore,
-    StaleParent,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    UnknownCollection,
-    UnknownVersion,
-    UnknownView,
-    ViewExists,
-)
+from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
+from embeddings.store.files import UnknownView
 from embeddings.store.url import namespaced
-from embeddings.store.version import VersionReader
-from embeddings.store.views import default_view
-
-__all__ = [
-    "NAME_PATTERN", "VERSION_PATTERN", "Collection", "CorruptStore", "GateHeld", "IdsErased", "NewerStore",
-    "StaleParent", "Store", "StoreBusy", "StoreError", "StoreFull", "StoreUnavailable", "UnknownCollection",
-    "UnknownVersion", "UnknownView", "VersionReader", "ViewExists", "default_view",
-]  # fmt: skip
 
 
 class Store:

@@ -19,23 +19,12 @@ class VersionManifest:
     """The manifest of a version, which nothing but an erasure replaces.
 
     Attributes:
-        collection: name of the collection.
-        version: name of the version.
         parent: the version that it was made from.
-        job: the job that made it.
-        created_at: RFC 3339, UTC.
         anchor_generation: the generation whose coordinates the vectors are in.
         anchor_version: the first version of that generation.
-        rows: number of items.
         carried: how many of them have an earlier version's vector.
         missing: how many ids have no vector.
-        dim: coordinates of the vectors.
-        dtype: what they are stored as, float32 or float16.
-        id_type: int64 or string.
         alignment: how they were turned into the generation's coordinates.
-        gate: the gate's checks.
-        views: the views that were defined.
-        files: the version's files.
         erasures: when ids were erased from it, and how many rows.
         extra: every other entry, as it is in the document.
     """
@@ -107,9 +96,7 @@ class VersionRecord:
     """A version's manifest, and what became of the version.
 
     Attributes:
-        manifest: what was written with it.
         state: candidate, held, published, superseded or expired.
-        reasons: why it is held.
         published_at: when it was last switched to.
         override: {reason, key, at} where somebody had it served although the gate held it.
         damaged: what this process found wrong with its files.

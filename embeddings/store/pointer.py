@@ -16,7 +16,6 @@ class Served(NamedTuple):
     """The content of CURRENT.
 
     Attributes:
-        version: served now, None before the first.
         history: the latest switches, oldest first, {version, at, kind, reason, override_gate}.
         versions: all that were ever served, the latest served last.
         erasures: how often ids were erased, so that processes see that versions lost rows.

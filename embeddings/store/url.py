@@ -38,7 +38,7 @@ def with_quoted_password(text: str) -> str:
     scheme, _, rest = text.partition("://")
     if scheme not in ("redis", "rediss") or _PLACE.fullmatch(rest):
         return text
-    for end in (place.start() for place in re.finditer("@", rest)):
+    for end in (at_sign.start() for at_sign in re.finditer("@", rest)):
         if _PLACE.fullmatch(rest, end + 1):
             user, colon, password = rest[:end].partition(":")
             return f"{scheme}://{quote(user, safe='%')}{colon}{quote(password, safe='%')}@{rest[end + 1 :]}"

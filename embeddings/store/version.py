@@ -44,10 +44,7 @@ ITEMS_FILE = "items.arrow"
 
 
 def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> FileEntry:
-    """Write ``items`` to ``path`` durably, their vectors as ``dtype`` and a part at a time.
-
-    Returns:
-        The manifest's entry for the file.
+    """Write ``items`` durably, vectors as ``dtype`` and a part at a time, and return the manifest's entry for the file.
 
     Raises:
         ValueError: a vector that is not finite.
@@ -184,9 +181,6 @@ class VersionReader:
     """Reads one version; everything is memory-mapped and stays readable after later switches; thread-safe.
 
     Attributes:
-        manifest: of the version.
-        version: its name.
-        dim: coordinates of the vectors.
         keys: sorted ids: int64 or bytes.
         vectors: float32 or float16 [n, dim] as stored.
         statuses: uint8 [n].

@@ -17,13 +17,7 @@ class ViewDefinition:
     """A view as somebody asks for it, the defaults of its kind filled in.
 
     Attributes:
-        name: of the view.
-        kind: of its feature map.
-        dim: output coordinates.
         sigma: of the map; None for a kind that reads none, as in the two below.
-        seed: of the map.
-        frequencies: how the map's matrix is drawn.
-        dim_in: coordinates of the vectors.
     """
 
     name: str
@@ -45,10 +39,8 @@ class ViewEntry(ViewDefinition):
     """A view of one anchor generation, as its file and the manifests of versions have it.
 
     Attributes:
-        collection: name of its collection.
         anchor_generation: the generation whose coordinates it takes.
         materialized: whether versions are written with its rows.
-        created_at: RFC 3339, UTC.
         sha256: of the map's matrix U; None for a map without one.
         file: that of U, beside the entry; None for a map without one, and in manifests.
         extra: every other field, as it is in the document.

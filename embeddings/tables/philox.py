@@ -24,15 +24,7 @@ _SHIFT = np.uint64(32)
 
 
 def philox4x32(counter: tuple[np.ndarray | int, ...], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Return the four 32-bit output words of each counter.
-
-    Args:
-        counter: four arrays (or numbers) of 32-bit words, broadcast together.
-        key: two 32-bit words.
-
-    Returns:
-        Four uint64 arrays that hold 32-bit words.
-    """
+    """Return the four 32-bit output words of each counter, as uint64 arrays; words of ``counter`` are broadcast."""
     c0, c1, c2, c3 = np.broadcast_arrays(*[np.asarray(word, dtype=np.uint64) & _MASK for word in counter])
     k0, k1 = np.uint64(key[0]), np.uint64(key[1])
     m0, m1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])

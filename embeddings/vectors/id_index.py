@@ -64,17 +64,17 @@ class IdIndex:
         """Return the row of each query, int64 [len(queries)]; -1 where it is not there."""
         # What lies beyond its span, or before the first, meets a bucket somewhere and no equal id in it.
         if len(self._lows) == 1:
-            places = (queries - self._lows[0]).view(np.uint64)
-            places >>= self._shifts[0]
-            places = places.view(np.int64)
+            offsets = (queries - self._lows[0]).view(np.uint64)
+            offsets >>= self._shifts[0]
+            offsets = offsets.view(np.int64)
         else:
             spans = np.searchsorted(self._lows, queries, side="right")
             spans -= 1
             buckets = (queries - self._lows.take(spans, mode="clip")).view(np.uint64)
             buckets >>= self._shifts.take(spans, mode="clip")
-            places = buckets.view(np.int64)
-            places += self._firsts.take(spans, mode="clip")
-        rows = self._starts.take(places, mode="clip").astype(np.int64)
+            offsets = buckets.view(np.int64)
+            offsets += self._firsts.take(spans, mode="clip")
+        rows = self._starts.take(offsets, mode="clip").astype(np.int64)
         for _ in range(STEPS):
             rows += self._keys.take(rows, mode="clip") < queries
         nearest_keys = self._keys.take(rows, mode="clip")

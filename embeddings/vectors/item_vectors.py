@@ -122,9 +122,18 @@ class ItemVectors:
         uncertain = self.statuses == UNCERTAIN
         return fresh | uncertain if self.carried_for is None else fresh | (uncertain & (self.carried_for == 0))
 
+    def take(self, rows: Array) -> ItemVectors:
+        """Return some rows in ascending order; their vectors are not copied."""
+        columns = ((name, getattr(self, name)) for name in _COLUMNS)
+        picked: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns}
+        return ItemVectors(self.keys[rows], Picked(self.vectors, rows), **picked)
+
     def arrow_ids(self) -> pa.Array:
         """Return ids as an Arrow array of int64 or string."""
         return arrow_of(self.keys)
+
+
+_COLUMNS = ("norms", "evidence", "counts", "statuses", "carried_for", "last_found")
 
 
 def _column(name: str, values: Any, dtype: Any, num_items: int) -> Array | None:

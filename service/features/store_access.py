@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from embeddings.store import Store, feature_store
+from embeddings.store import Store, files
 from embeddings.vectors.item_vectors import ItemIdError
 from service.core import tenants
 from service.core.errors import Problem
@@ -22,17 +22,17 @@ _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 # The first that fits counts, so a class comes before its base.
 _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
-    (feature_store.UnknownCollection, 404, "collection-not-found", "GET /v1/collections lists them"),
-    (feature_store.UnknownVersion, 404, "version-not-found", "GET /v1/collections/NAME/versions lists them"),
-    (feature_store.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
-    (feature_store.ViewExists, 409, "view-exists", "take another name"),
-    (feature_store.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
-    (feature_store.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it all the same"),
-    (feature_store.StoreBusy, 503, "store-busy", "try again in a moment; if it stays so, end the writer that is stuck"),
-    (feature_store.StoreUnavailable, 503, "store-unavailable", "try again; see that EVENKEEL_STORE_URL can be reached"),
-    (feature_store.StoreFull, 507, "store-full", "free some space on the store's disk"),
-    (feature_store.NewerStore, 500, "store-newer", "install the version that wrote it, or restore a backup"),
-    (feature_store.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),
+    (files.UnknownCollection, 404, "collection-not-found", "GET /v1/collections lists them"),
+    (files.UnknownVersion, 404, "version-not-found", "GET /v1/collections/NAME/versions lists them"),
+    (files.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
+    (files.ViewExists, 409, "view-exists", "take another name"),
+    (files.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
+    (files.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it all the same"),
+    (files.StoreBusy, 503, "store-busy", "try again in a moment; if it stays so, end the writer that is stuck"),
+    (files.StoreUnavailable, 503, "store-unavailable", "try again; see that EVENKEEL_STORE_URL can be reached"),
+    (files.StoreFull, 507, "store-full", "free some space on the store's disk"),
+    (files.NewerStore, 500, "store-newer", "install the version that wrote it, or restore a backup"),
+    (files.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),
     (ItemIdError, 422, "invalid-ids", "give ids of the collection's own type, all integers or all strings"),
     (ValueError, 422, "invalid-request", ""),
 )

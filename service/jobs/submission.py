@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import sound_version
-from embeddings.refresh.publication import TRAINING_STEP
+from embeddings.refresh.record import RefreshRecord
 from embeddings.store import Store, StoreError, StoreUnavailable, open_store
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
@@ -259,7 +259,7 @@ def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version
         raise
     except StoreError:
         return None
-    return None if manifest.get(TRAINING_STEP) is not None else _checkpoints(settings, manifest.get("job"))
+    return None if RefreshRecord.of(manifest).training_step is not None else _checkpoints(settings, manifest.get("job"))
 
 
 def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path | str, str] | None:

@@ -163,7 +163,7 @@ class InheritedCheckpoint(Checkpoint):
                 moved[name] = torch.zeros(self._state_shape(name, count, dim))
             else:
                 one = state[name].float()
-                if before.fading and before.betas is not None and name in ("m", "v"):
+                if before.dense_moments and before.betas is not None and name in ("m", "v"):
                     fade = before.betas[name == "v"] ** (steps - touched).double() * left ** (2 if name == "v" else 1)
                     one = one * torch.where(owing, fade, 1.0).float().view(-1, *[1] * (one.dim() - 1))
                 moved[name] = one

@@ -18,7 +18,7 @@ import torch
 
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import min_shared
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import Collection, Store, StoreError, StoreUnavailable, VersionReader, open_store
 from embeddings.vectors.item_vectors import ItemVectors, arrow_of, keys_of, row_norms, shared_rows
 from trainer.checkpoint.format import Checkpoint, CheckpointError
@@ -86,17 +86,19 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     publication = publish_candidate(
         store,
         spec.collection,
-        vectors,
-        spec,
-        job_id=run.run_id,
-        parent_version=parent_version,
-        start_version=run.start_version,
-        model=run.job.model.kind,
-        retired=_retired(run, checkpoint, store, parent_version),
-        lineage=lineage_of(run),
-        fence=lambda: fence(run),
-        training_step=step,
-        models=comparison,
+        RefreshRequest(
+            vectors,
+            spec,
+            job_id=run.run_id,
+            parent_version=parent_version,
+            start_version=run.start_version,
+            model=run.job.model.kind,
+            retired=_retired(run, checkpoint, store, parent_version),
+            lineage=lineage_of(run),
+            fence=lambda: fence(run),
+            training_step=step,
+            models=comparison,
+        ),
     )
     if publication.anchor_cosine is not None:
         print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
@@ -169,7 +171,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     rows_of_ids = (
         np.arange(NUM_SPECIAL_ROWS, NUM_SPECIAL_ROWS + len(ids)) if taken is None else taken[NUM_SPECIAL_ROWS:]
     )
-    vectors = _scratch(run.directory, (len(ids), dim))
+    vectors = _temporary_rows(run.directory, (len(ids), dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
     for start in range(NUM_SPECIAL_ROWS, checkpoint.tables[table], CHUNK_ROWS):
@@ -212,7 +214,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     model = stored_model(run.job, data, checkpoint)
     keys = keys_of(catalogue.ids)
     order = np.argsort(keys, kind="stable")
-    vectors = _scratch(run.directory, (len(keys), run.job.model.embedding_dim))
+    vectors = _temporary_rows(run.directory, (len(keys), run.job.model.embedding_dim))
     for start in range(0, len(order), CHUNK_ROWS):
         places = order[start : start + CHUNK_ROWS]
         outputs = tower_outputs(model, data, places, torch.device("cpu"))
@@ -259,7 +261,7 @@ def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
     return replace(vectors, evidence=evidence, counts=counts)
 
 
-def _scratch(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+def _temporary_rows(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
     """Return a writable float32 array in a file without a name, with its disk space taken now.
 
     A disk that is full is an OSError here, and not a fault of the first page that does not fit.

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from embeddings.refresh.publication import TRAINING_STEP, last_step
+from embeddings.refresh.publication import last_step
+from embeddings.refresh.record import RefreshRecord
 from embeddings.store import open_store
 from trainer.checkpoint.format import Checkpoint, CheckpointError, checkpoints_in
 from trainer.checkpoint.record import Position, TrainingRecord
@@ -122,7 +123,7 @@ class _Publisher:
         times = [
             str(one["created_at"])
             for one in versions
-            if one["job"] == self._run.run_id and one.get(TRAINING_STEP) is not None
+            if one["job"] == self._run.run_id and RefreshRecord.of(one).training_step is not None
         ]
         if not times:
             times = [str(event.fields["time"]) for event in itertools.islice(read_events(self._run.directory), 1)]

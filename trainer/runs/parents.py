@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embeddings.refresh.held_versions import sound_version
-from embeddings.refresh.publication import TRAINING_STEP
+from embeddings.refresh.record import RefreshRecord
 from embeddings.store import StoreError, StoreUnavailable, open_store
 from trainer.runs.directory import CHECKPOINTS, RUN_FILE
 from trainer.runs.inheritance import check_columns, inherit
@@ -73,7 +73,7 @@ def served_checkpoints(store_url: str, collection: str, version: str, runs: Path
     except StoreError:
         return None
     run_id = str(manifest.get("job"))
-    if manifest.get(TRAINING_STEP) is not None:
+    if RefreshRecord.of(manifest).training_step is not None:
         return None
     if start is not None and _run_id(Path(start).parent) == run_id:
         return start

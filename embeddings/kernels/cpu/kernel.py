@@ -14,7 +14,6 @@ import torch
 from embeddings.kernels.cpu import library as native
 from embeddings.kernels.cpu.buffers import BufferPool
 from embeddings.kernels.cpu.library import library
-from embeddings.kernels.cpu.threads import num_threads
 from embeddings.kernels.layout import FeatureDescriptor, Layout, Record, Swaps
 from embeddings.optim import RowOptimizer
 from embeddings.optim.deferred_update import SMALLEST_FLOOR, DeferredUpdateCoefficients
@@ -24,6 +23,8 @@ from embeddings.tables.philox import table_key
 
 # Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
 TABLED_POWERS = 4096
+# Bytes of rows for which one thread takes about 0.1 ms: on a busy machine each thread more is one more to wait for.
+BYTES_PER_THREAD = 1 << 18
 
 
 class CpuKernel:
@@ -34,7 +35,7 @@ class CpuKernel:
         self._rule = native.rule_number(layout.optimizer.rule)  # what was not built is said now, not in the first step
         self._real = np.dtype(str(layout.compute_dtype).removeprefix("torch."))
         powers = np.arange(TABLED_POWERS)[:, None]
-        self._fades = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
+        self._beta_powers = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
         self._decay: tuple[np.ndarray, np.ndarray] | None = None
         self._outputs, self._ids, self._scratch = BufferPool(), BufferPool(), Scratch()
         self._draws: dict[tuple[SSEConfig, ...], SwapDraws] = {}
@@ -143,15 +144,15 @@ class CpuKernel:
         )  # fmt: skip
         return _Described(call, (grad, batches, tables, deferred_call, described))
 
-    def _step(self, step: int, scale: float) -> native.Step:
+    def _step(self, step: int, scale: float) -> Any:
         optimizer = self.layout.optimizer
         beta1, beta2 = optimizer.betas or (0.0, 0.0)
         rate = optimizer.rate(step)
         return native.Step(
             rate=rate, beta1=beta1, beta2=beta2, eps=self._eps(optimizer), alpha=optimizer.idle_alpha,
-            keep=1.0 - rate * optimizer.constant_decay, clip=optimizer.clip_row_norm or 0.0, scale=scale,
-            fades=self._fades.ctypes.data, num_fades=len(self._fades), step=step, rule=self._rule,
-            fading=optimizer.fading, eps_inside_root=getattr(optimizer, "eps_inside_root", False),
+            decay_factor=1.0 - rate * optimizer.constant_decay, clip=optimizer.clip_row_norm or 0.0, scale=scale,
+            beta_powers=self._beta_powers.ctypes.data, num_powers=len(self._beta_powers), step=step, rule=self._rule,
+            dense_moments=optimizer.dense_moments, eps_inside_root=getattr(optimizer, "eps_inside_root", False),
             from_start=optimizer.decays_from_start, moments_decay=optimizer.moments_decay,
         )  # fmt: skip
 
@@ -174,7 +175,7 @@ class CpuKernel:
             self._draws[configs] = swap_draws(features, self.layout.seed)
         return self._draws[configs]
 
-    def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> native.Tables:
+    def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> Any:
         """Describe the tables anew each time: pointers to storage would stay behind when the tables are copied."""
         layout = self.layout
         return native.Tables(
@@ -186,10 +187,10 @@ class CpuKernel:
             any_mean=any(descriptor.mean for descriptor in layout.descriptors),
         )  # fmt: skip
 
-    def _all_tables(self) -> native.Tables:
+    def _all_tables(self) -> Any:
         return self._tables(self._features, self._firsts, self.layout.total_dim, self.layout.pooled)
 
-    def _one_table(self, t: int) -> native.Tables:
+    def _one_table(self, t: int) -> Any:
         """Describe table ``t`` with one feature whose bags are sums, padding being a row like others."""
         feature = native.Feature.from_buffer_copy(self._firsts[t])
         feature.table = feature.column = feature.mean = feature.first_row = 0
@@ -197,7 +198,7 @@ class CpuKernel:
         one = (native.Feature * 1)(feature)
         return self._tables(one, one, feature.dim, True)
 
-    def _feature(self, descriptor: FeatureDescriptor) -> native.Feature:
+    def _feature(self, descriptor: FeatureDescriptor) -> Any:
         layout, t = self.layout, descriptor.table
         table, first_row = layout.tables[t], layout.tables[t].padding_row + 1
         key0, key1 = table_key(layout.seed, table.name)
@@ -224,6 +225,14 @@ class CpuKernel:
             eps_inside_root=deferred.eps_inside_root, momentum=deferred.momentum,
         )  # fmt: skip
         return _Described(struct, (self._decay[1], near, lookahead, deferred.log_sums))
+
+
+def num_threads(num_bytes: int) -> int:
+    """Return one, or where there is work for two all threads that torch uses.
+
+    OpenMP ends the threads that a call leaves out.
+    """
+    return torch.get_num_threads() if num_bytes >= 2 * BYTES_PER_THREAD else 1
 
 
 class _Described:
@@ -265,7 +274,7 @@ def _check(status: int) -> None:
         raise MemoryError("no memory to sort the ids of this step: no row was changed; use smaller batches")
 
 
-def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> native.Swaps:
+def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> Any:
     """Return the struct of some features' swaps; ``draws`` must outlive it."""
     return native.Swaps(
         features=draws.words.ctypes.data, graph_offsets=draws.offsets.ctypes.data,
@@ -279,12 +288,7 @@ def swap_feature(
 ) -> torch.Tensor:
     """Return the ids of one feature after SSE: the compiled form of :func:`embeddings.kernels.swap.swap`.
 
-    Args:
-        ids: int32 or int64 [n].
-        offsets: int32 or int64 [B + 1], from 0.
-        draws: of the one feature.
-        step: the step being computed.
-        sample_offset: index in the global batch of the first sample here.
+    ``ids`` [n] and ``offsets`` [B + 1], from 0, are int32 or int64; ``draws`` are those of the one feature.
 
     Raises:
         ValueError: offsets that decrease or do not end at the number of ids.

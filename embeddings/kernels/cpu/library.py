@@ -1,108 +1,74 @@
-"""The compiled kernels: which file is loaded, and the structs that they are called with (src/interface.h)."""
+"""The compiled kernels: which file is loaded, and the structures that it is called with, read from its headers."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
 import torch
 
-from embeddings.kernels.cpu.build import library_path
+from embeddings.kernels.cpu.build import SOURCES, library_path
 from embeddings.tables.element_types import ELEMENT_TYPES
 
 BAD_ID, BAD_OFFSETS = 1, 2
 
 
-class Feature(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("table", "column", "dim", "mean", "num_rows", "first_row", "num_live")),
-        *((name, c_int64) for name in ("weight_base", "vector_base", "step_base", "row_bits")),
-        *((name, c_uint64) for name in ("key0", "key1", "whole_row", "whole_column")),
-    ]
+_SCALARS: dict[str, Any] = {"double": c_double, "int32_t": c_int32, "int64_t": c_int64, "uint64_t": c_uint64}
+_IN_NUMPY = frozenset({"SwapWords"})
+"""Structures that numpy lays out: a pointer to one is a number."""
 
 
-class Tables(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("weights", "vectors", "row_values", "last_steps")),
-        ("features", POINTER(Feature)), ("tables", POINTER(Feature)),
-        *((name, c_int64) for name in ("num_features", "num_tables", "total_dim")),
-        *((name, c_int32) for name in ("weight_type", "state_type", "pooled", "any_mean")),
-    ]  # fmt: skip
+class HeaderError(RuntimeError):
+    """A header has a structure that cannot be read."""
 
 
-class Batch(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("ids", "offsets", "weights")),
-        ("num_ids", c_int64), ("batch_size", c_int64),
-    ]  # fmt: skip
+def read_structures(header: str, where: str) -> dict[str, Any]:
+    """Return the structures of a header as classes of ctypes, by name.
+
+    A pointer to a structure of the header is a POINTER to its class, any other one a void pointer. A class takes its
+    members alone: another name is an AttributeError.
+
+    Raises:
+        HeaderError: a member is of an unknown type, or is not written as ``type name, name;``.
+    """
+    code = re.sub("//.*", "", header)
+    kinds = _SCALARS | {name: _SCALARS[number] for name, number in re.findall(r"^enum (\w+) : (\w+)", code, re.M)}
+    structures: dict[str, Any] = {}
+    for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", code, re.M | re.S):
+        members: list[tuple[str, Any]] = []
+        for declaration in filter(None, map(str.strip, body.split(";"))):
+            match = re.fullmatch(r"(?:const )?(\w+)(\*?) (\w+(?:, \w+)*)", declaration)
+            if match is None:
+                raise HeaderError(f"{where}: struct {name}: write '{declaration}' as 'type name, name'")
+            kind, star, names = match.groups()
+            if star:
+                member = POINTER(structures[kind]) if kind in structures else c_void_p
+            elif kind in kinds:
+                member = kinds[kind]
+            else:
+                raise HeaderError(f"{where}: struct {name}: type '{kind}' is not known to {__name__}")
+            members += [(one, member) for one in names.split(", ")]
+        if name not in _IN_NUMPY:
+            kinds[name] = structures[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": members})
+    return structures
 
 
-class DeferredUpdate(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("decay", "near", "lookahead", "log_sums")),
-        *((name, c_int64) for name in ("completed", "num_decay", "num_near", "num_pairs", "num_log_sums")),
-        *((name, c_double) for name in ("log_now", "log_slope")),
-        *((name, c_int32) for name in ("from_start", "eps_inside_root", "momentum")),
-    ]
-
-
-class Swaps(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("features", "graph_offsets", "neighbours", "thresholds")),
-        ("sample_offset", c_int64), ("step", c_uint64),
-    ]  # fmt: skip
-
-
-class LookupCall(ctypes.Structure):
-    _fields_ = [
-        ("tables", POINTER(Tables)), ("deferred", POINTER(DeferredUpdate)), ("swaps", POINTER(Swaps)), ("batch", Batch),
-        *((name, c_void_p) for name in ("output", "used", "faults")),
-        ("ignore_bounds", c_int32), ("num_threads", c_int32),
-    ]  # fmt: skip
-
-
-class Record(ctypes.Structure):
-    _fields_ = [("batch", Batch), ("grad", c_void_p)]
-
-
-class Step(ctypes.Structure):
-    _fields_ = [
-        *((name, c_double) for name in ("rate", "beta1", "beta2", "eps", "alpha", "keep", "clip", "scale")),
-        ("fades", c_void_p), ("num_fades", c_int64), ("step", c_int64),
-        *((name, c_int32) for name in ("rule", "fading", "eps_inside_root", "from_start", "moments_decay")),
-    ]  # fmt: skip
-
-
-class UpdateCall(ctypes.Structure):
-    _fields_ = [
-        ("tables", POINTER(Tables)), ("deferred", POINTER(DeferredUpdate)), ("step", POINTER(Step)),
-        ("records", POINTER(Record)), ("num_records", c_int64), ("scratch", c_void_p), ("num_threads", c_int32),
-    ]  # fmt: skip
-
-
-class SwapCall(ctypes.Structure):
-    _fields_ = [("batch", Batch), ("swaps", POINTER(Swaps)), ("used", c_void_p), ("num_threads", c_int32)]
-
-
-class KeepMaskCall(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("keep", "positions", "samples")),
-        *((name, c_int64) for name in ("num_samples", "num_positions", "num_quads", "step", "site")),
-        *((name, c_uint64) for name in ("threshold", "key0", "key1")),
-    ]  # fmt: skip
-
-
-class IdMap(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("slots", "ids_of", "last_seen", "free", "numbers", "current", "previous")),
-        *(
-            (name, c_int64)
-            for name in ("mask", "shift", "capacity", "admission_threshold", "block_shift", "count_limit")
-        ),
-    ]
-
+_HEADERS = ("interface.h", "id_map.h")
+_STRUCTURES = {
+    name: structure
+    for header in _HEADERS
+    for name, structure in read_structures((SOURCES / header).read_text("utf-8"), header).items()
+}
+Batch, Feature, Tables, Record, IdMap = (
+    _STRUCTURES[name] for name in ("Batch", "Feature", "Tables", "Record", "IdMap")
+)
+DeferredUpdate, Step, Swaps = (_STRUCTURES[name] for name in ("DeferredUpdate", "Step", "Swaps"))
+LookupCall, UpdateCall, SwapCall, KeepMaskCall = (
+    _STRUCTURES[f"{name}Call"] for name in ("Lookup", "Update", "Swap", "KeepMask")
+)
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rule": (c_int32, [c_char_p]),

@@ -93,7 +93,8 @@ class FbgemmKernel:
         deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout
-        self._check(indices, offsets, batch_size)
+        # FBGEMM would read whatever memory bad ids and offsets point to.
+        layout.check_lookup(indices, offsets, batch_size)
         used = indices if swaps is None else self._swapped(indices, offsets, batch_size, swaps)
         if batch_size == 0 or (indices.numel() == 0 and not layout.pooled):
             return torch.zeros(0, layout.total_dim, device=indices.device), used
@@ -111,22 +112,6 @@ class FbgemmKernel:
             bags.indices, bags.offsets, _SUM, bags.pooling_weights, _FP32,
         )  # fmt: skip
         return output
-
-    def _check(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
-        """Raise an error unless bags and ids exist: FBGEMM would read whatever memory they point to."""
-        layout = self.layout
-        if int(offsets[0]) != 0 or int(offsets[-1]) != indices.numel():
-            raise layout.bad_ends(int(offsets[0]), int(offsets[-1]), indices.numel())
-        for descriptor in layout.descriptors:
-            bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
-            if bool((bounds.diff() < 0).any()):
-                raise layout.bad_offsets(descriptor)
-            ids = indices[int(bounds[0]) : int(bounds[-1])]
-            if layout.bounds == "ignore" or not ids.numel():
-                continue
-            low, high = (int(bound) for bound in torch.aminmax(ids))
-            if low < 0 or high >= layout.tables[descriptor.table].row_count:
-                raise layout.bad_id(descriptor, low if low < 0 else high)
 
     def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
         """Return the ids after SSE, the same bits as inside the other backends' lookups.
@@ -269,8 +254,8 @@ class FbgemmKernel:
         """Yield (table, its ids in the batch)."""
         ends = [0, *bags.lengths.sum(dim=1).cumsum(0).tolist()]
         for t in dict.fromkeys(descriptor.table for descriptor in group.descriptors):
-            places = [place for place, descriptor in enumerate(group.descriptors) if descriptor.table == t]
-            yield t, bags.indices[ends[places[0]] : ends[places[-1] + 1]].long()
+            numbers = [number for number, descriptor in enumerate(group.descriptors) if descriptor.table == t]
+            yield t, bags.indices[ends[numbers[0]] : ends[numbers[-1] + 1]].long()
 
 
 def refuse(layout: Layout) -> None:

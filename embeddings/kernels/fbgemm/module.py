@@ -153,6 +153,6 @@ def bytes_for_tables(device: torch.device) -> int:
 
 def _storage(module: Any, prefix: str) -> tuple[torch.Tensor, np.ndarray]:
     """Return the flat tensor that holds ``prefix`` (all tables are in one place), and where each table starts in it."""
-    held = [getattr(module, f"{prefix}_{place}") for place in ("host", "dev", "uvm")]
+    held = [getattr(module, f"{prefix}_{suffix}") for suffix in ("host", "dev", "uvm")]
     (tensor,) = [each for each in held if each.numel()]
     return tensor.detach(), np.array(getattr(module, f"{prefix}_physical_offsets"), dtype=np.int64)

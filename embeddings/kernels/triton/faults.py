@@ -83,15 +83,5 @@ class Faults:
 
     def _report(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
         """Raise ValueError for the first fault of a lookup, if it has one."""
-        layout, batch_size = self.layout, (offsets.numel() - 1) // len(self.layout.descriptors)
-        ids, bounds = indices.cpu(), offsets.cpu()
-        if int(bounds[0]) != 0 or int(bounds[-1]) != ids.numel():
-            raise layout.bad_ends(int(bounds[0]), int(bounds[-1]), ids.numel())
-        for descriptor in layout.descriptors:
-            bags = bounds[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
-            if bool((bags.diff() < 0).any()):
-                raise layout.bad_offsets(descriptor)
-            span = ids[int(bags[0]) : int(bags[-1])]
-            bad = (span < 0) | (span >= layout.tables[descriptor.table].row_count)
-            if layout.bounds == "fatal" and bool(bad.any()):
-                raise layout.bad_id(descriptor, int(span[bad][0]))
+        batch_size = (offsets.numel() - 1) // len(self.layout.descriptors)
+        self.layout.check_lookup(indices.cpu(), offsets.cpu(), batch_size)

@@ -369,12 +369,12 @@ class TritonKernel:
             "clip": optimizer.clip_row_norm or 0.0,
             "rate": rate,
             "eps": getattr(optimizer, "eps", 0.0),
-            "keep": 1.0 - rate * optimizer.constant_decay,
+            "decay_factor": 1.0 - rate * optimizer.constant_decay,
             "alpha": optimizer.idle_alpha,
             "moments_decay": float(optimizer.moments_decay),
         }
         if optimizer.betas is not None:
-            values["fading"] = float(optimizer.fading)
+            values["dense_moments"] = float(optimizer.dense_moments)
             for number, beta in zip("12", optimizer.betas, strict=True):
                 values["gain" + number], values["unbias" + number] = 1.0 - beta, 1.0 / (1.0 - beta**k)
                 values["log2_beta" + number] = math.log2(beta) if beta > 0.0 else LOG2_ZERO
@@ -422,8 +422,8 @@ class TritonKernel:
 
     def _table_words(self, t: int) -> list[int]:
         table = self.layout.tables[t]
-        place = [table.row_start, table.column_start, *table_key(self.layout.seed, table.name)]
-        return [self._first_keys[t], *self._bases(t), *place]
+        origin = [table.row_start, table.column_start, *table_key(self.layout.seed, table.name)]
+        return [self._first_keys[t], *self._bases(t), *origin]
 
     def _bases(self, t: int) -> list[int]:
         layout = self.layout

@@ -30,12 +30,12 @@ def rule_number(name: str) -> Any:
 TABLE_WORDS = tl.constexpr(8)
 # Settings, float64: what an optimizer is at one step, in this order.
 SETTINGS = (
-    "scale", "clip", "rate", "eps", "keep", "alpha",
-    "gain1", "gain2", "unbias1", "unbias2", "log2_beta1", "log2_beta2", "fading", "moments_decay",
+    "scale", "clip", "rate", "eps", "decay_factor", "alpha",
+    "gain1", "gain2", "unbias1", "unbias2", "log2_beta1", "log2_beta2", "dense_moments", "moments_decay",
 )  # fmt: skip
-_SCALE, _CLIP, _RATE, _EPS, _KEEP, _ALPHA = (tl.constexpr(i) for i in range(6))
+_SCALE, _CLIP, _RATE, _EPS, _DECAY_FACTOR, _ALPHA = (tl.constexpr(i) for i in range(6))
 _GAIN1, _GAIN2, _UNBIAS1, _UNBIAS2 = (tl.constexpr(i) for i in range(6, 10))
-_LOG2_BETA1, _LOG2_BETA2, _FADING, _MOMENTS_DECAY = (tl.constexpr(i) for i in range(10, 14))
+_LOG2_BETA1, _LOG2_BETA2, _DENSE_MOMENTS, _MOMENTS_DECAY = (tl.constexpr(i) for i in range(10, 14))
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def apply(
         theta = theta * p[:, None]
         share = tl.load(settings + _MOMENTS_DECAY).to(compute)
         moment_keep = 1.0 - share + share * p
-    passed = 1.0 + idle_steps * tl.load(settings + _FADING).to(compute)
+    passed = 1.0 + idle_steps * tl.load(settings + _DENSE_MOMENTS).to(compute)
     if ROWWISE:
         mean_square = tl.sum(tl.where(writing, grad * grad, 0.0), axis=1) / DIM
         value = value.to(compute)
@@ -157,7 +157,7 @@ def apply(
             tl.store(vector_at + DIM, v.to(vectors.dtype.element_ty), mask=writing)
     if DECAY:
         keep = 1.0 - tl.minimum(idle_steps * tl.load(settings + _ALPHA).to(compute), 1.0)
-        theta = theta * (keep * tl.load(settings + _KEEP).to(compute))[:, None]
+        theta = theta * (keep * tl.load(settings + _DECAY_FACTOR).to(compute))[:, None]
     if RULE == ADAM:
         mhat, vhat = m * tl.load(settings + _UNBIAS1).to(compute), v * tl.load(settings + _UNBIAS2).to(compute)
         theta = theta - rate * mhat / root(vhat, eps, INSIDE)

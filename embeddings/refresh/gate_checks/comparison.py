@@ -18,7 +18,6 @@ class Sampling:
     """What the checks that sample draw.
 
     Attributes:
-        seed: of the samples.
         k: the number of neighbours of ``knn_overlap``.
         num_queries: items whose neighbours are compared.
         num_corpus: the most items among which neighbours are sought.

@@ -45,10 +45,10 @@ class IdExchange(KJTAllToAll):
         first, last = ends[rank], ends[rank + 1]
         # Everybody sees all and takes its own: copied once, and not again for every rank.
         gathered = shared.exchange("ids", *sent)
-        places = [of_rank[2][first : last + 1].tolist() for of_rank in gathered]
+        bounds_of = [of_rank[2][first : last + 1].tolist() for of_rank in gathered]
         by_rank = [gathered[number] for number in self._order]
         pieces = [
-            (number, slice(places[number][feature], places[number][feature + 1]))
+            (number, slice(bounds_of[number][feature], bounds_of[number][feature + 1]))
             for feature in range(last - first)
             for number in self._order
         ]
@@ -65,7 +65,7 @@ class IdExchange(KJTAllToAll):
         return Received(
             received,
             sent=[starts[end] - starts[start] for start, end in itertools.pairwise(ends)],
-            received=[bounds[-1] - bounds[0] for bounds in places],
+            received=[bounds[-1] - bounds[0] for bounds in bounds_of],
             batch_sizes=[of_rank[0].shape[1] for of_rank in gathered],
         )
 

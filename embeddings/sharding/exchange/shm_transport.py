@@ -106,20 +106,20 @@ class HostMemory:
             RuntimeError: ranks are at different exchanges.
         """
         slot = self._number % _NUM_SLOTS
-        places, end = [], 0
+        locations, end = [], 0
         for part in parts:
             dtype, shape = _described(part)
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = start + math.prod(shape) * dtype.itemsize
-            places.append((str(dtype), shape, start))
+            locations.append((str(dtype), shape, start))
         handed_over = self._grow(slot, end) if end > self._local[slot].numel() else None
-        local = tuple(_view(self._local[slot], _DTYPES[name], shape, start) for name, shape, start in places)
+        local = tuple(_view(self._local[slot], _DTYPES[name], shape, start) for name, shape, start in locations)
         for part, target in zip(parts, local, strict=True):
             if isinstance(part, Tensor):
                 target.copy_(part)
             else:
                 torch.cat(list(part), dim=1, out=target)
-        self._tell(json.dumps((self._number, what, places)).encode(), handed_over)
+        self._tell(json.dumps((self._number, what, locations)).encode(), handed_over)
         received = [local if peer is None else self._read(rank, peer, what) for rank, peer in enumerate(self._peers)]
         self._number += 1
         return received
@@ -182,14 +182,14 @@ class HostMemory:
         for descriptor in descriptors:
             self._remote[rank][slot] = _map(descriptor, os.fstat(descriptor).st_size)
             os.close(descriptor)
-        number, name, places = json.loads(message)
+        number, name, locations = json.loads(message)
         if (number, name) != (self._number, what):
             raise RuntimeError(
                 f"rank {rank} of the process group is at exchange {number} ({name}), this one at {self._number} "
                 f"({what}): every rank must make the same collective calls in the same order"
             )
         memory = self._remote[rank][slot]
-        return tuple(_view(memory, _DTYPES[dtype], shape, start) for dtype, shape, start in places)
+        return tuple(_view(memory, _DTYPES[dtype], shape, start) for dtype, shape, start in locations)
 
     def _too_late(self, rank: int) -> TimeoutError:
         return TimeoutError(

@@ -119,10 +119,10 @@ class RedisReader(VersionReader):
     def _read(self, rows: Array, given: Given | None) -> Array:
         """Read the stored vectors [n, d] of rows int64 [n]; raise UnknownVersion, Switched."""
         width = self.dim * self._dtype.itemsize
-        places = np.stack([rows // self._block_rows, rows % self._block_rows * width], axis=1).astype("<u4")
+        positions = np.stack([rows // self._block_rows, rows % self._block_rows * width], axis=1).astype("<u4")
         key, expected = given or (self._rows.alive(), None)
         keys = [self._rows.block(""), self._rows.alive(), key]
-        is_alive, now, stored = self._script(keys=keys, args=[width, places.tobytes()])
+        is_alive, now, stored = self._script(keys=keys, args=[width, positions.tobytes()])
         if given is not None and now != expected:
             raise Switched
         if not is_alive or len(stored) != len(rows) * width:

@@ -33,8 +33,6 @@ class CollectionDirectory:
     """Versions, their manifests and states, the pointer, and the lock of the one writer.
 
     Attributes:
-        path: of the collection.
-        name: of the collection.
         pointer: says which version is served.
         rows_are_remote: whether item rows are read in a remote store. Versions may share rows there, so that what one
             lost may still be in what others rest on.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ from typing import Any
 import numpy as np
 
 from embeddings.durable_files import fsync_path
-from embeddings.store.collection.directory import CollectionDirectory
 from embeddings.store.collection.reader import CollectionReader
-from embeddings.store.collection.retention import Retention
-from embeddings.store.collection.settings import CollectionSettings
+from embeddings.store.collection.settings import LISTS_BY_ITEM, CollectionSettings
+from embeddings.store.collection.switch import VersionSwitch
 from embeddings.store.files import (
     CorruptStore,
     FileEntry,
@@ -51,7 +50,6 @@ from embeddings.store.tombstones import ErasedIds
 from embeddings.store.version import num_carried, write_items
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import Array, ItemIdError, ItemVectors, keys_of
-from embeddings.vectors.lazy_rows import Picked
 
 ERASED_FILE = "erased.json"
 LOCK_FILE = "ERASING"
@@ -61,78 +59,115 @@ LOG_LENGTH = 1000
 _WITHOUT_ROWS = ("frequencies-", "rotation")
 
 
-class Erasure:
-    """Erases ids from one collection, and knows which were."""
+class CollectionErasure(VersionSwitch, CollectionSettings):
+    """Erases ids from a collection, and knows which were; a part of :class:`Collection`."""
 
-    def __init__(
-        self,
-        files: CollectionDirectory,
-        reader: CollectionReader,
-        settings: CollectionSettings,
-        retention: Retention,
-    ):
-        self._files = files
-        self._reader = reader
-        self._settings = settings
-        self._retention = retention
+    _reader: CollectionReader
 
     # --- what was erased -------------------------------------------------------------------------------------------
 
-    def erased_ids(self) -> ErasedIds:
+    def erased(self) -> ErasedIds:
         """Return the ids that are kept out."""
-        document = self._read()
+        document = self._erased_document()
         return ErasedIds() if document is None else ErasedIds.of(document)
 
-    def log(self) -> list[dict[str, Any]]:
-        """Return the log of erased and readmitted ids, oldest first (see Collection.erasures)."""
-        document = self._read() or {"log": [], "pending": []}
+    def erasures(self) -> list[dict[str, Any]]:
+        """Return the log of erased and readmitted ids, oldest first; ids are known by hash alone.
+
+        Each is {at, kind: erase|readmit, reason, key, ids, rows, versions}; the last may be under way: it has no
+        ``rows`` yet.
+        """
+        document = self._erased_document() or {"log": [], "pending": []}
         notes = [*document["log"], *document["pending"]]
         return [{name: value for name, value in note.items() if name != "token"} for note in notes]
 
-    def refuse(self, keys: Array) -> None:
+    def num_erasures(self) -> int:
+        """Return the number of erasures so far, by whatever process.
+
+        Copies of earlier rows that are kept outside the store are outdated once it differs.
+        """
+        return self._files.pointer.read().erasures
+
+    def _refuse_erased(self, keys: Array) -> None:
         """Raise IdsErased if one of ``keys`` was erased."""
-        num_erased = int(np.count_nonzero(self.erased_ids().matches(keys)))
+        num_erased = int(np.count_nonzero(self.erased().matches(keys)))
         if num_erased:
             raise IdsErased(
                 f"collection '{self._files.name}': {num_erased} of the ids were erased: leave them out, or readmit "
                 "them first"
             )
 
+    def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
+        """Put a document of finite JSON values there in one durable step; None removes it.
+
+        Ids in it that were erased are taken out, where the kind of settings names items.
+
+        Raises:
+            ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
+            StoreFull: the disk, quota or file size limit ended the write.
+        """
+        super().save_settings(kind, name, document)
+        if kind in LISTS_BY_ITEM and document is not None:
+            # Ids that were erased while it was made; an erasure that is recorded later finds it where it is.
+            self._remove_items(self.erased())
+
     # --- erasing ---------------------------------------------------------------------------------------------------
 
-    def erase(self, ids: Any, reason: str, key: str | None) -> dict[str, Any]:
-        """Erase the rows of ``ids`` from every kept version (see Collection.erase)."""
+    def erase(self, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
+        """Erase the rows of ``ids`` from every kept version, and keep them out until they are readmitted.
+
+        What is interrupted is finished by the next writer.
+
+        Args:
+            ids: of the collection's type; ids that no version has are kept out all the same.
+            reason: kept with the erasure.
+            key: the id of the API key that asked for it.
+
+        Returns:
+            {"versions": the versions that were rewritten, "rows": how many rows they lost}.
+
+        Raises:
+            UnknownCollection: the collection has no version.
+            ItemIdError: ids of another type.
+            ValueError: there is no reason.
+            StoreBusy: another process kept the lock for too long.
+            StoreFull: the disk, quota or file size limit ended a write.
+            CorruptStore: the current version cannot be read.
+        """
         keys = self._checked(ids, reason)
         with disk_errors(self._files.path), self._erasing():
             # The token identifies the note, whichever machine finishes it.
             token = secrets.token_hex(8)
             note = {"at": utc_now(), "kind": "erase", "reason": reason, "key": key, "ids": len(keys), "token": token}
             with self._files.writing():
-                document = self._read()
+                document = self._erased_document()
                 known = ErasedIds() if document is None else ErasedIds.of(document)
-                self._write(document, known.adding(keys), pending=note)
+                self._write_erased(document, known.adding(keys), pending=note)
             self._finish(token)
             return self._outcome(token)
 
-    def readmit(self, ids: Any, reason: str, key: str | None) -> int:
-        """Let erased ids be published again (see Collection.readmit)."""
+    def readmit(self, ids: Any, reason: str, *, key: str | None = None) -> int:
+        """Let erased ids be published again, and return how many of them were erased.
+
+        What was erased stays so: the next run that finds them brings them back. Raises as ``erase`` does.
+        """
         keys = self._checked(ids, reason)
         with disk_errors(self._files.path), self._erasing():
             self._finish()
             with self._files.writing():
-                document = self._read()
+                document = self._erased_document()
                 if document is None:
                     return 0
                 known = ErasedIds.of(document)
                 left = known.without(keys)
                 number = len(known) - len(left)
                 note = {"at": utc_now(), "kind": "readmit", "reason": reason, "key": key, "ids": number}
-                self._write(document, left, done=note if number else None)
+                self._write_erased(document, left, done=note if number else None)
         return number
 
-    def finish(self) -> None:
+    def finish_erasure(self) -> None:
         """Finish an erasure that was interrupted; do nothing where there is none, or another process is at it."""
-        document = self._read()
+        document = self._erased_document()
         if document is None or not document["pending"]:
             return
         with disk_errors(self._files.path), contextlib.suppress(StoreBusy), self._erasing(timeout_seconds=0.0):
@@ -143,13 +178,13 @@ class Erasure:
 
         ``own`` is the token of the caller's note.
         """
-        while (document := self._read()) is not None and document["pending"]:
+        while (document := self._erased_document()) is not None and document["pending"]:
             self._carry_out(document, own)
 
     def _carry_out(self, document: dict[str, Any], own: str | None) -> None:
         """Rewrite what has to be for all that is pending in ``document``, and say so in the log."""
         taken, known = document["pending"], ErasedIds.of(document)
-        self._settings.remove_items(known)
+        self._remove_items(known)
         lost: dict[str, int] = {}
         # A version that was being written when the ids were recorded is refused when it comes to be committed.
         versions = self._kept_versions()
@@ -175,7 +210,7 @@ class Erasure:
         Rows in a remote store may rest on those that an earlier version had before it was rewritten, which then stay.
         """
         with self._files.writing():
-            document = self._read()
+            document = self._erased_document()
             assert document is not None
             is_ours = any(note in taken for note in document["pending"])
             versions = self._kept_versions() if self._files.rows_are_remote and is_ours else []
@@ -186,7 +221,7 @@ class Erasure:
 
         What was rewritten is said of the caller's own note, where that is among them, else of the latest.
         """
-        document = self._read()
+        document = self._erased_document()
         assert document is not None
         ended = [{**note, "versions": [], "rows": 0} for note in document["pending"] if note in taken]
         pending = [note for note in document["pending"] if note not in taken]
@@ -197,11 +232,11 @@ class Erasure:
                 versions = list(dict.fromkeys([*log[number]["versions"], *rewritten]))
                 num_rows = log[number]["rows"] + sum(rewritten.values())
                 log[number] = {**log[number], "versions": versions, "rows": num_rows}
-        self._write({**document, "log": log, "pending": pending}, ErasedIds.of(document))
+        self._write_erased({**document, "log": log, "pending": pending}, ErasedIds.of(document))
 
     def _outcome(self, token: str) -> dict[str, Any]:
         """Return the logged outcome of an erasure, whichever machine finished it."""
-        document = self._read()
+        document = self._erased_document()
         notes = [] if document is None else document["log"]
         note = next((note for note in reversed(notes) if note.get("token") == token), {"versions": [], "rows": 0})
         return {"versions": note["versions"], "rows": note["rows"]}
@@ -230,7 +265,7 @@ class Erasure:
                 if self._files.pointer.read().version == version:
                     raise
                 # Nobody can serve it, and nobody can say whose rows are in it.
-                self._retention.expire(version)
+                self.expire(version)
                 return 0
             gone = known.matches(items.keys)
             if not (gone.any() or self._files.rows_are_remote):
@@ -241,7 +276,7 @@ class Erasure:
             with self._files.writing():
                 workspace = Workspace(self._files.versions)
             with workspace:
-                remaining = _rows_of(items, np.flatnonzero(~gone))
+                remaining = items.take(np.flatnonzero(~gone))
                 path = workspace.path / f"items-{1 + len(before.erasures):04d}.arrow"
                 file = write_items(path, remaining, before.dtype)
                 with self._files.writing():
@@ -272,11 +307,11 @@ class Erasure:
             raise ItemIdError(f"the ids of collection '{self._files.name}' are {stored}, those given are {given}")
         return keys
 
-    def _read(self) -> dict[str, Any] | None:
+    def _erased_document(self) -> dict[str, Any] | None:
         self._files.follow()
         return read_document(self._files.path / ERASED_FILE)
 
-    def _write(
+    def _write_erased(
         self,
         document: dict[str, Any] | None,
         known: ErasedIds,
@@ -297,17 +332,6 @@ class Erasure:
         patience = LOCK_SECONDS if timeout_seconds is None else timeout_seconds
         with writer_lock(self._files.path / LOCK_FILE, patience):
             yield
-
-
-def _rows_of(items: ItemVectors, rows: Array) -> ItemVectors:
-    def picked(column: Array | None) -> Array | None:
-        return None if column is None else column[rows]
-
-    return ItemVectors(
-        items.keys[rows], Picked(items.vectors, rows), norms=items.norms[rows], evidence=items.evidence[rows],
-        counts=picked(items.counts), statuses=items.statuses[rows], carried_for=picked(items.carried_for),
-        last_found=picked(items.last_found),
-    )  # fmt: skip
 
 
 def _manifest_after(before: VersionManifest, file: FileEntry, remaining: ItemVectors, num_rows: int) -> VersionManifest:

@@ -6,17 +6,19 @@ import collections
 import contextlib
 import logging
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDirectory, Lookup
-from embeddings.store.collection.parent_store import ParentStore
 from embeddings.store.files import CorruptStore, UnknownCollection, UnknownVersion
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
 from embeddings.vectors.item_vectors import Array
+
+if TYPE_CHECKING:
+    from embeddings.store.feature_store import Store
 
 CACHED_READERS = 4
 _ATTEMPTS = 5
@@ -27,7 +29,7 @@ logger = logging.getLogger("evenkeel.store")
 class CollectionReader:
     """Manifests and open readers of one collection; thread-safe."""
 
-    def __init__(self, files: CollectionDirectory, store: ParentStore, views: ViewRegistry):
+    def __init__(self, files: CollectionDirectory, store: Store, views: ViewRegistry):
         self._files = files
         self._store = store
         self._views = views

@@ -21,23 +21,23 @@ import all of them, and one that is forgotten would leave erased ids behind.
 
 
 class CollectionSettings:
-    """The settings of one collection; each is replaced in one durable step."""
+    """The settings of a collection, each replaced in one durable step; a part of :class:`Collection`."""
 
-    def __init__(self, files: CollectionDirectory):
-        self._files = files
-        self._directory = files.path / "settings"
+    _files: CollectionDirectory
 
-    def read(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return the documents of one kind, by name."""
+    def settings(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return the collection's settings of one kind (``canary``, say), by name."""
         self._files.follow()
-        documents = {path.stem: read_document(path) for path in sorted((self._directory / kind).glob("*.json"))}
+        documents = {
+            path.stem: read_document(path) for path in sorted((self._files.path / "settings" / kind).glob("*.json"))
+        }
         return {name: document for name, document in documents.items() if document is not None}
 
-    def save(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Replace a document; None removes it. Raises ValueError, StoreFull."""
+    def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
+        """Put a document there; None removes it."""
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"{kind} name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
-        directory = self._directory / kind
+        directory = self._files.path / "settings" / kind
         with disk_errors(self._files.path), self._files.writing():
             make_directory(directory)
             path = directory / f"{name}.json"
@@ -47,11 +47,11 @@ class CollectionSettings:
             else:
                 replace_document(path, dict(document))
 
-    def remove_items(self, erased: ErasedIds) -> None:
+    def _remove_items(self, erased: ErasedIds) -> None:
         """Take erased ids out of the settings that name items."""
         for kind, lists in LISTS_BY_ITEM.items():
-            for name, document in self.read(kind).items():
+            for name, document in self.settings(kind).items():
                 ids = document.get(lists[0])
                 if ids and not (staying := ~erased.matches(keys_of(ids))).all():
                     shorter = {part: list(itertools.compress(document[part], staying)) for part in lists}
-                    self.save(kind, name, {**document, **shorter})
+                    CollectionSettings.save_settings(self, kind, name, {**document, **shorter})

@@ -1,4 +1,7 @@
-"""Which version is served: publication, promotion, rollback, and candidates that are held."""
+"""Which version is served: publication, promotion, rollback, candidates that are held, and retention.
+
+Versions that have expired keep their manifest and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from embeddings.store.collection.directory import CollectionDirectory
+from embeddings.store.collection.directory import CollectionDirectory, number_of
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.files import GateHeld, StaleParent, StoreError, UnknownVersion, disk_errors
 from embeddings.store.pointer import Served
@@ -18,10 +21,8 @@ class Switch:
     """A switch that is asked for, as the history has it.
 
     Attributes:
-        version: what is to be served.
         kind: publish or promote.
         reason: kept in the history.
-        override_gate: serve it although the gate held it.
         key: the id of the API key that asked for it.
     """
 
@@ -33,18 +34,29 @@ class Switch:
 
 
 class VersionSwitch:
-    """Moves the pointer of one collection."""
+    """Which version is served, held or kept; a part of :class:`Collection`."""
 
-    def __init__(self, files: CollectionDirectory, reader: CollectionReader):
-        self._files = files
-        self._reader = reader
+    _files: CollectionDirectory
+    _reader: CollectionReader
 
     def publish(self, version: str, expected_parent: str | None) -> None:
-        """Make ``version`` the current one if ``expected_parent`` is current now (see Collection.publish)."""
+        """Make ``version`` the current one if ``expected_parent`` (None: no version) is current now.
+
+        The switch is atomic and durable. Does nothing where the version is current already.
+
+        Raises:
+            StaleParent: another version is current.
+            UnknownVersion: there is no such version.
+            StoreFull: the disk, quota or file size limit ended the write.
+        """
         self._switch(Switch(version, "publish", "published"), expected=expected_parent, compare=True)
 
     def hold(self, version: str, reasons: Sequence[str]) -> None:
-        """Mark a candidate as held (see Collection.hold)."""
+        """Mark a candidate as held, with the reasons; what is served does not change.
+
+        Raises:
+            StoreError: the version is no candidate.
+        """
         self._check_named(version)
         with disk_errors(self._files.path), self._files.writing():
             state = self._reader.record(version).state
@@ -52,21 +64,93 @@ class VersionSwitch:
                 raise StoreError(f"version {version} of '{self._files.name}' is {state}: only a candidate can be held")
             self._files.save_state(version, {"state": "held", "reasons": list(reasons), "at": utc_now()})
 
-    def promote(self, switch: Switch, if_current: str | None) -> None:
-        """Make any kept version the current one (see Collection.promote)."""
-        if not switch.reason.strip():
+    def promote(
+        self,
+        version: str,
+        reason: str,
+        override_gate: bool = False,
+        if_current: str | None = None,
+        *,
+        key: str | None = None,
+    ) -> None:
+        """Make any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
+
+        Args:
+            version: the version's own name.
+            reason: kept in the history.
+            override_gate: serve it although the gate held it.
+            if_current: refuse with StaleParent unless this one is current now. Where ``version`` is current already,
+                that is no refusal if the latest switch was this very one (from ``if_current``, for this reason, by this
+                key): a caller asks again that did not get the answer.
+            key: the id of the key that asked for it, kept with the reason.
+
+        Raises:
+            GateHeld: the gate did not pass the version.
+            StaleParent: ``if_current`` is not current.
+            ValueError: there is no reason.
+            UnknownVersion: there is no such version.
+        """
+        if not reason.strip():
             raise ValueError("promote: a reason is kept in the history; say why")
-        self._check_named(switch.version)
-        record = self._reader.record(switch.version)
+        self._check_named(version)
+        record = self._reader.record(version)
         failed = [str(check.get("metric")) for check in record.manifest.gate if check.get("verdict") == "fail"]
         gated = record.state == "held" or (record.state == "candidate" and bool(failed))
-        if gated and not switch.override_gate:
+        if gated and not override_gate:
             why = "; ".join(record.reasons) or "gate failed on " + ", ".join(failed)
             raise GateHeld(
-                f"version {switch.version} of '{self._files.name}' is held: {why}. "
+                f"version {version} of '{self._files.name}' is held: {why}. "
                 "To serve it all the same, promote it with override_gate"
             )
-        self._switch(switch, expected=if_current, compare=if_current is not None, overrides=gated)
+        self._switch(
+            Switch(version, "promote", reason, override_gate, key),
+            expected=if_current,
+            compare=if_current is not None,
+            overrides=gated,
+        )
+
+    def retain(self, keep_last: int) -> list[str]:
+        """Expire old versions and return what was expired.
+
+        Kept are the last ``keep_last`` that were served, the current one, whatever is newer than the oldest kept, and
+        the anchor versions of those kept. Manifests stay; open readers stay readable.
+
+        Raises:
+            ValueError: ``keep_last`` is less than 1.
+        """
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}: the current version is always kept")
+        with disk_errors(self._files.path), self._files.writing():
+            served = self._files.pointer.read()
+            if served.version is None:
+                return []
+            staying = {*served.versions[-keep_last:], served.version}
+            manifests = [self._reader.manifest(version) for version in staying if not self._files.is_expired(version)]
+            staying |= {manifest.anchor_version for manifest in manifests}
+            # What the gate counts drift from, where that is not the generation's first.
+            staying |= {version for manifest in manifests if (version := manifest.extra.get("drift_from"))}
+            oldest = min(served.versions[-keep_last:], key=number_of)
+            expired = []
+            for record in self._reader.records():
+                version = record.manifest.version
+                if version in staying or number_of(version) > number_of(oldest) or record.state == "expired":
+                    continue
+                mark = {
+                    "state": "expired", "reasons": record.reasons, "at": utc_now(), "was": record.state,
+                    "override": record.override,
+                }  # fmt: skip
+                self._files.save_state(version, mark)
+                expired.append(version)
+            self._files.remove_expired()
+        return expired
+
+    def expire(self, version: str) -> None:
+        """Remove what a version that is not served holds."""
+        with self._files.writing():
+            mark = self._files.read_state(version)
+            self._files.save_state(version, {**mark, "reasons": mark.get("reasons", []), "state": "expired"})
+            self._reader.forget(version)
+            self._files.remove_expired()
 
     def _check_named(self, version: str) -> None:
         """Raise UnknownVersion unless a change gives the version's own name.

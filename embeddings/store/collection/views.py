@@ -4,58 +4,64 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
-from embeddings.store.collection.parent_store import ParentStore
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.files import UnknownView, ViewExists, disk_errors
 from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import ViewRegistry, define_view
 from embeddings.vectors.item_vectors import Array
 
+if TYPE_CHECKING:
+    from embeddings.store.feature_store import Store
+
 
 class CollectionViews:
-    """The views of one collection; what its methods raise stands with those of Collection that call them."""
+    """The views of a collection at each of its versions; a part of :class:`Collection`."""
 
-    def __init__(
-        self, files: CollectionDirectory, reader: CollectionReader, registry: ViewRegistry, store: ParentStore
-    ):
-        self._files = files
-        self._reader = reader
-        self._registry = registry
-        self._store = store
+    _files: CollectionDirectory
+    _reader: CollectionReader
+    _registry: ViewRegistry
+    _store: Store
 
     # --- which there are -------------------------------------------------------------------------------------------
 
-    def all(self, version: str) -> list[dict[str, Any]]:
+    def views(self, version: str = "current") -> list[dict[str, Any]]:
         """Return the views that can be fetched at a version, by name; none before the first version."""
         if version == "current" and self._files.pointer.read().version is None:
             return []
         return [view.public() for view in self._registry.all(self._reader.anchor_generation(version))]
 
-    def get(self, name: str, version: str) -> dict[str, Any]:
-        """Return a view at a version."""
+    def view(self, name: str, version: str = "current") -> dict[str, Any]:
+        """Return a view, with the sha256 of its U.
+
+        It is {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
+        created_at, sha256 of U}.
+
+        Raises:
+            UnknownView: there is no such view.
+        """
         return self._entry(name, version).public()
 
-    def names(self) -> list[str]:
+    def view_names(self) -> list[str]:
         """Return names of views in any anchor generation."""
         self._files.follow()
         return self._registry.names()
 
-    def is_known(self, name: str) -> bool:
-        """Return True if a name is among :meth:`names`, as far as this machine has seen: one look at one folder."""
-        return self._registry.known(name)
+    def knows_view(self, name: str) -> bool:
+        """Return True if there is a view of that name in any anchor generation: one look at one folder."""
+        return self._files.exists() and self._registry.known(name)
 
-    def has(self, name: str, anchor_generation: int) -> bool:
+    def has_view(self, name: str, anchor_generation: int) -> bool:
         """Return True if a view is defined for an anchor generation."""
         self._files.follow()
         return name in {view.name for view in self._registry.all(anchor_generation)}
 
     # --- defining --------------------------------------------------------------------------------------------------
 
-    def create(
+    def create_view(
         self,
         name: str,
         *,
@@ -64,7 +70,22 @@ class CollectionViews:
         materialized: bool = False,
         **parameters: Any,
     ) -> dict[str, Any]:
-        """Create a view, for the current anchor generation where none is given."""
+        """Create a view for the current anchor generation; again with the same parameters, return it.
+
+        Before a first publication it is created for the ``dim_in`` and ``anchor_generation`` given.
+
+        Args:
+            name: of the view, unique in the store.
+            dim_in: coordinates of the vectors.
+            anchor_generation: the generation that the view is for.
+            materialized: its rows are stored with every version written from now on.
+            parameters: ``kind``, ``dim``, ``sigma``, ``seed`` and ``frequencies`` of
+                :func:`embeddings.store.views.define_view`.
+
+        Raises:
+            ViewExists: a view of that name has other parameters or is of another collection.
+            ValueError: parameters that cannot be.
+        """
         if dim_in is None or anchor_generation is None:
             dim_in, anchor_generation = self._current_coordinates()
         defined = define_view(name, dim_in, **parameters)
@@ -79,12 +100,15 @@ class CollectionViews:
                     # Another collection may have made one of that name meanwhile: their locks are not this one.
                     self._check_name(name)
                 except ViewExists:
-                    self.delete(name)
+                    self.delete_view(name)
                     raise
             return view.public()
 
-    def preview(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
-        """Return the view that :meth:`create` would make, and True if it exists just so."""
+    def preview_view(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
+        """Return the view that ``create_view`` would make of these arguments, and True if it exists just so.
+
+        Nothing is made. Raises as ``create_view`` does.
+        """
         dim_in, anchor_generation = self._current_coordinates()
         defined = define_view(name, dim_in, **parameters)
         self._check_name(name)
@@ -92,8 +116,8 @@ class CollectionViews:
         later = {"materialized": materialized, "anchor_generation": anchor_generation}
         return {**asdict(defined), "collection": self._files.name, **later}, known is not None
 
-    def delete(self, name: str) -> None:
-        """Remove a view in every anchor generation."""
+    def delete_view(self, name: str) -> None:
+        """Remove a view in every anchor generation; raise UnknownView."""
         with self._files.writing():
             self._registry.delete(name)
 
@@ -112,33 +136,61 @@ class CollectionViews:
 
     # --- their values ----------------------------------------------------------------------------------------------
 
-    def features(self, name: str, version: str) -> RandomFourierFeatures:
-        """Return the map of an rff view, from its U, which is checked against its sha256."""
+    def frequencies(self, view: str, version: str = "current") -> Array:
+        """Return U [m, d] float32 of an rff view, checked against its sha256."""
+        return self.view_features(view, version).frequencies
+
+    def view_features(self, view: str, version: str = "current") -> RandomFourierFeatures:
+        """Return the map of an rff view, from its U, which is checked against its sha256.
+
+        Raises:
+            ValueError: a view of another kind.
+            UnknownView: there is no such view.
+            UnknownVersion: there is no such version, or it has expired.
+            CorruptStore: U is damaged.
+        """
         version = self._reader.resolve(version)
         self._reader.refuse_expired(version)
-        entry = self._entry(name, version)
+        entry = self._entry(view, version)
         features = self._registry.features(entry)
         if not isinstance(features, RandomFourierFeatures):
-            raise ValueError(f"view '{name}' is {entry.kind}: it has no frequencies")
+            raise ValueError(f"view '{view}' is {entry.kind}: it has no frequencies")
         return features
 
-    def transform(self, name: str, h: Array, version: str) -> Array:
-        """Return phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of a version."""
-        entry = self._entry(name, version)
+    def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
+        """Return phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``.
+
+        Zero rows (missing) stay zero.
+        """
+        entry = self._entry(view, version)
         return self._registry.features(entry).transform(h)
 
-    def lookup(self, name: str, ids: Any, version: str) -> tuple[Array, Array]:
-        """Return (status uint8 [n], vectors float32 [n, dim]) of ``ids`` through a view."""
+    def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
+        """Look up ``ids`` through a view.
+
+        These are the rows of a materialized view where the version has them, else they are computed.
+
+        Returns:
+            (status uint8 [n], vectors float32 [n, dim]), in the order asked for. A missing id has a zero row.
+
+        Raises:
+            UnknownView: there is no such view.
+            ItemIdError: ids of another type.
+        """
         reader = self._reader.open(version)
-        entry = self._registry.get(name, reader.manifest.anchor_generation)
+        entry = self._registry.get(view, reader.manifest.anchor_generation)
         return self._registry.lookup(entry, reader, self._files.versions / reader.version, ids)
 
-    def cached(self, name: str, version: str) -> dict[str, Any] | None:
-        """Return the entry of a view if :meth:`lookup` needs only what is checked and mapped here, else None."""
+    def cached_view(self, view: str, version: str = "current") -> dict[str, Any] | None:
+        """Return the entry of a view if a lookup needs only what this process has checked and mapped already.
+
+        Such a lookup, through the view in the version, takes no longer than its rows do. Else None, also for what there
+        is not.
+        """
         reader = self._reader.opened(version)
         if reader is not None:
             with contextlib.suppress(UnknownView):
-                entry = self._registry.get(name, reader.manifest.anchor_generation)
+                entry = self._registry.get(view, reader.manifest.anchor_generation)
                 if self._registry.is_cached(entry, reader.manifest, self._files.versions / reader.version):
                     return entry.public()
         return None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 
 from embeddings.durable_files import fsync_path, write_file
-from embeddings.store.collection.directory import CollectionDirectory
-from embeddings.store.collection.erasure import Erasure
-from embeddings.store.files import FileEntry, Workspace, disk_errors, encode_document
+from embeddings.store.collection.erasure import CollectionErasure
+from embeddings.store.files import Workspace, disk_errors, encode_document
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.version import (
     ITEMS_FILE,
@@ -23,109 +22,116 @@ from embeddings.store.version import (
     write_arrow,
     write_items,
 )
-from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, matrix_batch, utc_now
 from embeddings.vectors.item_vectors import Array, ItemVectors
 
 DTYPES = ("float32", "float16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewVersion:
-    """What is said of a version that is written; Collection.write has what each part means."""
+class CollectionWriter(CollectionErasure):
+    """Writes versions; a part of :class:`Collection`."""
 
-    parent: str | None
-    job: str | None
-    anchor_generation: int
-    anchor_version: str | None
-    missing: int
-    alignment: Mapping[str, Any] | Callable[[ItemVectors], Mapping[str, Any]] | None
-    gate: Sequence[Mapping[str, Any]]
-    extra: Mapping[str, Any] | None
-    rotation: Array | None
-    dtype: str
+    _registry: ViewRegistry
 
+    def write(
+        self,
+        items: ItemVectors,
+        *,
+        parent: str | None = None,
+        job: str | None = None,
+        anchor_generation: int = 1,
+        anchor_version: str | None = None,
+        missing: int = 0,
+        alignment: Mapping[str, Any] | Callable[[ItemVectors], Mapping[str, Any]] | None = None,
+        gate: Sequence[Mapping[str, Any]] = (),
+        extra: Mapping[str, Any] | None = None,
+        rotation: Array | None = None,
+        dtype: Literal["float32", "float16"] = "float32",
+    ) -> str:
+        """Write a new immutable version in state candidate and return its name; nothing that is served changes.
 
-class CollectionWriter:
-    """Writes versions of one collection."""
+        Views of ``anchor_generation`` are recorded with copies of their frequencies, materialized ones with their rows.
+        The many parameters are entries of the manifest, each by its name and each optional.
 
-    def __init__(self, files: CollectionDirectory, registry: ViewRegistry, erasure: Erasure):
-        self._files = files
-        self._registry = registry
-        self._erasure = erasure
+        Args:
+            items: rows, stored as they are: directions, all finite; they are read once, in order, a part at a time.
+            parent: the version that this one was made from.
+            job: the job that made it.
+            anchor_generation: the generation whose coordinates the vectors are in.
+            anchor_version: the first version of that generation.
+            missing: how many ids have no vector.
+            alignment: for the manifest; a function of the rows as they were written (memory-mapped) where it is only
+                known then.
+            gate: the gate's checks, for the manifest.
+            extra: further entries of the manifest.
+            rotation: [d, d], what turned the model's own vectors into those of the version, kept for consumers that
+                have the former.
+            dtype: what the vectors are stored as; lookups give float32 either way.
 
-    def write(self, items: ItemVectors, new: NewVersion) -> str:
-        """Write a new immutable version in state candidate and return its name (see Collection.write)."""
-        if new.dtype not in DTYPES:
-            raise ValueError(f"dtype '{new.dtype}' is not one of {', '.join(DTYPES)}")
+        Raises:
+            ValueError: no rows, or rows that are not finite in ``dtype``.
+            IdsErased: rows of ids that were erased.
+            StoreFull: the disk, quota or file size limit ended the write.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype '{dtype}' is not one of {', '.join(DTYPES)}")
         if not len(items):
             raise ValueError(f"collection '{self._files.name}': there is no item vector to publish")
-        self._erasure.finish()
-        self._erasure.refuse(items.keys)
+        self.finish_erasure()
+        self._refuse_erased(items.keys)
         with disk_errors(self._files.path):
             self._files.prepare()
             with self._files.writing():
                 self._clean()
                 workspace = Workspace(self._files.versions)
             with workspace:
-                files = [write_items(workspace.path / ITEMS_FILE, items, new.dtype)]
+                files = [write_items(workspace.path / ITEMS_FILE, items, dtype)]
                 # From here on the rows as they were written: what computed them need not do it again.
                 items = items_of(read_arrow(workspace.path / ITEMS_FILE))
-                views = self._registry.all(new.anchor_generation)
+                views = self._registry.all(anchor_generation)
                 files += self._registry.write_into(workspace.path, views, items)
-                alignment = new.alignment(items) if callable(new.alignment) else new.alignment
-                if new.rotation is not None:
-                    rotation = matrix_batch(np.asarray(new.rotation, "<f8"))
-                    files.append(write_arrow(workspace.path / ROTATION_FILE, rotation))
+                aligned = alignment(items) if callable(alignment) else alignment
+                if rotation is not None:
+                    batch = matrix_batch(np.asarray(rotation, "<f8"))
+                    files.append(write_arrow(workspace.path / ROTATION_FILE, batch))
                 with self._files.writing():
                     # Again: somebody may have erased ids while the rows were being written.
-                    self._erasure.refuse(items.keys)
+                    self._refuse_erased(items.keys)
                     version = self._files.next_version()
-                    manifest = self._manifest(version, new, items, alignment, views, files)
+                    manifest = VersionManifest(
+                        collection=self._files.name,
+                        version=version,
+                        parent=parent,
+                        job=job,
+                        created_at=utc_now(),
+                        anchor_generation=anchor_generation,
+                        anchor_version=anchor_version or version,
+                        rows=len(items),
+                        carried=num_carried(items),
+                        missing=missing,
+                        dim=items.dim,
+                        dtype=dtype,
+                        id_type="int64" if items.keys.dtype.kind == "i" else "string",
+                        alignment=dict(aligned or {}),
+                        gate=tuple(dict(check) for check in gate),
+                        views=tuple(replace(view, file=None) for view in views),
+                        files=tuple(files),
+                        extra=dict(extra or {}),
+                    )
                     self._move_into_place(workspace, manifest)
         return version
 
     def clean(self) -> None:
-        """Remove what killed writers left behind, and finish an erasure that was interrupted."""
+        """Remove what killed writers left behind; writing does this by itself."""
         self._files.follow()
         if self._files.path.is_dir():
             with self._files.writing():
                 self._clean()
-            self._erasure.finish()
+            self.finish_erasure()
 
     def _clean(self) -> None:
         self._registry.clean()
         self._files.clean()
-
-    def _manifest(
-        self,
-        version: str,
-        new: NewVersion,
-        items: ItemVectors,
-        alignment: Mapping[str, Any] | None,
-        views: Sequence[ViewEntry],
-        files: Sequence[FileEntry],
-    ) -> VersionManifest:
-        return VersionManifest(
-            collection=self._files.name,
-            version=version,
-            parent=new.parent,
-            job=new.job,
-            created_at=utc_now(),
-            anchor_generation=new.anchor_generation,
-            anchor_version=new.anchor_version or version,
-            rows=len(items),
-            carried=num_carried(items),
-            missing=new.missing,
-            dim=items.dim,
-            dtype=new.dtype,
-            id_type="int64" if items.keys.dtype.kind == "i" else "string",
-            alignment=dict(alignment or {}),
-            gate=tuple(dict(check) for check in new.gate),
-            views=tuple(replace(view, file=None) for view in views),
-            files=tuple(files),
-            extra=dict(new.extra or {}),
-        )
 
     def _move_into_place(self, workspace: Workspace, manifest: VersionManifest) -> None:
         write_file(workspace.path / MANIFEST_FILE, encode_document(manifest.to_json()))

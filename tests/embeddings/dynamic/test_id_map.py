@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embeddings.dynamic.id_map import DynamicIdMap
-from embeddings.dynamic.reference import ReferenceIds
 from embeddings.dynamic.settings import IdMapSettings
+from tests.embeddings.dynamic.reference_ids import ReferenceIds
 
 # Few ids, so that they repeat; the ends of the range and neighbours among them.
 RAW = st.one_of(st.integers(0, 30), st.sampled_from([-(2**63), 2**63 - 1, -1, 2**32, 2**62]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import os
 import pickle
@@ -21,6 +22,7 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.kernels.cpu import build, swap_feature
 from embeddings.kernels.cpu.buffers import MAX_BUFFERS, BufferPool
 from embeddings.kernels.cpu.kernel import Scratch
+from embeddings.kernels.cpu.library import Batch, HeaderError, read_structures
 from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RMSpropAR, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.sse.config import SSEConfig
@@ -281,6 +283,28 @@ def test_a_step_allocates_nothing(optimizer):
     assert len(set(places[6:])) == 1
     assert set(places[6:]) <= set(places[:6])
     assert peak - before < 4 * batch_size * 8, f"{peak - before} bytes"
+
+
+def test_structures_are_those_of_the_header():
+    one = "struct One {\n  const double* x;  // [n]\n  int64_t n, m;\n};\n"
+    structures = read_structures(f"{one}\nstruct Two {{\n  const One* one;\n  One other;\n}};\n", "a.h")
+    one = structures["One"](n=3, m=4)
+    two = structures["Two"](one=ctypes.pointer(one), other=one)
+    assert (two.one.contents.m, two.other.n, ctypes.sizeof(one)) == (4, 3, 24)
+    with pytest.raises(AttributeError, match="num_bags"):
+        Batch(num_bags=1)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ("float x;", r"a\.h: struct One: type 'float' is not known"),
+        ("int64_t x[2];", r"a\.h: struct One: write 'int64_t x\[2\]' as 'type name, name'"),
+    ],
+)
+def test_a_structure_that_cannot_be_read_is_named(member, message):
+    with pytest.raises(HeaderError, match=message):
+        read_structures(f"struct One {{\n  {member}\n}};\n", "a.h")
 
 
 def test_a_library_of_other_sources_is_not_loaded(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embeddings.refresh.publish import Gate, Settings, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, Settings, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 
@@ -40,7 +40,9 @@ def refresh(directory: Path, num_items: int, dim: int, mode: str, seed: int) -> 
     items = ItemVectors(ids, written(directory / f"{seed}.bin", num_items, dim, seed), counts=np.ones(num_items))
     tracemalloc.start()
     end = publish_candidate(
-        store, "items", items, Settings(gate=Gate(mode)), parent_version=store.collection("items").current()
+        store,
+        "items",
+        RefreshRequest(items, Settings(gate=Gate(mode)), parent_version=store.collection("items").current()),
     )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Settings, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.store import Collection, Store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 
@@ -36,7 +36,9 @@ def publish(
     columns = {name: options.pop(name) for name in ("evidence", "counts", "norms") if name in options}
     candidate = ItemVectors(np.arange(len(vectors)) if ids is None else ids, vectors, **columns)
     parent = store.collection("items").current() if parent == "current" else parent
-    return publish_candidate(store, "items", candidate, settings or Settings(), parent_version=parent, **options)
+    return publish_candidate(
+        store, "items", RefreshRequest(candidate, settings or Settings(), parent_version=parent, **options)
+    )
 
 
 def served(collection: Collection, ids: Any = None) -> np.ndarray:

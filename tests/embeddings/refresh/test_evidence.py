@@ -12,7 +12,7 @@ from embeddings.refresh.gate import Limits, decide
 from embeddings.refresh.gate_checks.comparison import MIN_EVIDENT, Comparison
 from embeddings.refresh.gate_metrics import measure
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Settings, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.refresh.settings import Evidence, Gate
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import STATUS_NAMES, ItemVectors, unit_rows
@@ -143,7 +143,9 @@ def store(tmp_path: Path) -> Store:
 def publish(store: Store, items: ItemVectors, settings: Settings | None = None, **options: Any) -> Publication:
     parent = store.collection("items").current()
     settings = settings or Settings()
-    return publish_candidate(store, "items", items, settings, parent_version=parent, model="bpr", **options)
+    return publish_candidate(
+        store, "items", RefreshRequest(items, settings, parent_version=parent, model="bpr", **options)
+    )
 
 
 def test_an_honest_refresh_of_rarely_clicked_items_is_published(store: Store) -> None:

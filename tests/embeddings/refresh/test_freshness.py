@@ -10,7 +10,7 @@ import pytest
 from embeddings.refresh import probe
 from embeddings.refresh.procrustes import procrustes, rotate
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Gate, MovingAverage, Settings, publish_candidate
+from embeddings.refresh.publish import Gate, MovingAverage, RefreshRequest, Settings, publish_candidate
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
 
@@ -50,7 +50,9 @@ def trained(seed: int, places: np.ndarray, noise: float = 0.15) -> np.ndarray:
 def publish(store: Store, vectors: np.ndarray, settings: Settings | None = None, name: str = "items") -> Publication:
     parent = store.collection(name).current()
     items = ItemVectors(np.arange(N), vectors, counts=np.full(N, 50))
-    return publish_candidate(store, name, items, settings or Settings(), parent_version=parent, model="bpr")
+    return publish_candidate(
+        store, name, RefreshRequest(items, settings or Settings(), parent_version=parent, model="bpr")
+    )
 
 
 def cosines_to(served: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from embeddings.refresh.held_versions import held_in_a_row, sound_version
 from embeddings.refresh.hold_policy import FAULTS
 from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Gate, Settings, View, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, Settings, View, publish_candidate
 from embeddings.refresh.settings import MAX_HELD
 from embeddings.refresh.usual import Usual
 from embeddings.store import Collection, open_store
@@ -50,7 +50,7 @@ def refresh(tmp_path: Path, collection: Collection) -> Refresh:
         candidate = ItemVectors(ids, vectors.astype(np.float32), counts=counts)
         options.setdefault("parent_version", collection.current())
         settings = Settings(gate=gate or Gate(), views=views)
-        return publish_candidate(open_store(tmp_path), "items", candidate, settings, **options)
+        return publish_candidate(open_store(tmp_path), "items", RefreshRequest(candidate, settings, **options))
 
     return publish
 

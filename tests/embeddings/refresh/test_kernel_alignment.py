@@ -10,7 +10,7 @@ import pytest
 
 from embeddings.refresh import probe
 from embeddings.refresh.kernel_alignment import MAX_PAIRED, diagnostics, kernel_alignment, nadaraya_watson
-from embeddings.refresh.publish import Gate, Settings, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, Settings, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 
@@ -79,7 +79,9 @@ def test_they_stand_in_the_report_of_a_version_and_hold_nothing(tmp_path: Path) 
     def publish(vectors: np.ndarray) -> dict[str, float]:
         items = ItemVectors(np.arange(600), vectors)
         parent = store.collection("items").current()
-        end = publish_candidate(store, "items", items, Settings(gate=Gate("report")), parent_version=parent)
+        end = publish_candidate(
+            store, "items", RefreshRequest(items, Settings(gate=Gate("report")), parent_version=parent)
+        )
         judged = {check["metric"] for check in end.gate}
         assert not [name for name in judged if "alignment" in name or "nw_accuracy" in name]
         return end.metrics

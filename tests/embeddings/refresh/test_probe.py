@@ -13,7 +13,7 @@ from embeddings.refresh import probe
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.refresh.gate_checks.frozen_probes import FrozenProbes
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Gate, Settings, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, Settings, publish_candidate
 from embeddings.store import Collection, Store, UnknownCollection, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 
@@ -47,7 +47,7 @@ def publish(store: Store, rows: np.ndarray, mode: str = "enforce", **columns: ob
     candidate = ItemVectors(np.arange(N), rows, **columns)  # type: ignore[arg-type]
     parent = store.collection("items").current()
     settings = Settings(ema=None, gate=Gate(mode))  # type: ignore[arg-type]
-    return publish_candidate(store, "items", candidate, settings, parent_version=parent)
+    return publish_candidate(store, "items", RefreshRequest(candidate, settings, parent_version=parent))
 
 
 def registered(collection: Collection) -> dict[str, object]:
@@ -171,10 +171,10 @@ def test_what_cannot_be_registered(store: Store, collection: Collection) -> None
 def test_a_copy_reads_another_collection(store: Store, collection: Collection) -> None:
     registered(collection)
     rows = ItemVectors(np.arange(N), vectors(9))
-    publish_candidate(store, "others", rows, Settings())
+    publish_candidate(store, "others", RefreshRequest(rows, Settings()))
     assert probe.copy_to(collection, store.collection("others")) == ["cluster"]
     end = publish_candidate(
-        store, "others", ItemVectors(np.arange(N), vectors(10)), Settings(), parent_version="v000001"
+        store, "others", RefreshRequest(ItemVectors(np.arange(N), vectors(10)), Settings(), parent_version="v000001")
     )
     assert end.metrics["canary_accuracy[cluster]"] > 0.8
 

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.refresh.eligibility import eligible_rows
-from embeddings.refresh.merge import Expiry, expired, plan
-from embeddings.refresh.moving_average import average
+from embeddings.refresh.merge import Expiry, eligible_rows, expired, plan
 from embeddings.refresh.procrustes import Rotated, min_shared, procrustes, rotate
-from embeddings.refresh.served_rows import ServedRows
+from embeddings.refresh.served_rows import ServedRows, average
 from embeddings.refresh.settings import MovingAverage
 from embeddings.vectors.item_vectors import CARRIED, CHUNK_ROWS, FOUND, ItemVectors
 from embeddings.vectors.lazy_rows import Picked, Rows, Widened, take

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embeddings.refresh import scratch
-from embeddings.refresh.publish import Gate, Settings, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, Settings, publish_candidate
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import FOUND, MISSING, ItemVectors
 
@@ -32,7 +32,10 @@ def candidate(seed: int, ids: Any = None) -> ItemVectors:
 
 def publish(store: Store, name: str, seed: int) -> None:
     parent = store.collection(name).current()
-    assert publish_candidate(store, name, candidate(seed), SETTINGS, parent_version=parent).version is not None
+    assert (
+        publish_candidate(store, name, RefreshRequest(candidate(seed), SETTINGS, parent_version=parent)).version
+        is not None
+    )
 
 
 def leave_scratch(store: Store, name: str, *seeds: int, ids: Any = None) -> None:
@@ -72,7 +75,7 @@ def test_an_erasure_reaches_the_scratch_collections(tmp_path: Path, name: str) -
 def test_nothing_is_published_to_one(tmp_path: Path) -> None:
     """A job of an earlier version that waited in a queue may have rows of ids that were erased since."""
     store = open_store(tmp_path)
-    end = publish_candidate(store, scratch_name("items"), candidate(2), SETTINGS, parent_version=None)
+    end = publish_candidate(store, scratch_name("items"), RefreshRequest(candidate(2), SETTINGS, parent_version=None))
     assert (end.status, end.version) == ("held", None)
     assert "publish to a collection of another name" in end.reasons[0]
     assert store.collections() == []
@@ -92,6 +95,6 @@ def test_limits_that_an_earlier_version_kept_are_not_read(tmp_path: Path) -> Non
     publish(store, "items", 1)
     kept = {"model": "", "dim": 8, "num_nulls": 3, "limits": {"cosine_mean": 2.0}, "nulls": {}, "kind": "halves"}
     store.collection("items").save_settings("calibration", "default", kept)
-    end = publish_candidate(store, "items", candidate(1), Settings(ema=None), parent_version="v000001")
+    end = publish_candidate(store, "items", RefreshRequest(candidate(1), Settings(ema=None), parent_version="v000001"))
     assert end.status == "published", end.reasons
     assert {check["metric"]: check["threshold"] for check in end.gate}["cosine_mean"] == 0.75

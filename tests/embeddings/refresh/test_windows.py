@@ -15,7 +15,7 @@ from embeddings.refresh.gate_checks.base import Metrics
 from embeddings.refresh.gate_checks.comparison import Comparison, Shorter
 from embeddings.refresh.gate_metrics import measure
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Settings, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.refresh.settings import Gate
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, open_store
@@ -147,7 +147,9 @@ def refreshed(root: Path, items: ItemVectors, last: int, num_days: int | None, m
     store = open_store(root)
     parent = store.collection("items").current()
     return publish_candidate(
-        store, "items", items, Settings(gate=Gate(mode)), parent_version=parent, lineage=lineage(last, num_days)
+        store,
+        "items",
+        RefreshRequest(items, Settings(gate=Gate(mode)), parent_version=parent, lineage=lineage(last, num_days)),
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from service.core.settings import Settings
@@ -37,7 +37,8 @@ publish = Publish.model_validate({
     "views": [{"name": "signs", "kind": "signed_projection", "dim": 64, "materialized": True}],
 })
 store = open_store(settings.store_url)
-assert publish_candidate(store, "items", ItemVectors(np.arange(40), rows), publish).status == "published"
+request = RefreshRequest(ItemVectors(np.arange(40), rows), publish)
+assert publish_candidate(store, "items", request).status == "published"
 unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 

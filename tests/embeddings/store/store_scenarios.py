@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import embeddings.store.files as store_files
-from embeddings.refresh.publish import Settings, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.store import StoreFull, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 
@@ -45,7 +45,9 @@ def vectors_of(seed: int) -> np.ndarray:
 def refresh(root: Path, seed: int, parent: str | None, job: str, keep_last: int = 1) -> Any:
     items = ItemVectors(np.arange(NUM_ITEMS), vectors_of(seed))
     return publish_candidate(
-        open_store(root), "items", items, Settings(), job_id=job, parent_version=parent, keep_last=keep_last
+        open_store(root),
+        "items",
+        RefreshRequest(items, Settings(), job_id=job, parent_version=parent, keep_last=keep_last),
     )
 
 

@@ -47,7 +47,7 @@ def test_rows_lie_beside_the_version_and_are_what_is_served(collection: Collecti
     assert {"view-v.arrow", "frequencies-v.arrow"} <= names
     np.testing.assert_array_equal(collection.view_lookup("raw", [3])[1], collection.open().lookup([3])[1])
     # Stored rows are read: the view's own map is asked for nothing.
-    collection._views._registry.features = None  # type: ignore[assignment, method-assign]
+    collection._registry.features = None  # type: ignore[assignment, method-assign]
     status, phi = collection.view_lookup("v", [3, 99])
     assert status.tolist() == [1, 0]
     assert phi.shape == (2, 8)
@@ -131,7 +131,7 @@ def test_rows_with_a_flipped_bit_are_not_served(collection: Collection, caplog: 
     file.unlink()
     file.write_bytes(damaged)
     again.view_lookup("v", [1, 2])
-    assert again._views._registry._stored.keys() == {file}
+    assert again._registry._stored.keys() == {file}
     np.testing.assert_array_equal(again.view_lookup("v", [1, 2])[1], whole)
 
 
@@ -159,7 +159,7 @@ def test_erased_rows_are_in_no_materialized_view(collection: Collection) -> None
         assert status.tolist() == [0, 1]
         assert not phi[0].any()
         np.testing.assert_allclose(phi[1], rows[1], atol=1e-6)
-        assert not one._views._registry._stored
+        assert not one._registry._stored
     assert collection.view_lookup("v", [4])[1].any()
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 
-from embeddings.refresh.publish import Gate, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, publish_candidate
 from embeddings.refresh.publish import Settings as Stage
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
@@ -88,9 +88,15 @@ def seed(settings: Settings, tenant: str = "default") -> None:
         noise = 0.05 * np.random.default_rng(number).standard_normal((NUM_ITEMS, DIM))
         items = ItemVectors(np.arange(NUM_ITEMS), (base + noise).astype(np.float32))
         publish_candidate(
-            store, "items", items, Stage(ema=None, gate=Gate("report")),
-            parent_version=store.collection("items").current(), model="bpr",
-        )  # fmt: skip
+            store,
+            "items",
+            RefreshRequest(
+                items,
+                Stage(ema=None, gate=Gate("report")),
+                parent_version=store.collection("items").current(),
+                model="bpr",
+            ),
+        )
     labels = {"id": np.arange(NUM_ITEMS), "label": np.repeat(["a", "b", "c"], NUM_ITEMS // 3)}
     pq.write_table(pa.table(labels), root / "labels.parquet")
     ratings = {

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embeddings.refresh.publish import Settings, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.service import serving
@@ -52,7 +52,9 @@ def publish(store_url: str, day: int, name: str = "items", settings: Any = None,
     store = open_store(store_url)
     parent = store.collection(name).current()
     end = publish_candidate(
-        store, name, retrained(day, **options), settings or Settings(), parent_version=parent, model="bpr"
+        store,
+        name,
+        RefreshRequest(retrained(day, **options), settings or Settings(), parent_version=parent, model="bpr"),
     )
     assert end.version is not None
     if end.status == "held":

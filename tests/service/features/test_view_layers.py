@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.settings import Gate, MovingAverage, Settings, View
 from embeddings.rff.torch_module import RandomFourierLayer
 from embeddings.store import Store, open_store
@@ -45,7 +45,9 @@ def two_days(served: Served, name: str, ema: MovingAverage | None, **view: objec
     settings = Settings(ema=ema, gate=Gate("report"), views=(View(f"{name}_rff", **view),))  # type: ignore[arg-type]
     parent = None
     for day in (first.astype(np.float32), second):
-        done = publish_candidate(store_of(served), name, ItemVectors(IDS, day), settings, parent_version=parent)
+        done = publish_candidate(
+            store_of(served), name, RefreshRequest(ItemVectors(IDS, day), settings, parent_version=parent)
+        )
         assert done.status == "published", done.reasons
         parent = done.version
     return second

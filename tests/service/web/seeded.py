@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.service import serving
@@ -88,14 +88,24 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
         turned = rows @ np.linalg.qr(random.standard_normal((DIM, DIM)))[0] if night else rows
         candidate = ItemVectors(np.arange(1, NUM_ITEMS + 1) * 10, turned.astype(np.float32))
         job = ids["adam-ar"] if night == 6 else None
-        outcome = publish_candidate(store, COLLECTION, candidate, publish, job_id=job, parent_version=parent, model="m")
+        outcome = publish_candidate(
+            store, COLLECTION, RefreshRequest(candidate, publish, job_id=job, parent_version=parent, model="m")
+        )
         assert outcome.status == "published", outcome.reasons
     assert outcome is not None
     shuffled = turned[random.permutation(NUM_ITEMS)].astype(np.float32)
     held = publish_candidate(
-        store, COLLECTION, ItemVectors(candidate.ids, shuffled), publish, job_id=ids["drifted"],
-        parent_version=outcome.version, model="m", lineage={"drift": DRIFT},
-    )  # fmt: skip
+        store,
+        COLLECTION,
+        RefreshRequest(
+            ItemVectors(candidate.ids, shuffled),
+            publish,
+            job_id=ids["drifted"],
+            parent_version=outcome.version,
+            model="m",
+            lineage={"drift": DRIFT},
+        ),
+    )
     assert held.status == "held"
     manifest = store.collection(COLLECTION).manifest(str(held.version))
     return {"status": "held", "collection": COLLECTION, "held_in_a_row": 1} | {

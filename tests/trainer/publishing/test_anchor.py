@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.settings import Gate, Settings
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, unit_rows
@@ -141,7 +141,7 @@ def published(run: Any, basis: np.ndarray | None = None) -> ItemVectors:
     )
     store = open_store(run.store_url)
     off = Settings(align=False, ema=None, gate=Gate("off"))
-    publish_candidate(store, "items", turned, off, parent_version=None, model="bpr")
+    publish_candidate(store, "items", RefreshRequest(turned, off, parent_version=None, model="bpr"))
     return found
 
 

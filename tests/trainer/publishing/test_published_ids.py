@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embeddings.refresh.publish import publish_candidate
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, keys_of
 from trainer.data.batches.prepared import PreparedData
@@ -60,7 +60,9 @@ def run_beside(make_run, tmp_path, served, ids):
     vectors = np.eye(3, 4, dtype=np.float32)
     candidate = ItemVectors(keys_of(served), vectors, norms=np.ones(3, np.float32), evidence=np.ones(3, bool))
     publish_candidate(
-        open_store(run.store_url), "items", candidate, run.job.publish, job_id="first", parent_version=None
+        open_store(run.store_url),
+        "items",
+        RefreshRequest(candidate, run.job.publish, job_id="first", parent_version=None),
     )
     return run
 

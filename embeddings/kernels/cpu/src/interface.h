@@ -1,4 +1,5 @@
-// What Python hands over: one struct for each call, mirrored field by field in embeddings/kernels/cpu/library.py.
+// What Python hands over: one struct for each call. embeddings/kernels/cpu/library.py reads them from here, so each member
+// is written as `type name, name;`.
 #pragma once
 
 #include <cstdint>
@@ -84,11 +85,11 @@ struct Record {
 
 // An optimizer at one step, in numbers.
 struct Step {
-  double rate, beta1, beta2, eps, alpha, keep, clip, scale;
-  const void* fades;  // [num_fades, 2]: beta1^n and beta2^n
-  int64_t num_fades, step;
+  double rate, beta1, beta2, eps, alpha, decay_factor, clip, scale;
+  const void* beta_powers;  // [num_powers, 2]: beta1^n and beta2^n
+  int64_t num_powers, step;
   Rule rule;
-  int32_t fading, eps_inside_root, from_start, moments_decay;
+  int32_t dense_moments, eps_inside_root, from_start, moments_decay;
 };
 
 struct UpdateCall {

@@ -237,7 +237,7 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
   const Step& step = *call.step;
   const Rule rule(call);
   const Real* grads = static_cast<const Real*>(call.records[0].grad);
-  const Real* fades = static_cast<const Real*>(step.fades);
+  const Real* beta_powers = static_cast<const Real*>(step.beta_powers);
   int64_t widest = 0;
   for (int64_t t = 0; t < tables.num_tables; ++t) widest = std::max(widest, tables.tables[t].dim);
   widest = (widest + 15) / 16 * 16;
@@ -282,9 +282,9 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
       const int64_t num_skipped = last > 0 || step.from_start ? step.step - 1 - last : 0;
       Row<W, S, Real> row{weights + r * dim, vectors + r * width, values + r, g, words, {}, 0, 1, 1, dim};
       if (call.deferred) row.deferred = correction<Real>(*call.deferred, last);
-      row.keep = Real((1 - std::min(1.0, step.alpha * double(num_skipped))) * step.keep);
-      const int64_t passed = step.fading ? num_skipped + 1 : 1;
-      if (passed < step.num_fades) row.fade1 = fades[2 * passed], row.fade2 = fades[2 * passed + 1];
+      row.keep = Real((1 - std::min(1.0, step.alpha * double(num_skipped))) * step.decay_factor);
+      const int64_t passed = step.dense_moments ? num_skipped + 1 : 1;
+      if (passed < step.num_powers) row.fade1 = beta_powers[2 * passed], row.fade2 = beta_powers[2 * passed + 1];
       else row.fade1 = Real(std::pow(step.beta1, double(passed))), row.fade2 = Real(std::pow(step.beta2, double(passed)));
       if (step.moments_decay) row.fade1 *= row.deferred.decay, row.fade2 *= row.deferred.decay * row.deferred.decay;
       if constexpr (is_half<W>) draw_words(words, uint64_t(step.step), uint64_t(r), table, dim);

@@ -12,7 +12,7 @@ from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.refresh.gate_checks.model_quality import MARGIN, ModelQuality
 from embeddings.refresh.model_comparison import ModelComparison, ModelDifference
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Settings, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.store import Store
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.embeddings.refresh.gate_checks.test_registry import comparison
@@ -35,9 +35,15 @@ def refresh(
     models = None if difference is None else ModelComparison("v000001", (difference, *more))
     parent = store.collection("items").current()
     return publish_candidate(
-        store, "items", ItemVectors(np.arange(N), vectors.astype(np.float32)), Settings(), parent_version=parent,
-        models=models,
-    )  # fmt: skip
+        store,
+        "items",
+        RefreshRequest(
+            ItemVectors(np.arange(N), vectors.astype(np.float32)),
+            Settings(),
+            parent_version=parent,
+            models=models,
+        ),
+    )
 
 
 def failed(end: Publication) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from embeddings.refresh.gate_checks.row_figures import RowFigures
 from embeddings.refresh.publication import Publication
-from embeddings.refresh.publish import Gate, Settings, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, Settings, publish_candidate
 from embeddings.refresh.usual import EARLY, WIDTH
 from embeddings.store import Store
 from embeddings.vectors.item_vectors import ItemVectors
@@ -27,9 +27,15 @@ def refresh(store: Store, seed: int, gate: Gate | None = None, **figures: Any) -
     vectors = np.random.default_rng(0).standard_normal((N, D))
     vectors += 0.1 * np.random.default_rng(1 + seed).standard_normal((N, D))
     return publish_candidate(
-        store, "items", ItemVectors(np.arange(N), vectors.astype(np.float32)), Settings(gate=gate or Gate()),
-        parent_version=store.collection("items").current(), lineage={"row_figures": USUAL | figures},
-    )  # fmt: skip
+        store,
+        "items",
+        RefreshRequest(
+            ItemVectors(np.arange(N), vectors.astype(np.float32)),
+            Settings(gate=gate or Gate()),
+            parent_version=store.collection("items").current(),
+            lineage={"row_figures": USUAL | figures},
+        ),
+    )
 
 
 def failed(end: Publication) -> list[str]:

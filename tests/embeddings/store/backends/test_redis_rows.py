@@ -345,7 +345,7 @@ def test_erased_rows_leave_a_version_that_was_published_meanwhile(
         if len(written) == 2:
             # It had begun before the erasure was recorded, else it would finish that first.
             with monkeypatch.context() as patch:
-                patch.setattr(erasure.Erasure, "finish", lambda self: None)
+                patch.setattr(erasure.CollectionErasure, "finish_erasure", lambda self: None)
                 publish(publisher, 3, third[ids], ids)
         return write_items(*arguments)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from embeddings.refresh.publish import Gate, Settings, View, publish_candidate
+from embeddings.refresh.publish import Gate, RefreshRequest, Settings, View, publish_candidate
 from embeddings.store import Store, open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.embeddings.store import store_scenarios
@@ -34,7 +34,9 @@ def publish(store: Store, seed: int, without: Any = (), mode: str = "report") ->
     ids = np.setdiff1d(np.arange(NUM_ITEMS), without)
     settings = Settings(gate=Gate(mode), views=(WIDE,))  # type: ignore[arg-type]
     parent = store.collection("items").current()
-    return publish_candidate(store, "items", ItemVectors(ids, vectors[ids]), settings, parent_version=parent)
+    return publish_candidate(
+        store, "items", RefreshRequest(ItemVectors(ids, vectors[ids]), settings, parent_version=parent)
+    )
 
 
 def prepare(root: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.refresh import publish as stage
-from embeddings.refresh.publish import Gate, MovingAverage, Settings, publish_candidate
+from embeddings.refresh.publish import Gate, MovingAverage, RefreshRequest, Settings, publish_candidate
 from embeddings.store import Collection, CorruptStore, IdsErased, Store, StoreError, UnknownCollection, open_store
 from embeddings.store.collection import erasure, writer
 from embeddings.store.files import StoreBusy, replace_document, writer_lock
@@ -118,7 +118,7 @@ def test_ids_are_recorded_by_hash_alone(tmp_path: Path) -> None:
     names = [f"somebody-{number}@example.org" for number in range(30)]
     store = open_store(tmp_path)
     vectors = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
-    publish_candidate(store, "items", ItemVectors(names, vectors), Settings(gate=Gate("off")))
+    publish_candidate(store, "items", RefreshRequest(ItemVectors(names, vectors), Settings(gate=Gate("off"))))
     store.collection("items").erase(names[:2], "they asked")
     for path in tmp_path.rglob("*"):
         if path.is_file():
@@ -222,7 +222,7 @@ def test_a_damaged_anchor_ends_no_publishing(root: Path, collection: Collection,
     items = store.collection("items").open().items()
     settings = Settings(gate=Gate("off"), ema=ema)
     parent = store.collection("items").current()
-    end = publish_candidate(store, "items", items, settings, parent_version=parent)
+    end = publish_candidate(store, "items", RefreshRequest(items, settings, parent_version=parent))
     assert (end.status, end.anchor_cosine) == ("published", None)
     note = store.collection("items").manifest()["alignment"]["note"]
     assert (note is None) if ema is not None else note.startswith("aligned onto the parent instead of the anchor")

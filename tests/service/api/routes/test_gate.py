@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embeddings.refresh.publish import Gate as GateMode
+from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.publish import Settings as StageSettings
-from embeddings.refresh.publish import publish_candidate
 from embeddings.vectors.item_vectors import ItemVectors
 from service.core.settings import Settings
 from tests.service import published
@@ -30,9 +30,15 @@ def refresh(settings: Settings, name: str, seed: int, noise: float = 0.05, model
     base = centres + np.random.default_rng(0).standard_normal((N, D))
     vectors = (base + noise * np.random.default_rng(seed).standard_normal((N, D))).astype(np.float32)
     end = publish_candidate(
-        store, name, ItemVectors(np.arange(N), vectors), StageSettings(ema=None, gate=GateMode("report")),
-        parent_version=store.collection(name).current(), model=model,
-    )  # fmt: skip
+        store,
+        name,
+        RefreshRequest(
+            ItemVectors(np.arange(N), vectors),
+            StageSettings(ema=None, gate=GateMode("report")),
+            parent_version=store.collection(name).current(),
+            model=model,
+        ),
+    )
     return str(end.version)
 
 

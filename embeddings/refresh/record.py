@@ -1,0 +1,73 @@
+"""The entries of a version's manifest that a refresh writes: written here, and read here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from embeddings.refresh.settings import MAX_HELD
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshRecord:
+    """What a refresh records of a version; the defaults are those of versions that no refresh of today wrote.
+
+    Attributes:
+        model: what besides dim decides the geometry, None where it is not known.
+        lineage: what the run was made of.
+        new: number of items that the parent did not have.
+        uncertain: number of items that are served as uncertain.
+        retired: number of the parent's items that training gave up.
+        expired: number of the parent's items that were carried for too long.
+        erased: number of the candidate's items that were erased.
+        gate_mode: mode of the gate that judged it.
+        drift_from: the version that drift is counted from.
+        canaries: names of the probes that took part, None where nothing was measured.
+        metrics: every finite measurement, gated or not.
+        comparison: the model beside the served one.
+        max_held: number of versions held in a row after which somebody is called.
+        sound: True if the next refresh may go on from its rows.
+        released: the row of held versions that it ends.
+        not_released: reason why it does not end the row.
+        diagnosis: what failed, by how much and why.
+        hold_for: reasons for which it is held; empty: it is published.
+        remarks: what failed, also where it is published.
+        training_step: its training step, for jobs that publish repeatedly.
+    """
+
+    model: str | None = None
+    lineage: Mapping[str, Any] | None = None
+    new: int = 0
+    uncertain: int = 0
+    retired: int = 0
+    expired: int = 0
+    erased: int = 0
+    gate_mode: str | None = None
+    drift_from: str | None = None
+    canaries: Sequence[str] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    comparison: Mapping[str, Any] | None = None
+    max_held: int = MAX_HELD
+    sound: bool = False
+    released: dict[str, Any] | None = None
+    not_released: str | None = None
+    diagnosis: dict[str, Any] | None = None
+    hold_for: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    training_step: int | None = None
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> RefreshRecord:
+        """Read the entries of a manifest; other entries are passed over."""
+        return cls(**{name: manifest[name] for name in _NAMES if manifest.get(name) is not None})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entries for the manifest."""
+        entries = {name: getattr(self, name) for name in _NAMES}
+        return {name: entry for name, entry in entries.items() if entry is not None or name not in _LEFT_OUT}
+
+
+_NAMES = tuple(one.name for one in fields(RefreshRecord))
+_LEFT_OUT = frozenset({"canaries", "training_step"})
+"""Entries that are left out where they are None; the others are written as null."""
