@@ -64,6 +64,10 @@ class CorruptStore(StoreError):
     """A file of the store is not what was written."""
 
 
+class RowsGone(UnknownVersion, CorruptStore):
+    """The rows of a version that was opened are in the remote store no more: it expired, or the store lost them."""
+
+
 class NewerStore(StoreError):
     """A newer version of Evenkeel wrote the collection in a format that this one does not read."""
 

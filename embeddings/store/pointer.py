@@ -33,7 +33,8 @@ class Pointer:
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
-        self._mark: tuple[int, ...] | None = None
+        self.mark: tuple[int, ...] | None = None
+        """Another one whenever CURRENT is another file, as far as it was read; None before."""
         self._served = Served(None, [], [])
 
     def read(self) -> Served:
@@ -54,7 +55,7 @@ class Pointer:
             status = os.fstat(descriptor)
             mark = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
             with self._lock:
-                if mark == self._mark:
+                if mark == self.mark:
                     return self._served
             document = decode_document(os.read(descriptor, status.st_size + 1), self._path)
             if unknown := sorted(document.keys() - set(Served._fields)):
@@ -66,7 +67,7 @@ class Pointer:
         finally:
             os.close(descriptor)
         with self._lock:
-            self._mark, self._served = mark, served
+            self.mark, self._served = mark, served
         return served
 
     def switch(self, to: dict[str, Any]) -> None:

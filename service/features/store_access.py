@@ -10,7 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from embeddings.store import Store, files
+from embeddings.store import Collection, Store, files
+from embeddings.store.files import RowsGone
 from embeddings.vectors.item_vectors import ItemIdError
 from service.core import tenants
 from service.core.errors import Problem
@@ -22,6 +23,7 @@ _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 # The first that fits counts, so a class comes before its base.
 _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
+    (RowsGone, 500, "store-corrupt", "restore the store's server from a backup, or publish again"),
     (files.UnknownCollection, 404, "collection-not-found", "GET /v1/collections lists them"),
     (files.UnknownVersion, 404, "version-not-found", "GET /v1/collections/NAME/versions lists them"),
     (files.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
@@ -47,6 +49,15 @@ async def in_store(call: Callable[Arguments, Result], *args: Arguments.args, **k
     """Run ``call``, which reads files, in a thread, and turn the store's errors into the matching Problem."""
     with store_problems():
         return await run_in_threadpool(call, *args, **kwargs)
+
+
+def rereading(collection: Collection, call: Callable[[], Result]) -> Result:
+    """Call again, with readers opened anew, if the rows of an open one are gone: the store may have been restored."""
+    try:
+        return call()
+    except RowsGone:
+        collection.open_anew()
+        return call()
 
 
 @contextlib.contextmanager

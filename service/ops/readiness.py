@@ -48,6 +48,9 @@ async def readiness(state: Any) -> Readiness:
         checks["store"] = store.message
         fit["store"] = store.serves or not is_vectors
     is_well = checks["database"] == "ok" and level in ("ok", "low") and (store is None or store.reached)
+    if damaged := sum(map(len, state.store.damaged().values())):
+        checks["vectors"] = f"{damaged} versions are damaged and not served: the service's log names them"
+        is_well = False
     for task in state.task_health:
         task_is_well, checks[task.name] = task.verdict()
         is_well = is_well and task_is_well

@@ -33,6 +33,7 @@ from embeddings.store.collection.directory import LOCK_FILE, POINTER_FILE, Colle
 from embeddings.store.files import (
     CorruptStore,
     FileEntry,
+    RowsGone,
     StoreBusy,
     StoreUnavailable,
     UnknownCollection,
@@ -344,7 +345,11 @@ class Mirror(CollectionDirectory):
             return super().lookup_current(ids, open_current)
         latest = self._latest
         if latest is not None:
-            rows = self.remote.lookup(latest[1], ids, latest[0])
+            try:
+                rows = self.remote.lookup(latest[1], ids, latest[0])
+            except RowsGone:
+                self._latest = None
+                raise
             if rows is not None:
                 return latest[1].version, *rows
         reader, seen = open_current(), self._seen

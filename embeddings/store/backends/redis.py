@@ -31,7 +31,7 @@ from embeddings.store.backends.redis_reader import RedisReader
 from embeddings.store.backends.redis_rows import Client, RowKeys, load_rows, remove_rows, repack
 from embeddings.store.backends.remote import content_name
 from embeddings.store.backends.remote_store import RemoteStore
-from embeddings.store.files import StoreBusy, StoreError, StoreFull, StoreUnavailable, UnknownVersion
+from embeddings.store.files import RowsGone, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from embeddings.store.lease import Lease, leased
 from embeddings.store.manifest import VersionManifest, is_items_file
 from embeddings.store.url import REDIS_PREFIX, StoreUrl, parse_store_url
@@ -220,7 +220,7 @@ class InRedis:
         with reaching(self._where):
             for name in named:
                 # A version whose rows Redis lost keeps nobody from publishing others.
-                with contextlib.suppress(UnknownVersion):
+                with contextlib.suppress(RowsGone):
                     if name.startswith("rows."):
                         repack(self._client, self._keys(name))
             for member in self._client.smembers(f"{self._base}:objects"):

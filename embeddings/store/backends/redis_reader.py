@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.store.backends.redis_rows import Client, Columns, RowKeys, gone, read_columns, repack
-from embeddings.store.files import UnknownVersion
+from embeddings.store.files import RowsGone
 from embeddings.store.manifest import VersionManifest
 from embeddings.store.version import VersionReader, items_of, matrix_of
 from embeddings.vectors.half_precision import as_float32
@@ -57,7 +57,7 @@ class RedisReader(VersionReader):
     item.
 
     Raises:
-        UnknownVersion: the rows are gone.
+        RowsGone: the rows are gone.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RedisReader(VersionReader):
             return self._lookup(ids, Given(key, value))
         except Switched:
             return None
-        except UnknownVersion:
+        except RowsGone:
             with self._reach():
                 if self._client.get(key) == value:
                     raise
@@ -117,7 +117,7 @@ class RedisReader(VersionReader):
         return queries
 
     def _read(self, rows: Array, given: Given | None) -> Array:
-        """Read the stored vectors [n, d] of rows int64 [n]; raise UnknownVersion, Switched."""
+        """Read the stored vectors [n, d] of rows int64 [n]; raise RowsGone, Switched."""
         width = self.dim * self._dtype.itemsize
         positions = np.stack([rows // self._block_rows, rows % self._block_rows * width], axis=1).astype("<u4")
         key, expected = given or (self._rows.alive(), None)

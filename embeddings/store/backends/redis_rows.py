@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from embeddings.store.files import UnknownVersion
+from embeddings.store.files import RowsGone
 from embeddings.store.version import key_column, keys_of_column, matrix_of, read_arrow
 from embeddings.vectors.item_vectors import Array
 
@@ -93,7 +93,7 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
     """
     try:
         info = rows_info(client, keys)
-    except UnknownVersion:
+    except RowsGone:
         return
     milliseconds = max(int(1000 * grace_seconds), 1) if client.exists(keys.alive()) else 1
     others = [keys.block(number) for number in range(info["blocks"])]
@@ -107,7 +107,7 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
 
 
 def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
-    """Read BASE:info; raise UnknownVersion."""
+    """Read BASE:info; raise RowsGone."""
     info = client.get(keys.info())
     if info is None:
         raise gone(keys)
@@ -115,9 +115,9 @@ def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
     return {"blocks": 0, **document}
 
 
-def gone(keys: RowKeys) -> UnknownVersion:
+def gone(keys: RowKeys) -> RowsGone:
     """Return the error of a reader whose rows are not there any more."""
-    return UnknownVersion(
+    return RowsGone(
         f"{keys.base}: the item rows are gone: their version has expired and its time of grace is over, or Redis lost "
         "them; open the current version, or publish again"
     )
@@ -131,7 +131,7 @@ class Columns(NamedTuple):
 
 
 def read_columns(client: Client, keys: RowKeys, num_chunks: int, id_type: str) -> Columns:
-    """Read everything but the vectors of all items; raise UnknownVersion."""
+    """Read everything but the vectors of all items; raise RowsGone."""
     if not num_chunks:
         return _no_columns(id_type)
     contents = [client.get(keys.chunk(number)) for number in range(num_chunks)]
@@ -178,7 +178,7 @@ def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
     ``base``, of which a version holds the differences alone, and in BASE:gone the ids that it lacks.
 
     Raises:
-        UnknownVersion: the rows are gone.
+        RowsGone: the rows are gone.
     """
     info = rows_info(client, keys)
     if info["blocks"] or not info["chunks"]:

@@ -95,6 +95,10 @@ class Collection(CollectionWriter, CollectionViews):
         """
         return self._reader.lookup(ids, version)
 
+    def open_anew(self) -> None:
+        """Forget what this process has open: the next reader is of what the store has then."""
+        self._reader.forget()
+
     def snapshot_read(self) -> contextlib.AbstractContextManager[None]:
         """Read one state of the collection inside this context, in this thread.
 

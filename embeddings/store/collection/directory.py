@@ -116,6 +116,14 @@ class CollectionDirectory:
         document = read_document(path)
         return None if document is None else VersionManifest.from_json(document, path)
 
+    def manifest_mark(self, version: str) -> tuple[int, ...] | None:
+        """Return what tells the manifest of a version from another in its place; None where there is none."""
+        try:
+            status = os.stat(self.versions / version / MANIFEST_FILE)
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
     def read_state(self, version: str) -> dict[str, Any]:
         """Return the document of a version that was held or has expired, {} for others."""
         return read_document(self.states / f"{version}.json") or {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDirectory, Lookup
-from embeddings.store.files import CorruptStore, UnknownCollection, UnknownVersion
+from embeddings.store.files import CorruptStore, RowsGone, UnknownCollection, UnknownVersion
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
@@ -35,6 +35,8 @@ class CollectionReader:
         self._views = views
         self._lock = threading.Lock()
         self._manifests: dict[str, VersionManifest] = {}
+        self._marks: dict[str, tuple[int, ...] | None] = {}
+        self._pointer_mark: tuple[int, ...] | None = None
         self._readers: collections.OrderedDict[str, VersionReader] = collections.OrderedDict()
         self._erasures = 0
         self._damaged: dict[str, str] = {}
@@ -45,9 +47,7 @@ class CollectionReader:
         """Return the name of a version, or of the one current now; raise UnknownVersion, UnknownCollection."""
         name = self._files.name
         served = self._files.pointer.read()
-        if served.erasures != self._erasures:
-            self.forget()
-            self._erasures = served.erasures
+        self._forget_replaced(served.erasures)
         if version == "current":
             current = served.version
             if current is None:
@@ -66,6 +66,7 @@ class CollectionReader:
         with self._lock:
             manifest = self._manifests.get(version)
         if manifest is None:
+            mark = self._files.manifest_mark(version)
             manifest = self._files.read_manifest(version)
             if manifest is None:
                 path = self._files.versions / version / MANIFEST_FILE
@@ -73,7 +74,7 @@ class CollectionReader:
                     f"{path}: the manifest is gone: restore it from a backup, or promote another version"
                 )
             with self._lock:
-                self._manifests[version] = manifest
+                self._manifests[version], self._marks[version] = manifest, mark
         return manifest
 
     def manifest_now(self, version: str) -> VersionManifest:
@@ -149,6 +150,13 @@ class CollectionReader:
 
     def lookup(self, ids: Any, version: str = "current") -> Lookup:
         """Look up ``ids`` in one version (see Collection.lookup)."""
+        try:
+            return self._lookup(ids, version)
+        except RowsGone:
+            self.forget()
+            return self._lookup(ids, version)
+
+    def _lookup(self, ids: Any, version: str) -> Lookup:
         if version == "current":
             return self._files.lookup_current(ids, self.open)
         reader = self.open(version)
@@ -159,7 +167,8 @@ class CollectionReader:
         served = self._files.pointer.read()
         with self._lock:
             reader = self._readers.get((served.version if version == "current" else version) or "")
-        return reader if served.erasures == self._erasures else None
+        is_known = (served.erasures, self._files.pointer.mark) == (self._erasures, self._pointer_mark)
+        return reader if is_known else None
 
     def rotation(self, version: str) -> Array:
         """Return R [d, d] of a version (see Collection.rotation)."""
@@ -190,15 +199,33 @@ class CollectionReader:
     def damaged(self) -> dict[str, str]:
         """Return the versions that this process found damaged, and what is wrong with each."""
         with self._lock:
-            return dict(self._damaged)
+            damaged = dict(self._damaged)
+        return {name: why for name, why in damaged.items() if self._files.manifest_mark(name) is not None}
 
     def forget(self, *versions: str) -> None:
         """Drop what this process remembers of versions, of all where none is named; open readers stay readable."""
         with self._lock:
             for version in versions or {*self._manifests, *self._readers}:
-                self._manifests.pop(version, None)
-                self._readers.pop(version, None)
+                for known in (self._manifests, self._marks, self._readers):
+                    known.pop(version, None)
         self._views.forget_rows()
+
+    def _forget_replaced(self, erasures: int) -> None:
+        """Forget versions that are others under the same name, once CURRENT is another file.
+
+        A store that was restored from a backup gives names again that this process has seen before.
+        """
+        if erasures != self._erasures:
+            self.forget()
+            self._erasures = erasures
+        if (mark := self._files.pointer.mark) != self._pointer_mark:
+            with self._lock:
+                known = dict(self._marks)
+            if replaced := [name for name, seen in known.items() if self._files.manifest_mark(name) != seen]:
+                self.forget(*replaced)
+                for name in replaced:
+                    self._damaged.pop(name, None)
+            self._pointer_mark = mark
 
     def _open(self, version: str) -> VersionReader:
         if version != "current":
@@ -213,7 +240,7 @@ class CollectionReader:
                 # A switch and a clean-up may both have happened since the pointer was read.
                 if self._files.pointer.read().version != name and attempt < _ATTEMPTS - 1:
                     continue
-                if isinstance(error, UnknownVersion):
+                if not isinstance(error, CorruptStore):
                     raise
                 return self._instead_of(name, error)
         raise AssertionError("unreachable")

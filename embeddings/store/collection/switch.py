@@ -171,7 +171,8 @@ class VersionSwitch:
                 return
             if compare and _is_done(served, switch, expected):
                 return
-            if compare and served.version != expected:
+            has_lost_all = switch.kind == "publish" and not served.versions
+            if compare and served.version != expected and not has_lost_all:
                 remedy = "look at what is served now, then decide again"
                 if switch.kind == "publish":
                     remedy = f"{version} rests on what is not served any more; refresh again from the current one"

@@ -12,7 +12,7 @@ from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection
 from service.core import errors, json_schema
 from service.core.pagination import Paging, page_of
 from service.features.snapshots import PARQUET, identity_of, parquet_chunks
-from service.features.store_access import ids_as, in_store, store_of, unchanged
+from service.features.store_access import ids_as, in_store, rereading, store_of, unchanged
 from service.features.summaries import summary
 from service.identity import idempotency
 from service.identity.auth import require
@@ -142,8 +142,7 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
     if (body.id is None) == (body.vector is None):
         raise errors.invalid(FieldProblem("id", "give id or vector, one of them"))
 
-    def search() -> dict[str, Any]:
-        there = existing(request, collection)
+    def search(there: Collection) -> dict[str, Any]:
         erasures = there.num_erasures()
         reader = there.open(body.version)
         query: Any = body.vector
@@ -160,7 +159,11 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
             "items": [{"id": id_, "cosine": cosine} for id_, cosine in items],
         }
 
-    return await in_store(search)
+    def answer() -> dict[str, Any]:
+        there = existing(request, collection)
+        return rereading(there, lambda: search(there))
+
+    return await in_store(answer)
 
 
 def existing(request: Request, name: str) -> Collection:

@@ -26,7 +26,7 @@ from service.api.routes.collections import existing
 from service.core import errors
 from service.core.inline_io import InlineIO
 from service.core.tenants import qualified
-from service.features.store_access import accepted, ids_as, in_store, store_of, store_problems, unchanged
+from service.features.store_access import accepted, ids_as, in_store, rereading, store_of, store_problems, unchanged
 from service.identity.auth import require
 from trainer.spec.problems import FieldProblem
 
@@ -117,7 +117,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
         with target.snapshot_read():
             if collection is not None:
                 existing(request, collection)
-            return of(target, started)
+            return rereading(target, lambda: of(target, started))
 
     def of(target: Collection, started: float) -> Response:
         reader = target.open(query.version)
