@@ -16,11 +16,11 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-r
 # Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 # Not --quiet: it leaves out warnings, which --strict then does not see.
-SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = ctr_peers $(filter-out __init__ hosts,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs reference notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
+.PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs pictures notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,11 +75,11 @@ check-site:
 check-audit:
 	@deploy/audit.sh $(BIN)/python
 
-docs: reference  ## build the site of docs/ into build/site, which needs no network
+docs: setup  ## build the site of docs/ into build/site, with the reference that is read from the code; it needs no network
 	@$(SITE)
 	@echo build/site/index.html
 
-reference: setup  ## write the pages of docs/ that are read from the code, and its pictures
+pictures: setup  ## draw the pictures of docs/ and the plots of its reports
 	@$(BIN)/python -m deploy.site
 
 notebooks: setup  ## run examples/notebooks and keep what their cells print
