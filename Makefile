@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Not --quiet: it leaves out warnings, which --strict then does not see.
 SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-BENCHMARKS = ctr_peers $(filter-out __init__ hosts,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS = ctr_peers $(filter-out __init__ hosts two_trees,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs pictures notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
 
@@ -92,7 +92,7 @@ format: setup  ## rewrite the code in the project's format
 serve: setup  ## the service, which prints its address; it reads data sets below here
 	@$(BIN)/evenkeel serve
 
-bench: setup  ## every benchmark, one JSON line per case
+bench: setup  ## every benchmark by its defaults, at most three minutes each (--full has the figures of the reports); one JSON line per case
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 gpu-check:  ## on a machine with a GPU: tests, whole jobs, benchmarks, into docs/gpu/; GPU_PYTHON: with torch for CUDA

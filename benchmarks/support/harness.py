@@ -165,6 +165,15 @@ def cpu() -> str:
     return f"{model}, {torch.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"
 
 
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, **full: Any) -> argparse.Namespace:
+    """Return a benchmark's options. Their defaults take at most three minutes; with ``--full`` they are ``full``."""
+    names = ", ".join(f"{name} {value}" for name, value in full.items())
+    parser.add_argument("--full", action="store_true", help=f"what the reports have, up to hours: {names}")
+    if parser.parse_known_args(arguments)[0].full:
+        parser.set_defaults(**full)
+    return parser.parse_args(arguments)
+
+
 def main(
     run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str, usual: str = "T8 N200000 D64"
 ) -> argparse.Namespace:
