@@ -2,12 +2,12 @@
 
     python -m benchmarks.refresh [SPEC ...] [--full] [--refreshes 2] [--kinds KIND ...] [--folder DIR]
 
-Trains each spec's job once (day 0; default: BPR on MovieLens-1M, with --full item2vec too) and refreshes it, each day on its own
-nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a schedule
-does), ``retrain`` (from scratch with a seed of its own, what alignment alone has to put right), ``same_seed`` (from
-scratch with day 0's seed, and so from the same initial rows), ``anchor`` (a retrain drawn to what was served the day
-before, ``publish.anchor``), ``frozen_context`` (a retrain against the context of the day before, which is frozen), or
-``anchor_frozen_context``. All are aligned and gated. The consumer is logistic regression on a movie's first genre,
+Trains each spec's job once (day 0; default: BPR on MovieLens-1M, with --full item2vec too) and refreshes it, each day
+on its own nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a
+schedule does), ``retrain`` (from scratch with a seed of its own, what alignment alone has to put right), ``same_seed``
+(from scratch with day 0's seed, and so from the same initial rows), ``anchor`` (a retrain drawn to what was served the
+day before, ``publish.anchor``), ``frozen_context`` (a retrain against the context of the day before, which is frozen),
+or ``anchor_frozen_context``. All are aligned and gated. The consumer is logistic regression on a movie's first genre,
 fitted on four fifths of the movies and judged on the rest.
 One JSON line per case:
 
