@@ -11,7 +11,7 @@ WORKERS ?= 4
 # The longer forms of tests that are marked `long`.
 LONG = EVENKEEL_TEST_HOSTS=1 HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
 	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
-	EVENKEEL_TEST_NODES=1 EVENKEEL_TEST_PAPERS=1 EVENKEEL_TEST_DEMO_ROWS=200000 EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
+	EVENKEEL_TEST_NODES=1 EVENKEEL_TEST_PAPERS=1 EVENKEEL_TEST_EVERY_POINT=1 EVENKEEL_TEST_DEMO_ROWS=200000 EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
