@@ -11,16 +11,16 @@ WORKERS ?= 4
 # The longer forms of tests that are marked `long`.
 LONG = EVENKEEL_TEST_HOSTS=1 HYPOTHESIS_PROFILE=long EVENKEEL_SCHEMA_EXAMPLES=200 EVENKEEL_TEST_CANCELS=500 EVENKEEL_TEST_KILLS=200 \
 	EVENKEEL_TEST_SWITCHES=2000 EVENKEEL_TEST_LOAD_SECONDS=300 EVENKEEL_TEST_OUTAGE_SECONDS=300 \
-	EVENKEEL_TEST_NODES=1 EVENKEEL_TEST_PAPERS=1 EVENKEEL_TEST_DEMO_ROWS=200000 EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
+	EVENKEEL_TEST_NODES=1 EVENKEEL_TEST_PAPERS=1 EVENKEEL_TEST_EVERY_POINT=1 EVENKEEL_TEST_DEMO_ROWS=200000 EVENKEEL_TEST_VICTIMS="rank raylet gcs_server driver stopped everything"
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Where the environment forbids Python to keep what it compiled, each of hundreds of processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 # Not --quiet: it leaves out warnings, which --strict then does not see.
-SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-BENCHMARKS = ctr_peers $(filter-out __init__ hosts,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS = ctr_peers $(filter-out __init__ hosts two_trees,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs reference notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
+.PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs pictures notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,11 +75,11 @@ check-site:
 check-audit:
 	@deploy/audit.sh $(BIN)/python
 
-docs: reference  ## build the site of docs/ into build/site, which needs no network
+docs: setup  ## build the site of docs/ into build/site, with the reference that is read from the code; it needs no network
 	@$(SITE)
 	@echo build/site/index.html
 
-reference: setup  ## write the pages of docs/ that are read from the code, and its pictures
+pictures: setup  ## draw the pictures of docs/ and the plots of its reports
 	@$(BIN)/python -m deploy.site
 
 notebooks: setup  ## run examples/notebooks and keep what their cells print
@@ -92,7 +92,7 @@ format: setup  ## rewrite the code in the project's format
 serve: setup  ## the service, which prints its address; it reads data sets below here
 	@$(BIN)/evenkeel serve
 
-bench: setup  ## every benchmark, one JSON line per case
+bench: setup  ## every benchmark by its defaults, at most three minutes each (--full has the figures of the reports); one JSON line per case
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 gpu-check:  ## on a machine with a GPU: tests, whole jobs, benchmarks, into docs/gpu/; GPU_PYTHON: with torch for CUDA

@@ -1,6 +1,6 @@
 """Honest refreshes and faulty ones under the default gate: which are published, which are held, and by what.
 
-    python -m benchmarks.gate [--logs news ml1m ...] [--faults NAME ...] [--skip-faults] [--folder DIR]
+    python -m benchmarks.gate [--full] [--logs news ml1m ...] [--faults NAME ...] [--folder DIR]
 
 Each log is cut into days. A first job trains on the first days, then a job a day refreshes the collection on the last
 three days: a warm start from what is served, or from a held version that is sound, the refresh stage with its average,
@@ -33,6 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.support.harness import parse
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.usual import MIN_REFRESHES
 from embeddings.store import open_store
@@ -403,13 +404,12 @@ def table(lines: Sequence[Line]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--logs", nargs="+", choices=list(LOGS), default=list(LOGS))
-    parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="NAME")
-    parser.add_argument("--skip-faults", action="store_true", help="honest refreshes alone")
+    parser.add_argument("--logs", nargs="+", choices=list(LOGS), default=["news"])
+    parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=[], metavar="NAME")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the real logs")
     parser.add_argument("--folder", type=Path, help="folder to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    faults = {} if options.skip_faults else {name: FAULTS[name] for name in options.faults}
+    options = parse(parser, arguments, logs=list(LOGS), faults=list(FAULTS))
+    faults = {name: FAULTS[name] for name in options.faults}
     lines: list[Line] = []
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,6 +1,6 @@
 """Nearest items of a large version: the index against the exact search over the same rows.
 
-    python -m benchmarks.neighbors [--items 1000000] [--dim 64] [--rows clusters|uniform] [--queries 200]
+    python -m benchmarks.neighbors [--full] [--items 200000] [--dim 64] [--rows clusters|uniform] [--queries 200]
 
 Rows ``clusters`` are what training makes: items around 2,000 centres, coordinates of falling variance (the 1/k law, an
 effective rank of about dim / 4). ``uniform`` directions have no structure, which is the worst case for any index.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.support.harness import interleave, line
+from benchmarks.support.harness import interleave, line, parse
 from embeddings.store.nearest_neighbors import NeighborSearch, build_index
 from embeddings.vectors.item_vectors import FOUND, Array
 
@@ -102,11 +102,11 @@ def measure(kind: str, num_items: int, dim: int, num_queries: int) -> dict[str, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--items", type=int, default=200_000)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--rows", choices=("clusters", "uniform"), default="clusters")
     parser.add_argument("--queries", type=int, default=200)
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, items=1_000_000)
     measure(options.rows, options.items, options.dim, options.queries)
 
 

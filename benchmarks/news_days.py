@@ -1,6 +1,6 @@
 """Sixteen days of a real news log: clicks on articles that have a vector, and consumers that are fitted only once.
 
-    python -m benchmarks.news_days [--data DIR] [--seeds 0 1 2] [--a-day 8]
+    python -m benchmarks.news_days [--data DIR] [--full] [--seeds 0 1] [--days N] [--a-day 8]
 
 The job and the refresh are those of :mod:`benchmarks.gate`: BPR of 16 columns on the last three days of news_quarter,
 of which an article lives for about two. All ways have the same first version, trained on the first three days; then
@@ -47,6 +47,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from benchmarks.gate import COLLECTION, FIRST_EPOCHS, JOB, WINDOW, Fault, Line, Refreshes, Rows, news
+from benchmarks.support.harness import parse
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
 from trainer.report_pages.markdown import table_of
@@ -149,8 +150,8 @@ def served(refreshes: Refreshes) -> ItemVectors:
     return collection.open(version).items()
 
 
-def study(log: Log, folder: Path, seed: int, a_day: int) -> Iterator[Line]:
-    """Yield a line for each day after the first version, from all ways."""
+def study(log: Log, folder: Path, seed: int, a_day: int, num_days: int | None = None) -> Iterator[Line]:
+    """Yield a line for each day after the first version, or for the first ``num_days`` of them, from all ways."""
     ways: dict[str, Refreshes] = {}
     ends: dict[str, list[str]] = {way: [] for way in WAYS}
 
@@ -169,7 +170,7 @@ def study(log: Log, folder: Path, seed: int, a_day: int) -> Iterator[Line]:
         refresh(way, WINDOW - 1)
     yesterday = served(ways["daily"])
     frozen = {question: fit(*log.task(yesterday, WINDOW - 1, question)) for question in log.questions}
-    for day in range(WINDOW - 1, log.num_days - 1):
+    for day in range(WINDOW - 1, log.num_days - 1)[:num_days]:
         if day >= WINDOW:
             for way in WAYS:
                 refresh(way, day)
@@ -238,14 +239,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of news_quarter.parquet")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--a-day", type=int, default=8, help="refreshes a day of the way ``often``")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--days", type=int, default=1, help="days of the log that are followed (default: one)")
+    options = parse(parser, arguments, seeds=[0, 1], days=None)
     context = pq.read_table(options.data / "news_quarter.parquet")
     columns = {name: context[name].to_numpy() for name in context.column_names if name.startswith("click_")}
     log = Log(news(options.data, options.data) | columns)
     lines: list[Line] = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            for line in study(log, Path(folder), seed, options.a_day):
+            for line in study(log, Path(folder), seed, options.a_day, options.days):
                 lines.append(line)
                 print(json.dumps({name: round(value, 4) for name, value in line.items()}), flush=True)
     print(tables(lines))

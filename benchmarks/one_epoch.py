@@ -1,6 +1,6 @@
 """One-epoch overfitting on real data: the same job with seven ways of training its embeddings, test AUC by epoch.
 
-``python -m benchmarks.one_epoch examples/epinions.yaml [--seeds 3] [--methods ...]``. One committed spec; runs differ
+``python -m benchmarks.one_epoch [SPEC] [--full] [--seeds 1] [--methods ...]``. One committed spec; runs differ
 in the embeddings' optimizer alone: same rows, same order, same initial values, same MLP and its optimizer. Methods:
 
 =============  ======================================================================================================
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.baselines import TorchModel
-from benchmarks.support.harness import Condition, climbed, mean_and_deviation
+from benchmarks.support.harness import Condition, climbed, mean_and_deviation, parse
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, default_alpha
@@ -213,15 +213,15 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.one_epoch", description=__doc__.split("\n")[0])
-    parser.add_argument("spec", type=Path, help="YAML file with dataset and job")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1: order, MLP and negatives, of one split")
-    parser.add_argument("--methods", default=",".join(METHODS), help=f"comma-separated, of {', '.join(METHODS)}")
+    parser.add_argument("spec", type=Path, nargs="?", default=Path("examples/epinions.yaml"), help="dataset and job")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1: order, MLP and negatives, of one split")
+    parser.add_argument("--methods", default="adam,by_epoch", help=f"comma-separated, of {', '.join(METHODS)}")
     parser.add_argument("--alpha", type=float, help="AdamAR's alpha, instead of choosing it on validation")
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="job field to change"
     )
     parser.add_argument("--work", type=Path, help="folder for prepared data (default: a temporary one)")
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, seeds=3, methods=",".join(METHODS))
     methods = [name for name in options.methods.split(",") if name]
     unknown = [name for name in methods if name not in METHODS]
     if unknown:

@@ -1,6 +1,6 @@
 """Seconds to the first step of a job of one pass, and of the same job with a preparation.
 
-``python -m benchmarks.one_pass [--rows 1000000 8000000] [--whole 1000000]``. The click log of benchmarks.prepare (26
+``python -m benchmarks.one_pass [--full] [--rows 1000000] [--whole 1000000]``. The click log of benchmarks.prepare (26
 columns of ids, half of them strings, 13 of numbers) as one Parquet file; a DCN-V2 of dim 16 with 26 dynamic tables, on
 one rank of two threads, in a process of its own; case ``read``: its rows read and hashed alone. One JSON object for
 each size and case:
@@ -34,6 +34,7 @@ from typing import Any
 import yaml
 
 from benchmarks.prepare import ID_COLUMNS, NUMBER_COLUMNS, write_log
+from benchmarks.support.harness import parse
 from trainer.data.one_pass.data import OnePassData
 from trainer.data.prepare.preparation import prepare
 from trainer.runs.events import read_events
@@ -135,13 +136,13 @@ def _events(run: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 8_000_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--ids", type=int, default=500_000, help="distinct ids of each column")
     parser.add_argument("--whole", type=int, nargs="*", default=[], help="sizes of which jobs run to their end")
     parser.add_argument(
         "--folder", type=Path, help="where the logs are written, once for each size; default: temporary"
     )
-    options = parser.parse_args()
+    options = parse(parser, rows=[1_000_000, 8_000_000])
     with tempfile.TemporaryDirectory() as temporary:
         for size in options.rows:
             path = (options.folder or Path(temporary)) / f"log-{size}-{options.ids}.parquet"

@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.support.harness import parse
 from trainer.data.prepare.preparation import prepare
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 
@@ -147,13 +148,13 @@ def measured(case: str, path: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--ids", type=int, default=500_000, help="distinct ids of each column")
     parser.add_argument("--case", choices=CASES, action="append", help="default: all")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where the log is written, once for each size; default: temporary")
     parser.add_argument("--in-process", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse(parser, rows=4_000_000)
     cases = options.case or list(CASES)
     if options.in_process is not None:
         print(json.dumps(measured(cases[0], options.in_process)))

@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 
 from benchmarks.prepare import log_specs, write_log
+from benchmarks.support.harness import parse
 from trainer.data.prepare.spans import SPAN_ROWS
 
 
@@ -126,12 +127,12 @@ def measured(path: Path, num_hosts: int, span_rows: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--ids", type=int, default=500_000, help="distinct ids of each column")
     parser.add_argument("--folder", type=Path, help="where the log is written, once for each size; default: temporary")
     parser.add_argument("--span-rows", type=int, default=SPAN_ROWS, help="rows of a task")
     parser.add_argument("--lead", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse(parser, rows=4_000_000)
     if options.lead is not None:
         print(json.dumps(lead(Path(options.lead[0]), int(options.lead[1]), [int(pid) for pid in options.lead[2:]])))
         return

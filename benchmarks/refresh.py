@@ -1,13 +1,13 @@
 """Do item vectors stay put? A consumer frozen on day 0 reads the vectors of every later refresh.
 
-    python -m benchmarks.refresh [SPEC ...] [--refreshes 9] [--kinds KIND ...] [--folder DIR]
+    python -m benchmarks.refresh [SPEC ...] [--full] [--refreshes 2] [--kinds KIND ...] [--folder DIR]
 
-Trains each spec's job once (day 0; default: BPR and item2vec on MovieLens-1M) and refreshes it, each day on its own
-nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a schedule
-does), ``retrain`` (from scratch with a seed of its own, what alignment alone has to put right), ``same_seed`` (from
-scratch with day 0's seed, and so from the same initial rows), ``anchor`` (a retrain drawn to what was served the day
-before, ``publish.anchor``), ``frozen_context`` (a retrain against the context of the day before, which is frozen), or
-``anchor_frozen_context``. All are aligned and gated. The consumer is logistic regression on a movie's first genre,
+Trains each spec's job once (day 0; default: BPR on MovieLens-1M, with --full item2vec too) and refreshes it, each day
+on its own nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a
+schedule does), ``retrain`` (from scratch with a seed of its own, what alignment alone has to put right), ``same_seed``
+(from scratch with day 0's seed, and so from the same initial rows), ``anchor`` (a retrain drawn to what was served the
+day before, ``publish.anchor``), ``frozen_context`` (a retrain against the context of the day before, which is frozen),
+or ``anchor_frozen_context``. All are aligned and gated. The consumer is logistic regression on a movie's first genre,
 fitted on four fifths of the movies and judged on the rest.
 One JSON line per case:
 
@@ -43,7 +43,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from benchmarks.papers.rff.recipe import first_genres
-from benchmarks.support.harness import Condition
+from benchmarks.support.harness import Condition, parse
 from benchmarks.support.item_tables import ItemTables
 from embeddings.refresh.publication import Publication
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
@@ -317,10 +317,10 @@ def conditions(lines: Sequence[dict[str, Any]]) -> list[Condition]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("specs", type=Path, nargs="*", default=list(SPECS))
+    parser.add_argument("specs", type=Path, nargs="*", default=list(SPECS[:1]))
     parser.add_argument("--movies", type=Path, help="titles and genres (default: ml1m_movies.parquet beside the rows)")
-    parser.add_argument("--refreshes", type=int, default=9)
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--refreshes", type=int, default=2)
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=["warm"])
     parser.add_argument("--anchor", type=float, default=ANCHOR_STRENGTH, help="strength of publish.anchor")
     parser.add_argument(
         "--new-weight", type=float, default=MovingAverage.new_weight,
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--refresh-epochs", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where runs are kept, and found again (default: a temporary one)")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="PATH=VALUE")
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, specs=list(SPECS), refreshes=9, kinds=list(KINDS))
     broken = 0
     for spec in options.specs:
         dataset, job = read_spec(spec, options.changes)

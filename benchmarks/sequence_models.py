@@ -1,6 +1,6 @@
 """Models of sequences side by side on MovieLens-1M: the same rows, sizes, loss, draws and optimizer.
 
-``python -m benchmarks.sequence_models [--data ../shared/data] [--seeds 3] [--epochs 8] [--kinds ...] [--loss ...]``.
+``python -m benchmarks.sequence_models [--data ../shared/data] [--full] [--seeds 1] [--epochs 1] [--kinds ...]``.
 It trains ``examples/ml1m_sasrec.yaml`` by each kind, with dropout, dimension and length as there, and ranks the
 last item of each user after the last epoch. Prints one JSON line per training, and a Markdown table.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.harness import mean_and_deviation
+from benchmarks.support.harness import mean_and_deviation, parse
 from trainer.launch.in_process import train
 from trainer.launch.on_host import leave
 from trainer.report_pages.markdown import table_of
@@ -68,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.sequence_models", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--loss", choices=("bce", "sampled_softmax"), default="bce")
     parser.add_argument("--negatives", type=int, default=1, help="drawn for each target")
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, seeds=3, epochs=8)
     results = []
     for seed in range(options.seeds):
         for kind in options.kinds:

@@ -1,6 +1,6 @@
 """Several labels of MovieLens-1M in one job, beside a job for each: test AUC of each label, mean over seeds.
 
-``python -m benchmarks.several_labels [--data data/ml1m.parquet] [--seeds 3] [--epochs 8] [--methods ...]``.
+``python -m benchmarks.several_labels [--data data/ml1m.parquet] [--full] [--seeds 1] [--epochs 1] [--methods ...]``.
 The labels are ``like`` (rating >= 4) and ``love`` (rating == 5). Rows, order, batch, optimizers and tables are the same
 for every method; hidden layers are as wide and as deep for a label as those of the models that learn it alone:
 
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.support.harness import mean_and_deviation
+from benchmarks.support.harness import mean_and_deviation, parse
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, choose_alpha
@@ -137,10 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.several_labels", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--data", default="data/ml1m.parquet", help="Parquet file with user, item, rating, pos")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 .. N-1: split, order and initial weights")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1: split, order and initial weights")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--methods", default=",".join(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, seeds=3, epochs=8)
     methods = [name for name in options.methods.split(",") if name]
     unknown = [name for name in methods if name not in MODELS]
     if unknown:

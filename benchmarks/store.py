@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.support.harness import interleave, line
+from benchmarks.support.harness import interleave, line, parse
 from benchmarks.support.store_peers import LMDB, SQLite, redis_server
 from embeddings.store import Collection, open_store
 from embeddings.store.feast import export_feast
@@ -141,12 +141,12 @@ def figures_of_put(num_items: int, ours: np.ndarray, theirs: np.ndarray) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--items", type=int, default=200_000)
     parser.add_argument("--iterations", type=int, default=300, help="of get; publish takes a twentieth, at least 15")
     parser.add_argument("--folder", type=Path, help="where the stores are made (default: the system's folder)")
     parser.add_argument("--feast-items", type=int, default=100_000)
     parser.add_argument("--case", default="", help="only cases whose name contains this")
-    options = parser.parse_args()
+    options = parse(parser, items=1_000_000)
     items = make_items(options.items)
     num_puts = max(options.iterations // 20, 15)
     with (

@@ -2,8 +2,7 @@
 
 - A docstring names a thing, and begins with no "Return what", "Tell whether" and the like.
 - The text below a constant says what it limits or holds, and does not begin with a bare preposition.
-- A sentence of a document, or its part before a semicolon or colon, has at most MAX_WORDS words. Reference pages that
-  are written by code are left out.
+- A sentence of a document, or its part before a semicolon or colon, has at most MAX_WORDS words.
 - Modules and classes have no name of RETIRED_NAMES.
 """
 
@@ -25,7 +24,7 @@ CONSTANT = re.compile(r"(Of|So|With|In|For so|By so|Without|Where|What|How|Wheth
 RETIRED_NAMES = frozenset(
     {"halves", "leaving", "holding", "turns", "siblings", "kept_parts", "stored", "notice", "by_bucket", "opening"}
 )
-GENERATED = ("docs/reference/", "docs/gpu/", "CHANGELOG.md")
+GENERATED = ("docs/gpu/", "CHANGELOG.md")
 """Documents that are written by code, or that nobody edits afterwards."""
 
 

@@ -44,7 +44,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_plots_are_of_the_tables_of_today() -> None:
     stale = [name for name, plot in PLOTS.items() if not plot.is_current(plot_path(name).read_text("utf-8"))]
-    assert not stale, f"docs/pictures/reports: {stale} are out of date: run `make reference`"
+    assert not stale, f"docs/pictures/reports: {stale} are out of date: run `make pictures`"
 
 
 @pytest.mark.process

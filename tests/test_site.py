@@ -1,37 +1,103 @@
-"""The site of docs/: what is generated is up to date, links lead to pages, nothing is loaded from elsewhere."""
+"""The site of docs/: each public name has a page, pictures are current, links lead to pages, nothing is loaded."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
+from typer.main import get_command
 
 from deploy.site import hooks
-from deploy.site.__main__ import FILES
 from deploy.site.drawing import Arrow, Box, draw
-from deploy.site.reference import fields
+from deploy.site.pictures import PICTURES
+from deploy.site.reference import fields, python_names
+from deploy.site.reference.pages import PAGES
 from deploy.site.reference.text import WIDTH, docstring
+from service.app import create_app
+from service.cli import main
+from service.core.environment import VARIABLES
+from service.core.settings import Settings
+from service.ops.metrics import Metrics
+from trainer.spec import DatasetSpec, JobSpec
 
-ROOT = Path(__file__).resolve().parent.parent
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_generated_files_are_what_the_code_says(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text("utf-8") == FILES[name](), (
-        f"docs/{name} is out of date: run `make reference`"
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_what_the_code_draws(name: str) -> None:
+    assert (DOCS / "pictures" / f"{name}.svg").read_text("utf-8") == PICTURES[name](), (
+        f"docs/pictures/{name}.svg is out of date: run `make pictures`"
     )
 
 
-def test_every_generated_page_says_so_and_no_other_page_does() -> None:
-    """Who edits a generated page by hand loses it."""
-    said = {path.name for path in (ROOT / "docs").glob("**/*.md") if "<!-- Generated from" in path.read_text("utf-8")}
-    assert said == {Path(name).name for name in FILES if name.endswith(".md")}
+def test_generated_pages_are_not_kept_and_have_a_section_that_links_lead_to() -> None:
+    sections = re.findall("^## (.*)$", (DOCS / "reference" / "README.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert [section.lower() for section in sections] == list(PAGES)
+    kept = {path.stem for path in (DOCS / "reference").glob("*.md")}
+    assert not kept & set(PAGES), "make docs makes these pages: take them out of docs/reference"
+
+
+@pytest.fixture(scope="module")
+def rest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    schema: dict[str, Any] = create_app(Settings(home=tmp_path_factory.mktemp("home"))).openapi()
+    return schema
+
+
+def _commands(command: Any, name: str = "evenkeel") -> Iterator[str]:
+    below = getattr(command, "commands", {})
+    if name != "evenkeel":
+        yield name
+    for under, one in below.items():
+        if not one.hidden:
+            yield from _commands(one, f"{name} {under}")
+
+
+def _fields(model: type[BaseModel], seen: set[type[BaseModel]]) -> set[str]:
+    """The names of the fields of a document, at any depth."""
+    if model in seen:
+        return set()
+    seen.add(model)
+    below = [part for field in model.model_fields.values() for part in fields._models(field.annotation)]
+    return set(model.model_fields).union(*(_fields(part, seen) for part in below))
+
+
+def test_each_public_name_has_a_place_on_its_page(rest: dict[str, Any]) -> None:
+    alerts = yaml.safe_load((DOCS.parent / "deploy/prometheus/alerts.yml").read_text("utf-8"))["groups"]
+    modules = python_names.MODULES.items()
+    names = {
+        "dataset": {f"`{name}`:" for name in _fields(DatasetSpec, set())},
+        "job": {f"`{name}`:" for name in _fields(JobSpec, set()) - {"kind"}},
+        "settings": {f"`EVENKEEL_{one.name}`:" for variables in VARIABLES.values() for one in variables},
+        "commands": {f"# {name}\n" for name in _commands(get_command(main.app))},
+        "rest": {f"### {method.upper()} {path}\n" for path, methods in rest["paths"].items() for method in methods},
+        "metrics": {f"`{family.name}" for family in Metrics().families()},
+        "alerts": {f"## {rule['alert']}\n" for group in alerts for rule in group["rules"]},
+        "python": {
+            f"### {name}\n" for module, chosen in modules for name in chosen or importlib.import_module(module).__all__
+        },
+    }
+    assert set(names) == set(PAGES)
+    for page, expected in names.items():
+        text = PAGES[page]()
+        assert expected, page
+        assert {name for name in expected if name not in text} == set(), page
+
+
+def test_a_field_that_kinds_share_is_said_once() -> None:
+    text = PAGES["job"]()
+    assert text.count("- `focal_gamma`: ") == text.count("- `embedding_dim`: ") == 1
+    assert "\n- as of [model](#model): `focal_gamma`, `focal_alpha`, `embedding_dim`" in text
 
 
 def test_an_arrow_to_a_box_that_is_not_there_is_refused() -> None:
@@ -89,3 +155,5 @@ def test_links_of_the_site_lead_to_pages_and_name_source_files() -> None:
     text = "[a](docs/guides/data.md#texts) [b](CONTRIBUTING.md) [c](trainer/spec/job.py)\n```\n[d](x.py)\n```"
     turned = hooks.on_page_markdown(text, page, MkDocsConfig(), Files([]))
     assert turned == "[a](guides/data.md#texts) [b](contributing.md) c\n```\n[d](x.py)\n```"
+    generated = hooks.on_page_markdown("[a](docs/reference/README.md#job)", page, MkDocsConfig(), Files([]))
+    assert generated == "[a](reference/job.md)"

@@ -33,7 +33,7 @@ from benchmarks.ctr_peers.training import (
     Line,
     Place,
 )
-from benchmarks.support.harness import Condition, cpu, versions
+from benchmarks.support.harness import Condition, cpu, parse, versions
 from trainer.launch.on_host import leave
 
 
@@ -50,12 +50,12 @@ def read_lines(path: Path | None) -> list[Line]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr_peers", description=__doc__.split("\n")[0])
-    parser.add_argument("what", nargs="?", default="all", choices=["all", "auc", "speed", "quick"])
+    parser.add_argument("what", nargs="?", default="quick", choices=["all", "auc", "speed", "quick"])
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets, for auc")
     parser.add_argument("--tasks", default="amazon_sports,ml1m", help="for auc")
     parser.add_argument("--libraries", default=",".join(installed()))
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="for speed")
     parser.add_argument("--rows", type=int, default=1_500_000, help="for speed")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", default="deepctr_torch=8,torchrec=200", help="timed steps of peers, for speed")
     parser.add_argument("--folder", type=Path, help="where rows are kept (default: a temporary folder)")
     parser.add_argument("--out", type=Path, help="file of JSON lines: added to, and trainings in it are not made again")
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, what="all", seeds=3)
     libraries, models = options.libraries.split(","), options.models.split(",")
     common = {"bench": "ctr_peers", "threads": options.threads, "versions": _versions(), "cpu": cpu()}
 

@@ -165,16 +165,32 @@ def cpu() -> str:
     return f"{model}, {torch.get_num_threads()} of {len(os.sched_getaffinity(0))} cores"
 
 
-def main(run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, **full: Any) -> argparse.Namespace:
+    """Return a benchmark's options. Their defaults take at most three minutes; with ``--full`` they are ``full``."""
+    names = ", ".join(f"{name} {value}" for name, value in full.items())
+    parser.add_argument("--full", action="store_true", help=f"what the reports have, up to hours: {names}")
+    if parser.parse_known_args(arguments)[0].full:
+        parser.set_defaults(**full)
+    return parser.parse_args(arguments)
+
+
+def main(
+    run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str, usual: str = "T8 N200000 D64"
+) -> argparse.Namespace:
     """Run the command line of a kernel benchmark, and return its options.
 
-    Each workload is run with 1 and 2 threads, or as the options choose.
+    By default the workloads whose name contains ``usual``, with one thread: at most three minutes.
     """
     parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--full", action="store_true", help="every workload, with 1 and 2 threads: up to half an hour")
     parser.add_argument("--iterations", type=int, default=31)
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--case", default="", help="only workloads whose name contains this")
+    parser.add_argument("--threads", type=int, nargs="*", help="default: 1")
+    parser.add_argument("--case", help=f"only workloads whose name contains this (default: {usual})")
     options = parser.parse_args()
+    if options.threads is None:
+        options.threads = [1, 2] if options.full else [1]
+    if options.case is None:
+        options.case = "" if options.full else usual
     for threads in options.threads:
         torch.set_num_threads(threads)
         for workload in WORKLOADS:

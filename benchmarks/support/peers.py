@@ -103,9 +103,14 @@ class TorchSparseAdam:
 
 
 def train(tables: EmbeddingTables, draw: Any, num_steps: int) -> None:
-    """Train real steps, so that rows have the ages and moments that training gives them."""
+    """Train real steps, so that rows have the ages and moments that training gives them.
+
+    The gradient is drawn once: a row gets another part of it in each batch.
+    """
     generator = torch.Generator().manual_seed(0)
+    grad: torch.Tensor | None = None
     for _ in range(num_steps):
         pooled = tables(*draw())
-        pooled.backward(1e-3 * torch.randn(pooled.shape, generator=generator))
+        grad = 1e-3 * torch.randn(pooled.shape, generator=generator) if grad is None else grad
+        pooled.backward(grad)
         tables.step(tables.completed_steps + 1)

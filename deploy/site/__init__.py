@@ -1,4 +1,4 @@
-"""The site of docs/: the pages of its reference, its pictures, and what mkdocs calls while it builds.
+"""The site of docs/: the generated pages of its reference, its pictures, and what mkdocs calls while it builds.
 
-``python -m deploy.site`` writes what is generated; a test holds that the committed files are what it writes.
+``make docs`` builds it. ``python -m deploy.site`` draws the pictures, which are kept; a test compares them.
 """

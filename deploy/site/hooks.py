@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds: pages that lie outside docs/, links that lead there, entries of the navigation."""
+"""What mkdocs calls while it builds: the generated reference, pages outside docs/, links to both, the navigation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from deploy.site.reference.pages import PAGES
+
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {
     "get_started.md": "README.md",
@@ -24,7 +26,7 @@ OUTSIDE = {
     "notebooks/optimizers.md": "examples/notebooks/optimizers.ipynb",
 }
 """Pages by the files that they are, which have their place in the repository."""
-_PAGES = {source: page for page, source in OUTSIDE.items()}
+_PAGE_OF = {source: page for page, source in OUTSIDE.items()}
 _FENCED = re.compile(r"(^```.*?^```$)", flags=re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?://|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 _LOADED = re.compile(
@@ -61,7 +63,9 @@ def _listed(below: Any) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of files outside docs/."""
+    """Add the pages of files outside docs/, and those that are generated from the code."""
+    for name, generate in PAGES.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=generate()))
     for page, source in OUTSIDE.items():
         text = (ROOT / source).read_text("utf-8")
         files.append(File.generated(config, page, content=as_markdown(text) if source.endswith(".ipynb") else text))
@@ -79,15 +83,20 @@ def as_markdown(notebook: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages; of source code the text alone stays."""
+    """Turn links between files of the repository into links between pages; of source code the text alone stays.
+
+    The repository has no generated pages: links to them lead to a section of docs/reference/README.md there.
+    """
     source = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def turned(link: re.Match[str]) -> str:
         text, path, anchor = link[1], link[2], link[3] or ""
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        there = _PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
+        there = _PAGE_OF.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
         if there is None:
             return text
+        if there == "reference/README.md" and anchor[1:] in PAGES:
+            there, anchor = f"reference/{anchor[1:]}.md", ""
         return f"[{text}]({posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
     parts = _FENCED.split(markdown)

@@ -133,8 +133,17 @@ def _basis_and_counts(
         corrections, points = _bias_corrections(beta1, beta2, power, max(step, 1) + ages)
         points = points - points[0] + distances
         weights = undone * corrections
-        errors = [bound * _error(weights, points, basis, each, inside) for each in choices]
-        count = next((each for each, error in zip(choices, errors, strict=True) if error <= MAX_ERROR), choices[-1])
+        # log v where eps is inside, else log sqrt(v); beyond these both sums are one.
+        at = np.arange(-5.0, points[-1] + 5.0, 0.25)
+        # The many terms that fade to nothing change no bit of a sum that matters.
+        kept = weights > quadrature.NO_WEIGHT * weights.sum()
+        exact = _sum_by_v(weights[kept], points[kept], at, inside)
+        errors: list[float] = []
+        for count in choices:
+            few = quadrature.gauss_rule(quadrature.moments(weights[None], points[None], basis, 2 * count), basis)
+            errors.append(bound * _largest_error(exact, few[0][0], few[1][0], at, inside))
+            if errors[-1] <= MAX_ERROR:
+                break
         # What is left of a sum with age, and so of its error.
         left = np.cumsum(weights[::-1])[::-1] / weights.sum() * errors[0]
         counts.insert(0, _Count(step, count, int((left > MAX_ERROR).sum())))
@@ -145,18 +154,12 @@ def _basis_and_counts(
     return basis, tuple(counts)
 
 
-def _error(weights: np.ndarray, points: np.ndarray, basis: quadrature.Basis, count: int, inside: bool) -> float:
-    """Return the largest error of sqrt(v) sum_j w_j / (sqrt(v) + e^{y_j}) over all v, by a rule of ``count`` nodes."""
-    few_weights, few_points = quadrature.gauss_rule(
-        quadrature.moments(weights[None], points[None], basis, 2 * count), basis
-    )
-    # log v where eps is inside, else log sqrt(v); beyond these both sums are one.
-    at = np.arange(-5.0, points[-1] + 5.0, 0.25)
+def _largest_error(exact: np.ndarray, weights: np.ndarray, points: np.ndarray, at: np.ndarray, inside: bool) -> float:
+    return float(np.abs(_sum_by_v(weights, points, at, inside) - exact).max())
 
-    def total(each: np.ndarray, y: np.ndarray) -> np.ndarray:
-        found: np.ndarray = (
-            each[:, None] * (1.0 + np.exp(np.minimum(y[:, None] - at, 500.0))) ** (-0.5 if inside else -1.0)
-        ).sum(axis=0)
-        return found
 
-    return float(np.abs(total(few_weights[0], few_points[0]) - total(weights, points)).max())
+def _sum_by_v(weights: np.ndarray, points: np.ndarray, at: np.ndarray, inside: bool) -> np.ndarray:
+    """Return sqrt(v) sum_j w_j / (sqrt(v) + e^{y_j}) for each v, by its logarithms ``at``."""
+    exponents = np.exp(np.minimum(points[:, None] - at, 500.0))
+    total: np.ndarray = (weights[:, None] * (1.0 + exponents) ** (-0.5 if inside else -1.0)).sum(axis=0)
+    return total

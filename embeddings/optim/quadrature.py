@@ -18,7 +18,7 @@ import numpy as np
 # than nodes.
 _NOTHING = 1e-13
 # A weight below this part of all is nothing beside the squares of any polynomial, which may overflow where it is.
-_NO_WEIGHT = 1e-50
+NO_WEIGHT = 1e-50
 
 
 class Basis(NamedTuple):
@@ -38,7 +38,7 @@ def orthogonal_basis(weights: np.ndarray, points: np.ndarray, count: int) -> Bas
 
     The unit is its standard deviation. Further polynomials than it has points are any.
     """
-    kept = weights > _NO_WEIGHT * weights.sum()
+    kept = weights > NO_WEIGHT * weights.sum()
     weights, points = weights[kept], points[kept]
     total = weights.sum()
     mean = (weights @ points) / total

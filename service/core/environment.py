@@ -1,4 +1,4 @@
-"""What each environment variable means: docs/reference/settings.md is made of it, and a test holds it whole."""
+"""What each environment variable means. The settings page of the reference is made of it, and a test holds it whole."""
 
 from __future__ import annotations
 

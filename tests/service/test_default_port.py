@@ -26,8 +26,6 @@ PLACES = {
     "docker-compose.yml": (r"service on http://127\.0\.0\.1:PORT,", r"- 127\.0\.0\.1:\$\{\w+:-PORT\}:"),
     "deploy/prometheus/prometheus.yml": (r'"127\.0\.0\.1:PORT"',),
     "README.md": ("make serve .*:PORT,", "http://.*:PORT/v1/"),
-    "docs/reference/settings.md": ("EVENKEEL_URL.*:PORT`",),
-    "docs/reference/commands.md": ("`--port`.*`PORT`",),
     "docs/guides/operations.md": ("docker compose up .*:PORT$",),
     "docs/guides/several_hosts.md": ("EVENKEEL_INTERNAL_URL=.*:PORT$", "report to http://.*:PORT and"),
     "docs/guides/kubernetes.md": ("port-forward .* PORT:",),

@@ -11,7 +11,6 @@ Without rows of documents it is word2vec's CBOW.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -205,27 +204,6 @@ def begin(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Doc2vec(len(documents) if with_documents else 0, rows, counts, settings.dim), text
-
-
-def infer(model: Doc2vec, documents: Sequence[Words], settings: Doc2vecSettings, seed: int) -> Tensor:
-    """Return rows of new documents, for which words stay as they are (Le and Mikolov 2014, section 2.2).
-
-    Args:
-        model: Was trained; it is not changed.
-        documents: The words of each; unknown ones are left out.
-        settings: Of the training of the new rows.
-        seed: Of their initial values and draws.
-
-    Returns:
-        float32 [number of documents, dim]; the row of a document without known words is what was drawn for it.
-    """
-    learner = copy.deepcopy(model).requires_grad_(False)
-    dim = model.words.embedding_dim
-    first = (torch.rand(len(documents), dim, generator=torch.Generator().manual_seed(seed)) - 0.5) / dim
-    learner.documents = nn.Embedding.from_pretrained(first, freeze=False)
-    for _ in train(learner, text_of(documents, model.rows), settings, seed):
-        pass
-    return learner.documents.weight.detach()
 
 
 @lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ import json
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ from pydantic_core import PydanticUndefined
 from deploy.site.reference.text import bullets, docstring, page, paragraph
 from trainer.spec import DatasetSpec, JobSpec
 
+KIND = ", kind "
+"""What a heading has between the path of a field and one of its kinds."""
 MAX_PATTERN = 80
 """Longer ones are no help to a reader."""
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null", Any: "anything"}
@@ -50,11 +53,43 @@ def job_page() -> str:
 
 
 def _page(root: type[BaseModel], title: str, intro: str) -> str:
-    found = _reachable(root)
+    headings = _reachable(root)
+    lines = {model: dict(_lines(model, headings)) for model in headings}
     parts = [intro]
-    for model, heading in found.items():
-        parts += [f"## {heading}", docstring(model), bullets(_lines(model, found))]
+    shared: dict[str, dict[str, str]] = {}
+    for model, heading in headings.items():
+        group = _group(heading)
+        if group and group not in shared:
+            kinds = {kind: other for kind, other in headings.items() if _group(other) == group}
+            shared[group] = _shared([lines[kind] for kind in kinds])
+            links = ", ".join(f"[{other.removeprefix(group + KIND)}]({_anchor(other)})" for other in kinds.values())
+            parts += [f"## {group}", paragraph(f"Kinds: {links}. Fields that several of them have:")]
+            parts.append(bullets(shared[group].values()))
+        common = {name: line for name, line in lines[model].items() if shared.get(group, {}).get(name) == line}
+        names = ", ".join(f"`{name}`" for name in common)
+        own = [line for name, line in lines[model].items() if name not in common and not (group and name == "kind")]
+        parts += [f"## {heading}", docstring(model)]
+        parts.append(bullets([*own, f"as of [{group}]({_anchor(group)}): {names}"] if common else own))
     return page(title, "`trainer/spec`", *parts)
+
+
+def _group(heading: str) -> str:
+    """The path of fields whose kinds a heading is one of; empty: a heading of no kind."""
+    return heading.partition(KIND)[0] if KIND in heading else ""
+
+
+def _shared(kinds: list[dict[str, str]]) -> dict[str, str]:
+    """The lines, by field, that two kinds have at least: of a field's lines the one that most kinds have."""
+    counts: dict[str, Counter[str]] = {}
+    for lines in kinds:
+        for name, line in lines.items():
+            counts.setdefault(name, Counter())[line] += 1
+    most = {name: lines.most_common(1)[0] for name, lines in counts.items()}
+    return {name: line for name, (line, count) in most.items() if count > 1}
+
+
+def _anchor(heading: str) -> str:
+    return "#" + re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
 
 
 def _reachable(root: type[BaseModel]) -> dict[type[BaseModel], str]:
@@ -67,7 +102,7 @@ def _reachable(root: type[BaseModel]) -> dict[type[BaseModel], str]:
             continue
         kind = model.model_fields.get("kind")
         alone = kind is not None and len(typing.get_args(kind.annotation)) == 1
-        found[model] = f"{path}, kind {typing.get_args(kind.annotation)[0]}" if kind and alone else path or "Top level"
+        found[model] = f"{path}{KIND}{typing.get_args(kind.annotation)[0]}" if kind and alone else path or "Top level"
         for name, field in model.model_fields.items():
             below = f"{path}.{name}" if path else name
             waiting += [(part, below) for part in _models(field.annotation)]
@@ -81,23 +116,23 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(part)
 
 
-def _lines(model: type[BaseModel], headings: Mapping[type[BaseModel], str]) -> Iterator[str]:
+def _lines(model: type[BaseModel], headings: Mapping[type[BaseModel], str]) -> Iterator[tuple[str, str]]:
     for name, field in model.model_fields.items():
         bounds = "".join(f", {bound}" for bound in _bounds(field.annotation, field.metadata))
-        yield f"`{name}`: {_type(field.annotation, headings)}{bounds}; {_default(field)}"
+        yield name, f"`{name}`: {_type(field.annotation, headings)}{bounds}; {_default(field)}"
 
 
 def _type(annotation: Any, headings: Mapping[type[BaseModel], str]) -> str:
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        heading = headings[annotation]
-        return f"[{heading}](#{re.sub(r'[^a-z0-9_ -]', '', heading.lower()).replace(' ', '-')})"
+        heading = _group(headings[annotation]) or headings[annotation]
+        return f"[{heading}]({_anchor(heading)})"
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     if origin is Literal:
         return " | ".join(f"`{value}`" for value in parts)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type(part, headings) for part in parts)
+        return " or ".join(dict.fromkeys(_type(part, headings) for part in parts))
     if origin is typing.Annotated:
         return _type(parts[0], headings) + "".join(f" ({bound})" for bound in _bounds(None, parts[1:]))
     if origin is dict:

@@ -14,7 +14,7 @@ _ENTRY = re.compile(r"^(\*{0,2}[\w.\[\]*, ]+): (.*)$")
 
 def page(title: str, source: str, *parts: str) -> str:
     """Return a page with its title and the note of where it comes from."""
-    note = f"<!-- Generated from {source} by `make reference`: change that, not this page. -->"
+    note = f"<!-- Generated from {source} by `make docs`. -->"
     return "\n\n".join([f"# {title}", note, *(part.strip("\n") for part in parts if part.strip())]) + "\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from dataclasses import replace
@@ -192,12 +191,16 @@ def test_later_steps_need_no_more_nodes_at_any_betas(beta1, beta2, inside, decay
 
 def test_nodes_do_not_grow_where_errors_say_so(monkeypatch):
     """Of the sums after steps 0, 1 and 2 errors ask for 4, 8 and 2."""
-    calls = itertools.count()
+    wanted = iter((4, 8, 2))
+    of_step = 0
 
-    def error(weights, points, basis, count, inside):
-        return float(count < (4, 8, 2)[next(calls) // len(momentum_terms.NUM_NODES)])
+    def error(exact, weights, points, at, inside):
+        nonlocal of_step
+        if len(points) == momentum_terms.NUM_NODES[0]:
+            of_step = next(wanted)
+        return float(len(points) < of_step)
 
-    monkeypatch.setattr(momentum_terms, "_error", error)
+    monkeypatch.setattr(momentum_terms, "_largest_error", error)
     counts = momentum_terms._basis_and_counts.__wrapped__(0.9, 0.999, False, True, 0.0, 287)[1]
     assert [(each.first, each.nodes) for each in counts] == [(2, 2), (1, 8), (0, 8)]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.support.world import World, date_of
 from service.client import Client
 from tests.service import serving
 from tests.service.serving import Served
+from tests.support.world import World, date_of
 from trainer.runs.run_process import terminate
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.process]

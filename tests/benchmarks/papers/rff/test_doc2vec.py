@@ -16,7 +16,6 @@ from benchmarks.papers.rff.doc2vec import (
     Text,
     begin,
     contexts_of,
-    infer,
     loss_of,
     text_of,
     train,
@@ -113,21 +112,12 @@ def test_a_seed_gives_the_same_bits_and_another_one_others() -> None:
     assert not torch.equal(first.documents.weight, other.documents.weight)
 
 
-def test_documents_of_a_topic_are_alike_and_a_new_one_joins_them() -> None:
+def test_documents_of_a_topic_are_alike() -> None:
     model, _ = trained(topics(), 0)
-    before = [one.detach().clone() for one in model.parameters()]
     rows = torch.nn.functional.normalize(model.documents.weight.detach())
     products = rows @ rows.T
     same = torch.arange(60) % 2 == torch.arange(60).unsqueeze(1) % 2
     assert products[same].mean() > products[~same].mean() + 0.5
-    asked = [["new", *(f"{topic}{at % 6}" for at in range(30))] for topic in "xy"] + [["unknown"]]
-    found = infer(model, asked, SMALL, 5)
-    likeness = torch.nn.functional.normalize(found) @ rows.T
-    for row, topic in enumerate((0, 1)):
-        assert likeness[row, topic::2].mean() > likeness[row, 1 - topic :: 2].mean() + 0.5
-    assert torch.equal(found, infer(model, asked, SMALL, 5))
-    assert found[2].abs().max() <= 0.5 / SMALL.dim
-    assert all(torch.equal(one, old) for one, old in zip(model.parameters(), before, strict=True))
 
 
 def test_without_documents_it_is_word2vec() -> None:

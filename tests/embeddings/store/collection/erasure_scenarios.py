@@ -1,7 +1,7 @@
 """Run by test_erasure.py in a process of its own, because it kills itself.
 
-``python -m tests.embeddings.store.collection.erasure_scenarios kill ROOT`` erases in a forked child for each kill point
-i, in ROOT/i, and prints how many there are.
+``python -m tests.embeddings.store.collection.erasure_scenarios kill ROOT STRIDE`` erases in a forked child for each
+STRIDE-th kill point i, in ROOT/i, and prints the first i that is none any more.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def prepare(root: Path) -> None:
             collection.hold(version, ["for the test"])
 
 
-def kill(root: Path) -> None:
+def kill(root: Path, stride: int) -> None:
     template = root / "template"
     prepare(template)
     point = 0
@@ -69,9 +69,9 @@ def kill(root: Path) -> None:
         if not os.WIFSIGNALED(ended):
             assert os.WEXITSTATUS(ended) == 0
             break
-        point += 1
+        point += stride
     print(point)
 
 
 if __name__ == "__main__":
-    kill(Path(sys.argv[2]))
+    kill(Path(sys.argv[2]), int(sys.argv[3]))
