@@ -22,9 +22,8 @@ import psutil
 from packaging.specifiers import SpecifierSet
 
 from service.client import Client, ProblemError, ServiceError, Unreachable, home
-from service.core.check import Check, Level
 from service.core.settings import Settings
-from service.jobs.executors.placement import THIS_HOST, Placement
+from service.jobs.executors.base import THIS_HOST, Check, Level, Placement
 from service.jobs.executors.registry import executor_class, placement_of
 from service.ops.backup_check import out_of_step
 from service.ops.places import check_places

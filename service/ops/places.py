@@ -11,9 +11,9 @@ from pathlib import Path
 
 from embeddings.store.backend_registry import open_store
 from embeddings.store.files import StoreError
-from service.core.check import Check
 from service.core.database import Database, UrlError, parsed_url
 from service.core.settings import Settings
+from service.jobs.executors.base import Check
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import anything_at
 from trainer.storage.base import StorageError

@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 from service.web import rendering
-from service.web.charts.calibration import calibration_chart
-from service.web.charts.lines import Series, line_chart
+from service.web.charts.lines import Series, calibration_chart, line_chart
 from service.web.content.held import why_held
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
 from trainer.spec.stored_specs import StoredJob

@@ -87,7 +87,9 @@ async def list_schedules(request: Request, principal: Reader, paging: Paging) ->
     table = tables.schedule
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        page = await pagination.page(connection, ScheduleRow, query, table.c.name, paging, _as_it_is, descending=False)
+        page = await pagination.page(
+            connection, ScheduleRow, query, table.c.name, paging, pagination.whole_row, descending=False
+        )
         last = await schedule_records.last_publications(connection, [row["id"] for row in page.items])
     views = [_view(row, last.get(row["id"])) for row in page.items]
     return Page[ScheduleView](items=views, next_cursor=page.next_cursor)
@@ -150,10 +152,6 @@ async def firings(request: Request, name: str, principal: Reader, paging: Paging
         return await pagination.page(
             connection, FiredRow, query, tables.firing.c.fire_at_utc, paging, view, read=pagination.instant
         )
-
-
-def _as_it_is(row: ScheduleRow) -> ScheduleRow:
-    return row
 
 
 async def _shown(connection: AsyncConnection, row: ScheduleRow) -> ScheduleView:

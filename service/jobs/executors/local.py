@@ -7,10 +7,8 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from service.core.check import Check
 from service.core.settings import Settings
-from service.jobs.executors.base import Executor
-from service.jobs.executors.placement import Placement
+from service.jobs.executors.base import Check, Executor, Placement
 from trainer.runs import run_process
 from trainer.runs.standby import Standby
 

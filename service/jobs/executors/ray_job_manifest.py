@@ -13,14 +13,8 @@ from typing import Any
 
 import yaml
 
-from trainer.runs.protocol import (
-    ATTEMPT_VARIABLE,
-    REPORT_TOKEN_VARIABLE,
-    REPORT_URL_VARIABLE,
-    RUN_DIR_VARIABLE,
-    RUN_ID_VARIABLE,
-    STOP_SECONDS_VARIABLE,
-)
+from service.jobs.executors.base import ENTRYPOINT, variables_of
+from trainer.runs.protocol import REPORT_TOKEN_VARIABLE, REPORT_URL_VARIABLE
 from trainer.spec.job import Resources
 from trainer.spec.stored_specs import StoredJob
 
@@ -31,9 +25,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
 MAX_NAME = 47
 """KubeRay derives the names of the cluster and its services from that of a RayJob."""
-NOTICE = ("python", "-m", "trainer.runs.preemption")
+PRE_STOP = ("python", "-m", "trainer.runs.preemption")
 """Command that runs in a pod before it is ended: the ranks write a checkpoint."""
-ENTRYPOINT = ("python", "-m", "trainer.launch.entrypoint")
 OVERHEAD_BYTES = 2**30
 """Memory of a worker's pod beside its rank: Ray's own processes and object store."""
 KEEP_CLUSTER_SECONDS = 60
@@ -169,18 +162,13 @@ def ray_job(
     Raises:
         ValueError: The template has no place for it, or its name or directory cannot be used.
     """
-    attempt, labels = run.get("attempt", 1), labels_of(run)
+    labels = labels_of(run)
     if shlex.quote(str(directory)) != str(directory):
         raise ValueError(f"{directory}: a run directory with characters that a shell reads; rename it")
-    name = object_name(run["run_id"], attempt)
+    name = object_name(run["run_id"], run.get("attempt", 1))
     workers = (run.get("workers") or {}).get("number")
     cluster = template.cluster(StoredJob(run.get("job") or {}).resources, workers)
-    variables = {
-        RUN_ID_VARIABLE: str(run["run_id"]),
-        RUN_DIR_VARIABLE: str(directory),
-        ATTEMPT_VARIABLE: str(attempt),
-        STOP_SECONDS_VARIABLE: str(math.ceil(stop_seconds)),
-    }
+    variables = variables_of(run, directory, stop_seconds)
     environment: list[Document] = [{"name": variable, "value": value} for variable, value in variables.items()]
     if report := run.get("report"):
         environment += [
@@ -227,7 +215,7 @@ def _own(template: Document, labels: Mapping[str, str], role: str, environment: 
 def _warn_before_the_end(template: Document, seconds: int) -> None:
     """Let a pod whose node is drained, or that is evicted, have its run stop first; what the template says stays."""
     spec = template["spec"]
-    spec["containers"][0].setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": list(NOTICE)}})
+    spec["containers"][0].setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": list(PRE_STOP)}})
     # Kubernetes' own is 30 seconds.
     spec.setdefault("terminationGracePeriodSeconds", max(30, seconds + 10))
 

@@ -6,10 +6,9 @@ from importlib.metadata import entry_points
 
 from embeddings.outside_packages import Registry
 from service.core.settings import EXECUTOR_SETTINGS, Settings
-from service.jobs.executors.base import Executor
+from service.jobs.executors.base import Executor, Placement
 from service.jobs.executors.kuberay import KubeRayJobs
 from service.jobs.executors.local import LocalRuns
-from service.jobs.executors.placement import Placement
 from service.jobs.executors.ray_jobs import RayJobs
 
 EXECUTORS: Registry[type[Executor]] = Registry(

@@ -10,7 +10,7 @@ from service.core.errors import invalid, not_found
 from service.jobs import job_records
 from service.web.charts.lines import Series, line_chart
 from service.web.content.job_rows import job_row
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 from trainer.spec.evaluation import CHARTED, is_lower_better, is_table
 from trainer.spec.problems import FieldProblem
 
@@ -21,17 +21,17 @@ NO_METRICS = ("epoch", "split", "examples", "users")
 ABSENT = "–"
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return the jobs that the query names as ``job``, in that order, and the metric that it asks for.
 
     Raises:
-        Problem: 422 for more jobs than can be told apart, 404 for one that is not the visitor's tenant's.
+        Problem: 422 for more jobs than can be told apart, 404 for one that is not of the tenant of the key.
     """
-    ids = list(dict.fromkeys(visit.query.getlist("job")))
+    ids = list(dict.fromkeys(request.query.getlist("job")))
     if len(ids) > MAX_JOBS:
         raise invalid(FieldProblem("job", f"there are {len(ids)} jobs", f"compare {MAX_JOBS} at most"))
-    query = job_records.listing(visit.principal.sees, None, None, None).where(tables.job.c.id.in_(ids))
-    async with visit.state.database.read() as connection:
+    query = job_records.listing(request.principal.sees, None, None, None).where(tables.job.c.id.in_(ids))
+    async with request.state.database.read() as connection:
         rows = (await connection.execute(query)).mappings().all()
         found = {job["id"]: job for job in await job_records.views(connection, [dict(row) for row in rows])}
     for job_id in ids:
@@ -39,7 +39,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
             raise not_found("job", job_id)
     jobs = [found[job_id] for job_id in ids]
     metrics = metrics_of(jobs)
-    metric = visit.asked("metric")
+    metric = request.asked("metric")
     metric = metric if metric in metrics else next(iter(metrics), None)
     return {
         "jobs": [job_row(job, tables.now()) for job in jobs],

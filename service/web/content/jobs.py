@@ -10,7 +10,7 @@ from service.jobs import job_records
 from service.jobs.states import STATES
 from service.web.charts.lines import Series, line_chart
 from service.web.content.job_rows import job_row, last_auc, of_first_label
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 from trainer.spec.stored_specs import StoredJob
 
 NUM_JOBS = 25
@@ -20,15 +20,15 @@ SPLITS = ("validation", "test", "train")
 FILTERS = ("search", "state", "label")
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return a page of the jobs that the query of the address asks for."""
-    filters = {name: visit.asked(name) for name in FILTERS}
+    filters = {name: request.asked(name) for name in FILTERS}
     state = filters["state"] if filters["state"] in STATES else None
     query = job_records.listing(
-        visit.principal.sees, state, None, filters["label"], search=(filters["search"] or "").lower() or None
+        request.principal.sees, state, None, filters["label"], search=(filters["search"] or "").lower() or None
     )
-    async with visit.state.database.read() as connection:
-        page = await pagination.page(connection, dict[str, Any], query, tables.job.c.id, visit.paging(NUM_JOBS), dict)
+    async with request.state.database.read() as connection:
+        page = await pagination.page(connection, dict[str, Any], query, tables.job.c.id, request.paging(NUM_JOBS), dict)
         shown = await job_records.views(connection, page.items)
     given = {name: value for name, value in filters.items() if value is not None}
     return {
@@ -38,7 +38,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
         "is_filtered": bool(given),
         "states": STATES,
         "older": f"?{urlencode({**given, 'cursor': page.next_cursor})}" if page.next_cursor else None,
-        "newest": f"?{urlencode(given)}" if visit.asked("cursor") else None,
+        "newest": f"?{urlencode(given)}" if request.asked("cursor") else None,
     }
 
 

@@ -12,27 +12,27 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.errors import not_found
 from service.jobs import job_records
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 from trainer.spec import JobSpec
 from trainer.spec.stored_specs import to_run
 
 NUM_DATASETS = 200
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return the spec that the form begins with: that of the job that ``from`` of the query names, or a first one.
 
     Raises:
-        Problem: 404 for a job that is not the visitor's tenant's.
+        Problem: 404 for a job that is not of the tenant of the key.
     """
-    source = visit.asked("from")
-    async with visit.state.database.read() as connection:
-        datasets = await _datasets(connection, visit.principal.tenant)
+    source = request.asked("from")
+    async with request.state.database.read() as connection:
+        datasets = await _datasets(connection, request.principal.tenant)
         if source is None:
             spec = first_spec(datasets[0] if datasets else "DATASET")
         else:
             row = await job_records.get(connection, source)
-            if visit.principal.sees not in (None, row["tenant"]):
+            if request.principal.sees not in (None, row["tenant"]):
                 raise not_found("job", source)
             spec = without_defaults(to_run(row["spec"]))
     return {"spec": spec, "copied": source, "datasets": datasets, "schema": schema()}
