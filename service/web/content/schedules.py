@@ -23,10 +23,10 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         page = await pagination.page(
             connection,
             ScheduleRow,
-            own,
+            schedules,
             tables.schedule.c.name,
             request.paging(NUM_SCHEDULES),
-            _itself,
+            pagination.whole_row,
             descending=False,
         )
         shown = [await _with_last_firing(connection, row) for row in page.items]
