@@ -18,22 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service import DEFAULT_PORT
-from service.cli import (
-    advise,
-    export_vectors,
-    gate,
-    generate,
-    job_rows,
-    model,
-    output,
-    publication_status,
-    top,
-    trials,
-    vectors,
-)
-from service.cli.datasets import datasets, located
+from service.cli import job_status, model, output, top, vectors
+from service.cli.datasets import datasets, generate, located
 from service.cli.keys import keys
-from service.cli.output import FAILED, HELD, CommandError, JsonFlag
+from service.cli.output import FAILED, HELD, CommandError, JsonFlag, ask
 from service.cli.schedules import schedules
 from service.cli.webhooks import webhooks
 from service.client import Client, ProblemError, ServiceError
@@ -80,8 +68,7 @@ def _options(
 )
 def train(context: typer.Context) -> None:
     """Train in this terminal, without a service (`evenkeel train --help` shows the trainer's options)."""
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "trainer.launch.in_process", *context.args])
+    model.become("trainer.launch.in_process", context)
 
 
 @app.command()
@@ -193,18 +180,16 @@ def jobs(
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, newest first."""
-    with Client() as client:
-        listed = client.jobs(state=state, name=name, label=label, limit=limit)
+    listed = ask(Client.jobs, state=state, name=name, label=label, limit=limit)
     columns = output.headings("id", "name", "state", "progress", "auc", "publication", "created_at")
     empty = "no jobs yet: submit one with `evenkeel submit SPEC.yaml`"
-    output.print_list(listed, columns, empty, as_json, job_rows.row)
+    output.print_list(listed, columns, empty, as_json, map(job_status.row, listed))
 
 
 @app.command()
 def job(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Show one job: progress, metrics per epoch, publication, error."""
-    with Client() as client:
-        _print_job(client.job(job_id), as_json)
+    _print_job(ask(Client.job, job_id), as_json)
 
 
 @app.command()
@@ -221,22 +206,19 @@ def logs(
 @app.command()
 def cancel(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Cancel a job; a running one writes a checkpoint first."""
-    with Client() as client:
-        _print_state(client.cancel(job_id), as_json)
+    _print_state(ask(Client.cancel, job_id), as_json)
 
 
 @app.command()
 def retry(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Run a failed or cancelled job again, from its last checkpoint."""
-    with Client() as client:
-        _print_state(client.retry(job_id), as_json)
+    _print_state(ask(Client.retry, job_id), as_json)
 
 
 @app.command()
 def delete(job_id: JobId) -> None:
     """Delete a job that has ended, its checkpoints and its log; versions that it published stay."""
-    with Client() as client:
-        client.delete_job(job_id)
+    ask(Client.delete_job, job_id)
     typer.echo(f"job {job_id} deleted")
 
 
@@ -305,12 +287,8 @@ def clean(as_json: JsonFlag = False) -> None:
 
 top.register(app)
 vectors.register(app)
-export_vectors.register(app)
-gate.register(app)
-advise.register(app)
 model.register(app)
-trials.register(app)
-generate.register(app)
+app.command()(generate)
 app.add_typer(datasets, name="datasets")
 app.add_typer(schedules, name="schedules")
 app.add_typer(keys, name="keys")
@@ -397,13 +375,13 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
     publication, error = job.get("publication") or {}, job.get("error") or {}
     output.print_fields(
         {field.removesuffix("_at"): job.get(field) for field in fields}
-        | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_rows.progress(job)}
-        | {"publication": publication_status.status(publication)}
+        | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_status.progress(job)}
+        | {"publication": job_status.status(publication)}
         | {"error": error.get("message"), "remedy": error.get("remedy")}
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
-    publication_status.explain(publication)
-    publication_status.compare(publication)
+    job_status.explain(publication)
+    job_status.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:
         # A table within it (calibration, frequency buckets) is for the report.

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from service.cli import job_rows, output
+from service.cli import job_status, output
 from service.client import Client, ServiceError
 
 ACTIVE = ("running", "publishing", "cancelling", "starting", "queued")
@@ -85,14 +85,16 @@ def picture(client: Client) -> Picture:
     active = [job for state in ACTIVE for job in client.jobs(state=state)]
     ended = [job for job in client.jobs(limit=MAX_ENDED + len(active)) if job["state"] not in ACTIVE][:MAX_ENDED]
     held = [one for one in client.collections() if one["held"]["in_a_row"]]
-    return Picture([_active(job) for job in active], [job_rows.row(job) for job in ended], [_held(one) for one in held])
+    return Picture(
+        [_active(job) for job in active], [job_status.row(job) for job in ended], [_held(one) for one in held]
+    )
 
 
 def _active(job: Mapping[str, Any]) -> dict[str, Any]:
     rate = (job.get("progress") or {}).get("examples_per_second")
     return {
-        **job_rows.row(job),
-        "progress": job.get("reason") or job_rows.progress(job),
+        **job_status.row(job),
+        "progress": job.get("reason") or job_status.progress(job),
         "examples_per_second": "" if rate is None else f"{rate:,.0f}",
         "since": job.get("started_at") or job["created_at"],
     }
