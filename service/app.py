@@ -16,11 +16,9 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import Metric
 from sqlalchemy.engine import make_url
@@ -29,10 +27,9 @@ from starlette.datastructures import State
 
 from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
-from service.api import middleware, openapi_examples, openapi_links, routes
+from service.api import middleware, openapi, routes
 from service.core import errors, logs, tenants
 from service.core.database import Database, UrlError
-from service.core.errors import ProblemBody
 from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
 from service.core.task_health import TaskHealth
@@ -100,7 +97,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     middleware.install(app, settings)
     for name in routes.for_role(settings.role):
         app.include_router(importlib.import_module(f"service.api.routes.{name}").router)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.document_of(app)  # type: ignore[method-assign]
     return app
 
 
@@ -238,21 +235,6 @@ def _why_not(settings: Settings, error: Exception) -> str:
         return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
     shown = make_url(settings.database_url).render_as_string(hide_password=True)
     return f"the database ({shown}) cannot be used: {reason}"
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return FastAPI's document with the problem body that every error response refers to."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        template = "#/components/schemas/{model}"
-        schema = ProblemBody.model_json_schema(ref_template=template)
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(schema.pop("$defs", {}))
-        schemas["ProblemBody"] = schema
-        openapi_examples.add_to(document)
-        openapi_links.add_to(document)
-        app.openapi_schema = document
-    return app.openapi_schema
 
 
 def serve(

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from service.core.errors import invalid
+from service.core.errors import Problem, invalid
 from service.core.settings import Settings
 from service.core.text_validation import storable
 from service.datasets import parquet_limits
-from service.datasets.problems import data_problem
-from trainer.data.errors import DataError
+from trainer.data.errors import DataAwayError, DataError
 from trainer.data.sources.locations import beside as of_dataset
 from trainer.data.sources.readers.registry import holds_rows
 from trainer.data.sources.source import Source
@@ -25,6 +24,15 @@ from trainer.spec import DatasetSpec
 from trainer.spec.messages import brokers_and_topic
 from trainer.spec.problems import FieldProblem
 from trainer.spec.uri_schemes import is_object, is_topic, split
+
+
+def data_problem(error: DataError, field: str) -> Problem:
+    """Return a 422 at ``field`` for an error in a user's data; a 503 where their storage does not answer."""
+    problem = FieldProblem(field, f"{error.where}: {error.what}", error.remedy)
+    if isinstance(error, DataAwayError):
+        detail = f"{problem.field}: {problem.message}"
+        return Problem(503, "data-unavailable", detail, [problem._asdict()], {"Retry-After": "10"})
+    return invalid(problem)
 
 
 def local_path(uri: str, beside: Path | None = None) -> Path:

@@ -16,7 +16,7 @@ from service.core.rows import DatasetRow, first_row
 from service.core.settings import Settings
 from service.datasets import paths
 from service.datasets.file_cache import FileCache
-from service.datasets.problems import data_problem
+from service.datasets.paths import data_problem
 from trainer.data.errors import DataError
 from trainer.data.sources import figures, infer
 from trainer.spec import DatasetSpec

@@ -20,7 +20,7 @@ from service.core.errors import Problem, invalid
 from service.core.settings import Settings
 from service.datasets import registry
 from service.datasets.file_cache import FileCache
-from service.datasets.problems import data_problem
+from service.datasets.paths import data_problem
 from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
