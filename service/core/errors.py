@@ -116,9 +116,7 @@ def not_found(kind: str, name: str) -> Problem:
 def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
     """Return a 422 for what is wrong with fields of a request.
 
-    Args:
-        problems: If there are many, the first are named and the others counted.
-        num_more: Number of further problems that are not in ``problems``, added to the count.
+    If there are many problems, the first are named and the others counted, with the ``num_more`` beyond ``problems``.
     """
     num_more += len(problems[MAX_PROBLEMS:])
     shown = [*problems[:MAX_PROBLEMS], *([FieldProblem("", f"and {num_more} more")] if num_more else ())]

@@ -36,10 +36,7 @@ class InlineIO:
     ):
         """Configure whether files are local and how waits for the disk are counted.
 
-        Args:
-            local: Whether the files that are read are on this machine.
-            waits: Returns how often this thread has waited for a page from disk; by default the kernel's count.
-            clock: Returns the time in seconds.
+        ``waits`` returns how often this thread has waited for a page from disk; by default the kernel's count.
         """
         self._local = local
         self._waits = waits or major_faults

@@ -57,15 +57,8 @@ async def page(
 ) -> Page[Item]:
     """Return one page of a query.
 
-    Args:
-        connection: Where it is run.
-        kind: The type of the rows that it selects.
-        query: The whole list.
-        key: The column that orders it, without duplicates; ids sort by creation.
-        paging: Which page.
-        view: Returns the item of a row.
-        descending: Whether the newest, or the last name, comes first.
-        read: Parses a value of ``key`` that was a cursor.
+    ``key`` is the column that orders the list, without duplicates; ids sort by creation. ``view`` returns the item of a
+    row; ``read`` parses a value of ``key`` that was a cursor.
     """
     if paging.cursor is not None:
         last = decode(paging.cursor, read)
@@ -105,9 +98,7 @@ def encode(value: str) -> str:
 def decode(cursor: str, read: Callable[[str], Any] = str) -> Any:
     """Return the value of a cursor.
 
-    Args:
-        cursor: What the client sent.
-        read: Parses the decoded text; its ValueError means that the cursor is invalid.
+    ``read`` parses the decoded text; its ValueError means that the cursor is invalid.
 
     Raises:
         Problem: 422 for a cursor that was not issued here.

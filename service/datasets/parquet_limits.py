@@ -35,9 +35,7 @@ _passed: FileCache[None] = FileCache(size=10_000)
 def check(path: FilePath, field: str) -> None:
     """Check a file against the limits; damage is left for its reader to report.
 
-    Args:
-        path: The file.
-        field: The request's field that names it, for the error.
+    ``field``: the request's field that names the file.
 
     Raises:
         Problem: 422 at ``field`` for a file beyond the limits.

@@ -38,9 +38,7 @@ def data_problem(error: DataError, field: str) -> Problem:
 def local_path(uri: str, beside: Path | None = None) -> Path:
     """Return the path of a local uri: absolute, ``file://``, or relative to the working directory.
 
-    Args:
-        uri: The uri as given.
-        beside: If given, the directory of a bare file name.
+    ``beside``: the directory of a bare file name.
 
     Raises:
         ValueError: The uri has another scheme or a host.
@@ -63,11 +61,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
 
     A path outside the data roots is not examined, so that the response reveals nothing about it.
 
-    Args:
-        settings: The settings that contain the data roots.
-        uri: The uri as given.
-        field: The request's field that contains it, for the error.
-        beside: If given, the directory of a bare file name.
+    ``field``: the request's field that contains the uri. ``beside``: the directory of a bare file name.
 
     Raises:
         Problem: 422 if the path lies outside the data roots or among the service's own files, is missing, cannot be

@@ -52,12 +52,8 @@ class Neighbors:
     ) -> tuple[list[tuple[Any, float]], bool] | None:
         """Return ([(id, cosine)], whether exact) of the ``k`` nearest items, best first.
 
-        Args:
-            reader: The version to search.
-            query: An id, which is left out of the result, or a vector.
-            k: Maximum number of items.
-            tenant: The owner of the collection.
-            erasures: How often ids were erased from the collection, determined before ``reader`` was opened.
+        ``query`` is an id, which is left out of the result, or a vector. ``erasures``: how often ids were erased from
+        the collection, determined before ``reader`` was opened.
 
         Returns:
             None for an id that the version does not contain, or contains without a vector.

@@ -73,10 +73,6 @@ def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
     Decimal strings are accepted for int64 ids, because JavaScript loses integers beyond 2^53; integers for string ids
     become their decimals.
 
-    Args:
-        id_type: Type of the collection's ids.
-        ids: The ids as sent.
-
     Raises:
         ItemIdError: An id cannot be converted; the message names the first one.
     """
@@ -102,9 +98,7 @@ def not_acceptable(offered: tuple[str, ...]) -> Problem:
 def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
     """Return the offered media type that an Accept header prefers.
 
-    Args:
-        accept: The header; None or ``*/*`` for the first type offered.
-        offered: Media types, the default first.
+    The first of ``offered`` is the default, without a header or with ``*/*``.
 
     Raises:
         Problem: 406 if none of them is acceptable.

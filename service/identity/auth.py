@@ -101,10 +101,7 @@ class Authenticator:
     async def principal(self, kind: str, secret: str, address: str = "") -> Principal | None:
         """Return the principal of a credential; None if it is unknown, revoked or expired.
 
-        Args:
-            kind: ``key`` or ``session``.
-            secret: The credential itself.
-            address: The address that sent it.
+        ``kind`` is ``key`` or ``session``.
 
         Raises:
             Problem: 429 for a credential that is not cached, from an address that has sent too many wrong ones.

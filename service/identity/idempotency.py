@@ -61,12 +61,8 @@ async def once(
 ) -> Result | Done:
     """Return the result of ``act``, or what an earlier request with the key did.
 
-    Args:
-        database: Where keys are stored.
-        key_id: The API key of the request.
-        key: The idempotency key; without one, ``act`` is just called.
-        body: What was requested, and of which object.
-        act: Does the work and completes the reservation that it receives.
+    ``body``: what was requested, and of which object. ``act`` does the work and completes the reservation that it
+    receives; without a ``key`` it is just called.
 
     Raises:
         Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
@@ -98,13 +94,7 @@ async def take(
 ) -> Reservation | Done:
     """Claim the key until the transaction ends; a parallel request waits for that end.
 
-    Args:
-        database: Where keys are stored.
-        connection: The transaction.
-        key_id: The API key of the request.
-        key: The idempotency key.
-        body: What was requested, and of which object.
-        job_id: The job that is created in this transaction, which completes the key.
+    ``job_id``: the job that is created in this transaction, which completes the key.
 
     Raises:
         Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
@@ -159,11 +149,7 @@ async def complete(
 ) -> None:
     """Complete the key in the transaction of the work; does nothing for a request without a key.
 
-    Args:
-        connection: The transaction of the work.
-        reservation: The reserved key; None for a request without a key.
-        job_id: The job that was created or changed; either this or ``answer`` is given.
-        answer: The response, as JSON.
+    Either ``job_id``, the job that was created or changed, or ``answer``, the response as JSON, is given.
 
     Raises:
         Problem: 409 if another request has taken over the key.

@@ -103,11 +103,7 @@ def obstacle(
 ) -> str | None:
     """Return the reason why a run cannot start now, with figures; None if it can.
 
-    Args:
-        needs: What the run would use.
-        room: What runs may use of the host.
-        held: By job, what the runs that have not exited yet use of the host.
-        max_runs: Maximum number of simultaneous runs.
+    ``held``: what the runs that have not exited yet use of the host, by job.
     """
     if not held:
         return None  # one that fits alone is never kept waiting by rounding
@@ -134,12 +130,8 @@ def cluster_obstacle(
 ) -> str | None:
     """Return the reason why a run cannot start on the cluster now; None if it can.
 
-    Args:
-        needs: What the run would use; every worker must fit on one node.
-        nodes: What is free on each node; None if the cluster does not report it, and only the number of runs is
-            limited.
-        held: By job, what the runs that have not exited yet use.
-        max_runs: Maximum number of simultaneous runs.
+    Every worker must fit on one of ``nodes``; None if the cluster does not report what is free on each, and only the
+    number of runs is limited.
     """
     if len(held) >= max_runs:
         return _too_many(held, max_runs)
@@ -162,12 +154,7 @@ Refuse = Callable[[ResourceRequest], str | None]
 
 
 def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | None, str | None]:
-    """Return the largest request of a run for which there is room, and why not a larger one.
-
-    Args:
-        needs: What the run would use, and what it may do with.
-        refuse: Says why there is no room for one; None if there is.
-    """
+    """Return the largest request of a run for which there is room, and why not a larger one."""
     why = None
     for choice in needs.choices():
         reason = refuse(choice)

@@ -135,15 +135,8 @@ async def create(
 ) -> JobRow:
     """Create a queued job and return its row.
 
-    Args:
-        connection: The transaction.
-        spec: What to run.
-        dataset: The dataset that the spec names, a copy of which is stored.
-        tenant: The owner of the job.
-        schedule: Id and name of the schedule that fired it; None for a submitted job.
-        job_id: Its id; None for a new one.
-        needs: Resources that it needs of its host, if known.
-        beside: Further rows to write with it, each with its table.
+    ``schedule``: id and name of the schedule that fired it. ``needs``: resources of its host, if known. ``beside``:
+    further rows to write with it, each with its table.
     """
     columns: dict[str, Any] = {
         **dict.fromkeys(column.name for column in tables.job.c),
@@ -325,11 +318,7 @@ async def starts(connection: AsyncConnection) -> set[str]:
 async def delete(database: Database, settings: Settings, job_id: str, *, sweeping: bool = False) -> None:
     """Remove an ended job, its checkpoints and its log; versions that it published stay.
 
-    Args:
-        database: Where the job is stored.
-        settings: Where its run directory is.
-        job_id: The job.
-        sweeping: Whether retention removes it, which must keep a job that something is to start from.
+    ``sweeping``: retention removes it, which must keep a job that something is to start from.
 
     Raises:
         Problem: 409 while it runs or, with ``sweeping``, if something is to start from it.
@@ -356,12 +345,8 @@ def listing(
 ) -> sa.Select[Any]:
     """Return a query for jobs by filter.
 
-    Args:
-        tenant: The owner; None for all tenants.
-        state: Only jobs in this state, unless None.
-        name: Only jobs of this name, unless None.
-        label: Only jobs with this label, ``key=value`` or ``key``, unless None.
-        search: Only jobs whose name contains this, or whose id it is, unless None.
+    ``tenant`` None selects all tenants; ``label`` is ``key=value`` or ``key``; ``search`` is a part of the name, or the
+    id.
     """
     query = _LISTED
     if tenant is not None:

@@ -33,8 +33,7 @@ class RunnerContext:
 class BackgroundTasks:
     """At most one task for each job; a failure is logged, and the next round begins the task again.
 
-    Args:
-        failure: What is logged of a task that failed, such as ``could not be ended``.
+    ``failure`` is logged of a task that failed, such as ``could not be ended``.
     """
 
     def __init__(self, failure: str):

@@ -57,13 +57,7 @@ async def submit(
     Job and key are stored in one transaction at the end. A key is looked up earlier only if the job would be refused,
     since an accepted job stays accepted even if its dataset is gone by now.
 
-    Args:
-        database: Where jobs and keys are stored.
-        settings: Data roots and limits.
-        spec: The job.
-        principal: Who submits it.
-        idempotency_key: Makes repeated submissions create one job.
-        entry: Returns the audit log entry, written with the job, for the job's id.
+    ``entry`` returns the audit log entry, written with the job, for the job's id.
 
     Raises:
         Problem: 422 for a job that does not fit, 409 if the first request with the key is still in progress.
@@ -315,11 +309,6 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
 
     ``run.json`` has absolute, checked paths, and the store of the job's tenant, which is the only one that the run
     writes to.
-
-    Args:
-        settings: The service's settings.
-        store: The service's store.
-        row: The job.
 
     Raises:
         Problem: 422 if its files or what it starts from are missing.

@@ -35,9 +35,7 @@ class OutOfStep(NamedTuple):
 def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
     """Yield the inconsistencies that were found.
 
-    Args:
-        client: A client of the service.
-        runs: The service's run directories, if they are on this machine; an operator's key alone tells whose they are.
+    ``runs``: the service's run directories, if they are on this machine; an operator's key alone tells whose they are.
 
     Raises:
         ServiceError: The service cannot be queried.
@@ -100,12 +98,7 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
 def _forgotten_erasures(
     entries: Iterable[Mapping[str, Any]], erasures: Mapping[str, Iterable[Mapping[str, Any]]]
 ) -> list[str]:
-    """Return the erasures of the audit log, newest first, that their collection has no note of.
-
-    Args:
-        entries: The audit log, newest first.
-        erasures: What each collection says was erased and readmitted.
-    """
+    """Return the erasures of the audit log, newest first, that their collection has no note of."""
     notes: dict[tuple[str, str], list[datetime.datetime]] = {}
     for name, told in erasures.items():
         for note in told:

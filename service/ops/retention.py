@@ -154,14 +154,6 @@ async def sweep_home(
 ) -> Swept:
     """Remove what ended jobs left under this home, and their rows.
 
-    Args:
-        database: Where jobs are stored.
-        settings: How long data is kept, and where.
-        store: The service's store.
-        home: The id of the home.
-        now: The time to measure ages from.
-        dry_run: Whether to remove nothing.
-
     Raises:
         StoreError: A collection cannot be read, so what is still needed is unknown.
     """

@@ -234,11 +234,7 @@ async def trigger(
 ) -> dict[str, Any]:
     """Fire a schedule now, paused or not.
 
-    Args:
-        connection: The transaction.
-        tenant: The owner of the schedule.
-        name: The schedule.
-        firing_date: The date of the firing; None for today in the schedule's time zone.
+    ``firing_date`` None: today in the schedule's time zone.
 
     Raises:
         Problem: 409 if a job of the schedule has not ended and overlap is ``forbid``, 422 if its job can no longer be

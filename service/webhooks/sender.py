@@ -53,11 +53,7 @@ async def run(
 ) -> None:
     """Make due deliveries every ``settings.webhook_seconds`` until cancelled.
 
-    Args:
-        database: Where deliveries are stored.
-        settings: The interval, and the networks that may be called.
-        health: Told how each round went.
-        count: Called after each attempt with its outcome, one of :data:`OUTCOMES`.
+    ``count`` is called after each attempt with its outcome, one of :data:`OUTCOMES`.
     """
     swept = -SWEEP_SECONDS
 

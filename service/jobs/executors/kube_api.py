@@ -80,11 +80,6 @@ class KubeApi:
 
     Each call raises ExecutorUnavailable if the API server does not answer, does not let us, or is overloaded; after an
     answer with Retry-After nothing is asked until then.
-
-    Args:
-        configuration: How the API server is reached (:func:`cluster_configuration`).
-        namespace: The namespace of all objects.
-        answer_seconds: How long an answer may take.
     """
 
     def __init__(self, configuration: Configuration, namespace: str, answer_seconds: float = ANSWER_SECONDS):

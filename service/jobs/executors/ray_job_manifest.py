@@ -38,9 +38,7 @@ Document = dict[str, Any]
 class ClusterTemplate:
     """A RayClusterSpec of which each run gets a copy: a head, and a worker group ``cpu``, ``gpu`` or both.
 
-    Args:
-        document: The spec; its worker groups are told apart by ``groupName``.
-        source: Where it comes from, for messages.
+    ``source``: where the document comes from, for messages.
 
     Raises:
         ValueError: It has no head, or no worker group of a known name.
@@ -151,13 +149,8 @@ def ray_job(
 ) -> Document:
     """Return the RayJob of an attempt.
 
-    Args:
-        run: ``run.json``.
-        directory: The run directory, where the cluster has it.
-        template: The cluster to copy.
-        stop_seconds: Time from SIGTERM to SIGKILL when the run is asked to end.
-        queue: A LocalQueue of Kueue, which then decides when the run starts; None to start at once.
-        entrypoint: What is started, followed by ``--run-dir DIRECTORY``.
+    ``directory``: the run directory, where the cluster has it. ``queue``: a LocalQueue of Kueue, which then decides
+    when the run starts.
 
     Raises:
         ValueError: The template has no place for it, or its name or directory cannot be used.

@@ -25,10 +25,7 @@ class Measured(NamedTuple):
 def limit_chart(measured: Sequence[Measured], title: str, at_most: bool) -> Markup:
     """Draw the values as a line with a dot for each version, the limit as a dashed one, what it refuses shaded.
 
-    Args:
-        measured: The versions, oldest first.
-        title: What the chart is called to those who do not see it.
-        at_most: Whether the limit is the largest value that passes; otherwise the smallest.
+    ``at_most``: the limit is the largest value that passes, otherwise the smallest.
 
     Raises:
         ValueError: There is no version.

@@ -37,12 +37,6 @@ class Series(NamedTuple):
 def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: str = "epoch") -> Markup:
     """Draw ``series``; each point shows its values under the pointer. The markup has no style of its own.
 
-    Args:
-        series: The lines.
-        title: What the chart is called to those who do not see it.
-        unit: What the values are.
-        axis: What they are drawn over.
-
     Raises:
         ValueError: There are no points.
     """

@@ -77,8 +77,7 @@ def listed(request: DashboardRequest) -> list[dict[str, Any]]:
 def gate_charts(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a chart for each metric that the gate judged, those that failed last first.
 
-    Args:
-        manifests: Of the versions, oldest first.
+    ``manifests``: the versions, oldest first.
     """
     by_metric: dict[str, list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
     for manifest in manifests[-CHARTED_VERSIONS:]:

@@ -53,9 +53,7 @@ def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:
 def held_now(collection: Collection, held: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the newest version that is held since the last switch and why; None where none is.
 
-    Args:
-        collection: The collection.
-        held: ``held`` of its summary (service.features.summaries).
+    ``held``: that field of the collection's summary (service.features.summaries).
     """
     if not held["in_a_row"]:
         return None
