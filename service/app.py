@@ -167,7 +167,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
             ),
             retention.run(state.database, state.settings, state.store, healths[3]),
         ]
-        tasks = [asyncio.create_task(one) for one in rounds]
+        tasks = [asyncio.create_task(round_) for round_ in rounds]
     if state.settings.role in ("all", "api"):
         tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
     if (sending := otlp_metrics.exporter()) is not None:
@@ -191,8 +191,8 @@ async def _finish_erasures(database: Database, store: Store) -> None:
     """Finish erasures, of every tenant, whose process was killed."""
     try:
         async with database.read() as connection:
-            known = [row.name for row in await connection.execute(keys.tenants())]
-        for tenant in known:
+            known_tenants = [row.name for row in await connection.execute(keys.tenants())]
+        for tenant in known_tenants:
             await asyncio.to_thread(tenants.store_of(store, tenant).finish_erasures)
     except Exception as error:
         log.error("an erasure that was interrupted could not be finished: %s", error)
@@ -230,8 +230,8 @@ def _why_not(settings: Settings, error: Exception) -> str:
         free = shutil.disk_usage(settings.home).free
         if free < MIN_FREE_BYTES:
             reason += f": {free} bytes are free under {settings.home}, make room"
-    ours = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
-    if ours:
+    is_home = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
+    if is_home:
         return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
     shown = make_url(settings.database_url).render_as_string(hide_password=True)
     return f"the database ({shown}) cannot be used: {reason}"

@@ -16,11 +16,11 @@ def status(publication: Mapping[str, Any]) -> str:
     """Return ``held v000004 (3 in a row)``, ``published v000004 (new generation)``; empty without a publication."""
     if publication.get("status") in (None, "none"):
         return ""
-    told = " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
+    words = " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
     in_a_row = publication.get("held_in_a_row") or 0
     if publication.get("released"):
-        return f"{told} (new generation)"
-    return f"{told} ({in_a_row} in a row)" if in_a_row > 1 else told
+        return f"{words} (new generation)"
+    return f"{words} ({in_a_row} in a row)" if in_a_row > 1 else words
 
 
 def in_a_row(number: int, since: str | None) -> str:
@@ -28,47 +28,50 @@ def in_a_row(number: int, since: str | None) -> str:
     return f"held {number} times in a row since {since}" if number > 1 else f"held since {since}"
 
 
-def explain(told: Mapping[str, Any]) -> None:
+def explain(document: Mapping[str, Any]) -> None:
     """Print why a publication, or a version, is held, or what of it failed where it was published all the same."""
-    diagnosis, held = told.get("diagnosis"), "held" in (told.get("status"), told.get("state"))
-    if told.get("held_in_a_row"):
-        typer.echo(in_a_row(told["held_in_a_row"], told.get("held_since")))
+    diagnosis, held = document.get("diagnosis"), "held" in (document.get("status"), document.get("state"))
+    if document.get("held_in_a_row"):
+        typer.echo(in_a_row(document["held_in_a_row"], document.get("held_since")))
     if not diagnosis:
-        for reason in told.get("reasons") or ():
+        for reason in document.get("reasons") or ():
             typer.echo(f"held because {reason}" if held else reason)
         return
     typer.echo(f"held because: {diagnosis['summary']}" if held else diagnosis["summary"])
     if diagnosis["failed"]:
-        output.print_table([_row(one) for one in diagnosis["failed"]], _FIELDS, "")
+        output.print_table([_row(failure) for failure in diagnosis["failed"]], _FIELDS, "")
     if held:
         typer.echo(f"what to do: {diagnosis['advice']}")
 
 
-def compare(told: Mapping[str, Any]) -> None:
+def compare(document: Mapping[str, Any]) -> None:
     """Print how the model of a publication, or a version, does beside the one served before it, slice by slice."""
     from trainer.runs.model_comparison import comparison_told, in_words
 
-    comparison = comparison_told(told)
+    comparison = comparison_told(document)
     if comparison is None:
         return
     if comparison.skipped:
         typer.echo(in_words(comparison))
         return
     typer.echo(f"beside the model of {comparison.version}, on rows that neither was trained on:")
-    rows = [{name: _figure(value) for name, value in one.items()} for one in comparison.as_json()["differences"]]
+    rows = [
+        {name: _figure(value) for name, value in difference.items()}
+        for difference in comparison.as_json()["differences"]
+    ]
     fields = ("slice", "metric", "candidate", "served", "low", "high", "popularity", "rows")
     output.print_table(rows, output.headings(*fields, low="BETTER BY", high="AT MOST"), "")
 
 
-def compared(told: Mapping[str, Any]) -> str:
+def compared(document: Mapping[str, Any]) -> str:
     """Return ``auc 0.8437 (0.7870)``, the served model's value in brackets; empty without a comparison."""
     from trainer.runs.model_comparison import comparison_told
 
-    comparison = comparison_told(told)
+    comparison = comparison_told(document)
     if comparison is None or not comparison.differences:
         return ""
-    one = comparison.differences[0]
-    return f"{one.metric} {one.candidate:.4f} ({one.served:.4f})"
+    difference = comparison.differences[0]
+    return f"{difference.metric} {difference.candidate:.4f} ({difference.served:.4f})"
 
 
 def _figure(value: Any) -> Any:
@@ -91,8 +94,8 @@ def progress(job: Mapping[str, Any]) -> str:
     """Return a job's progress: rows prepared, or its epoch; empty before both."""
     if job.get("preparation"):
         return output.preparation(job["preparation"])
-    told = job.get("progress") or {}
-    return f"epoch {told['epoch']}/{told['epochs']}" if told.get("epochs") else ""
+    figures = job.get("progress") or {}
+    return f"epoch {figures['epoch']}/{figures['epochs']}" if figures.get("epochs") else ""
 
 
 def last_auc(job: Mapping[str, Any], split: str) -> str:

@@ -330,18 +330,18 @@ def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
     """
     dataset = located(dataset) if client.is_local else dataset
     try:
-        there = client.dataset(dataset.name)
+        stored = client.dataset(dataset.name)
     except ProblemError as error:
         if error.status != 404:
             raise
         client.add_dataset(dataset)
         output.note(f"dataset {dataset.name} registered")
         return
-    registered = type(dataset).model_validate({key: value for key, value in there.items() if key != "created_at"})
+    registered = type(dataset).model_validate({key: value for key, value in stored.items() if key != "created_at"})
     # As text, in which features and labels have their order.
-    documents = [one.model_dump(mode="json") for one in (dataset, registered)]
-    here, there = ({field: json.dumps(part) for field, part in one.items()} for one in documents)
-    differ = sorted(field for field in here.keys() | there.keys() if here.get(field) != there.get(field))
+    documents = [document.model_dump(mode="json") for document in (dataset, registered)]
+    sent, stored = ({field: json.dumps(part) for field, part in document.items()} for document in documents)
+    differ = sorted(field for field in sent.keys() | stored.keys() if sent.get(field) != stored.get(field))
     if differ:
         raise CommandError(
             f"{file}: another dataset '{dataset.name}' is registered, with another {', '.join(differ)}",
@@ -356,7 +356,7 @@ def _naming(spec: Path) -> Iterator[None]:
     try:
         yield
     except ProblemError as error:
-        unknown = [one for one in error.errors if one.get("field") == "dataset.name"]
+        unknown = [problem for problem in error.errors if problem.get("field") == "dataset.name"]
         if error.status != 422 or not unknown or "registered" not in str(unknown[0].get("message")):
             raise
         message = f"{spec}: dataset.name: {unknown[0]['message']}"
@@ -394,10 +394,12 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
 def _workers(job: Mapping[str, Any]) -> str:
     """Return the attempts' worker counts, if they differ, and the reason for a smaller one."""
     attempts = job.get("attempts") or []
-    told = [f"{one['workers']}{' (' + one['because'] + ')' if one['because'] else ''}" for one in attempts]
-    if len(set(told)) < 2:
-        return told[0] if told else ""
-    return "; ".join(f"attempt {one['attempt']}: {text}" for one, text in zip(attempts, told, strict=True))
+    counts = [
+        f"{attempt['workers']}{' (' + attempt['because'] + ')' if attempt['because'] else ''}" for attempt in attempts
+    ]
+    if len(set(counts)) < 2:
+        return counts[0] if counts else ""
+    return "; ".join(f"attempt {attempt['attempt']}: {text}" for attempt, text in zip(attempts, counts, strict=True))
 
 
 def _print_estimate(estimate: Mapping[str, Any]) -> None:

@@ -152,9 +152,9 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={cell(one)}" for key, one in value.items())
+        return ", ".join(f"{key}={cell(item)}" for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(cell(one) for one in value)
+        return ", ".join(cell(item) for item in value)
     return str(value)
 
 

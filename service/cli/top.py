@@ -52,8 +52,8 @@ def top(
         console = output.out()
         # The first answer comes before the screen is taken: a wrong address or key is an ordinary error.
         first = _drawn(client, picture(client))
-        with _told_to_end() as told, Live(first, console=console, screen=True, auto_refresh=False) as screen:
-            while not told.wait(seconds):
+        with _told_to_end() as ended_by_user, Live(first, console=console, screen=True, auto_refresh=False) as screen:
+            while not ended_by_user.wait(seconds):
                 try:
                     screen.update(_drawn(client, picture(client)), refresh=True)
                 except ServiceError as error:
@@ -66,16 +66,16 @@ def _told_to_end() -> Iterator[threading.Event]:
 
     An exception, as Ctrl-C raises by default, is lost where it meets a destructor or a callback.
     """
-    told = threading.Event()
+    interrupted = threading.Event()
 
     def tell(number: int, frame: object) -> None:
-        if told.is_set():
+        if interrupted.is_set():
             raise KeyboardInterrupt
-        told.set()
+        interrupted.set()
 
     before = signal.signal(signal.SIGINT, tell)
     try:
-        yield told
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -84,10 +84,8 @@ def picture(client: Client) -> Picture:
     """Return the service's current state."""
     active = [job for state in ACTIVE for job in client.jobs(state=state)]
     ended = [job for job in client.jobs(limit=MAX_ENDED + len(active)) if job["state"] not in ACTIVE][:MAX_ENDED]
-    held = [one for one in client.collections() if one["held"]["in_a_row"]]
-    return Picture(
-        [_active(job) for job in active], [job_status.row(job) for job in ended], [_held(one) for one in held]
-    )
+    held = [collection for collection in client.collections() if collection["held"]["in_a_row"]]
+    return Picture(list(map(_active, active)), list(map(job_status.row, ended)), list(map(_held, held)))
 
 
 def _active(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,9 +58,9 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     rows = [_version_row(version, current) for version in listed]
     output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, rows)
     if held.get("in_a_row") and not as_json:
-        told = f"{collection}: {job_status.in_a_row(held['in_a_row'], held['since'])}"
+        message = f"{collection}: {job_status.in_a_row(held['in_a_row'], held['since'])}"
         advice = (held.get("diagnosis") or {}).get("advice")
-        output.note(f"{told}. {advice}" if advice else told)
+        output.note(f"{message}. {advice}" if advice else message)
 
 
 def _version_row(version: Mapping[str, Any], current: str | None) -> dict[str, Any]:
@@ -184,8 +184,9 @@ def add_canary(
 ) -> None:
     """Fit a frozen consumer on the current version; it is evaluated on every candidate from now on."""
     with Client() as client:
-        here = client.is_local and "://" not in labels and Path(labels).exists()
-        (answer,) = client.add_canary(collection, name, str(Path(labels).absolute()) if here else labels)["items"]
+        if client.is_local and "://" not in labels and Path(labels).exists():
+            labels = str(Path(labels).absolute())
+        (answer,) = client.add_canary(collection, name, labels)["items"]
     text = (
         f"canary {name}: {answer['num_items']} items, {len(answer['classes'])} classes, "
         f"accuracy {answer['accuracy']:.3f} (most frequent class {answer['majority']:.3f})"
@@ -267,11 +268,13 @@ def advise(
                 "majority": advice.majority,
                 "standard_error": advice.standard_error,
                 "items": advice.num_items,
-                "tried": [{"dim": one.dim, "sigma": one.sigma, "accuracy": one.accuracy} for one in advice.tried],
+                "tried": [
+                    {"dim": trial.dim, "sigma": trial.sigma, "accuracy": trial.accuracy} for trial in advice.tried
+                ],
             }
         )
         return
-    rows = [{"dim": one.dim, "sigma": one.sigma or "vectors", "accuracy": one.accuracy} for one in advice.tried]
+    rows = [{"dim": trial.dim, "sigma": trial.sigma or "vectors", "accuracy": trial.accuracy} for trial in advice.tried]
     output.print_table(rows, output.headings("dim", "sigma", "accuracy"), "")
     output.note(
         f"take dim {best.dim}, sigma {best.sigma:g}: accuracy {best.accuracy:.3f} on {advice.num_held_out} items that "
@@ -288,7 +291,7 @@ def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
     import pyarrow.parquet as pq
 
     try:
-        asked = pq.read_table(task, columns=["id", "label"]).drop_null()
+        labelled = pq.read_table(task, columns=["id", "label"]).drop_null()
     except (OSError, ValueError, KeyError) as error:
         raise CommandError(f"{task}: {error}", "a Parquet file with the columns id and label") from None
     served = pq.read_table(snapshot, columns=["id", "status", "vector"])
@@ -296,7 +299,7 @@ def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
     row_of = {identifier: row for row, identifier in enumerate(served["id"].to_pylist())}
     pairs = [
         (row_of[identifier], label)
-        for identifier, label in zip(asked["id"].to_pylist(), asked["label"].to_pylist(), strict=True)
+        for identifier, label in zip(labelled["id"].to_pylist(), labelled["label"].to_pylist(), strict=True)
         if identifier in row_of
     ]
     column = served["vector"].combine_chunks()
@@ -314,16 +317,16 @@ def draw(advice: TaskAdvice, path: Path, title: str) -> None:
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    own = next(one for one in advice.tried if one.sigma is None)
-    for sigma in sorted({one.sigma for one in advice.tried if one.sigma is not None}):
-        line = sorted((one.dim, one.accuracy) for one in advice.tried if one.sigma == sigma)
+    identity = next(trial for trial in advice.tried if trial.sigma is None)
+    for sigma in sorted({trial.sigma for trial in advice.tried if trial.sigma is not None}):
+        line = sorted((trial.dim, trial.accuracy) for trial in advice.tried if trial.sigma == sigma)
         axes.errorbar(
             *zip(*line, strict=True), yerr=advice.standard_error, marker="o", capsize=3, label=f"sigma {sigma:g}"
         )
-    axes.axhline(own.accuracy, color="black", linestyle="--", label=f"the vectors themselves (dim {own.dim})")
+    axes.axhline(identity.accuracy, color="black", linestyle="--", label=f"the vectors themselves (dim {identity.dim})")
     axes.axhline(advice.majority, color="grey", linestyle=":", label="most frequent class")
     axes.set_xscale("log", base=2)
-    ticks = sorted({one.dim for one in advice.tried if one.sigma is not None})
+    ticks = sorted({trial.dim for trial in advice.tried if trial.sigma is not None})
     axes.set_xticks(ticks, [str(dim) for dim in ticks])
     axes.minorticks_off()
     axes.set(xlabel="dim of the view", ylabel="accuracy on held-out items", title=title)

@@ -197,11 +197,12 @@ def migrate(connection: sa.Connection, revision: str) -> None:
     Raises:
         SchemaError: The database was written by a newer version.
     """
-    config, current, known = _revisions(connection)
-    target = known[0] if revision == "head" else revision
+    config, current, revisions = _revisions(connection)
+    target = revisions[0] if revision == "head" else revision
     if current == target:
         return
-    if target == "base" or (current in known and target in known and known.index(target) > known.index(current)):
+    both_known = current in revisions and target in revisions
+    if target == "base" or (both_known and revisions.index(target) > revisions.index(current)):
         command.downgrade(config, target)
     else:
         command.upgrade(config, target)
@@ -213,20 +214,20 @@ def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     current = MigrationContext.configure(connection).get_current_revision()
-    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-    if current is not None and current not in known:
+    revisions = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if current is not None and current not in revisions:
         raise SchemaError(
             f"the database is at revision {current}, which this version of Evenkeel does not know: "
             "it was written by a newer one; install that, or restore a backup made before"
         )
-    return config, current, known
+    return config, current, revisions
 
 
 def _require_newest(connection: sa.Connection) -> None:
-    _, current, known = _revisions(connection)
-    if current != known[0]:
+    _, current, revisions = _revisions(connection)
+    if current != revisions[0]:
         raise SchemaError(
-            f"the database is at revision {current}, this version of Evenkeel reads {known[0]}: "
+            f"the database is at revision {current}, this version of Evenkeel reads {revisions[0]}: "
             "start the service, which upgrades it"
         )
 

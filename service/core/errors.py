@@ -121,7 +121,9 @@ def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
     num_more += len(problems[MAX_PROBLEMS:])
     shown = [*problems[:MAX_PROBLEMS], *([FieldProblem("", f"and {num_more} more")] if num_more else ())]
     detail = "; ".join(str(problem._replace(remedy="")) for problem in shown)
-    return Problem(422, "invalid-request", detail or "The request is not valid.", [one._asdict() for one in shown])
+    return Problem(
+        422, "invalid-request", detail or "The request is not valid.", [problem._asdict() for problem in shown]
+    )
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -159,7 +161,7 @@ def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
 
 def _validation(error: RequestValidationError) -> Problem:
     errors = error.errors()
-    problems = [one for item in errors[:MAX_PROBLEMS] for one in _in_request(item)]
+    problems = [problem for item in errors[:MAX_PROBLEMS] for problem in _in_request(item)]
     return invalid(*problems, num_more=max(len(errors) - MAX_PROBLEMS, 0))
 
 

@@ -73,6 +73,6 @@ def is_local(store: Store) -> bool:
 
 def kind_of_mount(path: Path) -> str:
     """Return the kind of file system (``ext4``, ``nfs4``, ...) of a path, which need not exist yet."""
-    kinds = {one.mountpoint: one.fstype for one in psutil.disk_partitions(all=True)}
+    kinds = {mounted.mountpoint: mounted.fstype for mounted in psutil.disk_partitions(all=True)}
     path = path.resolve()
-    return next((kinds[str(one)] for one in (path, *path.parents) if str(one) in kinds), "")
+    return next((kinds[str(folder)] for folder in (path, *path.parents) if str(folder) in kinds), "")

@@ -125,8 +125,8 @@ class Settings:
         if self.role not in ROLES:
             raise ValueError(f"role '{self.role}' is not one of {', '.join(ROLES)}")
         self._check_cluster_urls()
-        own = map(_location, (str(home), self.store_url, self.run_storage or ""))
-        object.__setattr__(self, "private", tuple(dict.fromkeys((*self.private, *filter(None, own)))))
+        locations = map(_location, (str(home), self.store_url, self.run_storage or ""))
+        object.__setattr__(self, "private", tuple(dict.fromkeys((*self.private, *filter(None, locations)))))
 
     def _check_cluster_urls(self) -> None:
         if self.stored_runs is not None:
@@ -272,22 +272,22 @@ LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {
 WHOLE = {field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("int")}
 
 
-def _number(name: str, given: str, least: float, most: float = math.inf) -> float:
+def _number(name: str, text: str, least: float, most: float = math.inf) -> float:
     try:
-        number = float(given)
+        number = float(text)
     except ValueError:
         number = math.nan
     if not least <= number <= most or number == math.inf:
         variable, bound = f"EVENKEEL_{name.upper()}", "" if most == math.inf else f" and at most {most:g}"
-        raise ValueError(f"{variable} is '{given}': set it to a number of at least {least:g}{bound}, or leave it out")
+        raise ValueError(f"{variable} is '{text}': set it to a number of at least {least:g}{bound}, or leave it out")
     return int(number) if name in WHOLE else number
 
 
 Value = TypeVar("Value")
 
 
-def _resources(given: str) -> tuple[tuple[str, float], ...]:
-    pairs = [part.partition("=") for part in _listed(given)]
+def _resources(text: str) -> tuple[tuple[str, float], ...]:
+    pairs = [part.partition("=") for part in _listed(text)]
     try:
         return tuple((name.strip(), float(number)) for name, _, number in pairs)
     except ValueError:

@@ -42,7 +42,7 @@ class FileCache(Generic[Found]):
                 self._kept.move_to_end((key, state))
                 return self._kept[key, state]
         result = look()
-        newest = max(max(one[4:]) for one in state)
+        newest = max(max(file_state[4:]) for file_state in state)
         if newest < time.time_ns() - SETTLED_SECONDS * 1e9 and _state(files) == state:
             with self._lock:
                 self._kept[key, state] = result

@@ -78,10 +78,10 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
         raise invalid(FieldProblem(field, f"{shown} lies outside the data roots ({roots})", remedy))
     _refuse_private(settings, str(path), field, f"'{uri}'")
     try:
-        there = path.exists()
+        exists = path.exists()
     except OSError as error:  # a name that is too long
         raise invalid(FieldProblem(field, f"'{uri}': {error.strerror}", "check the path")) from None
-    if not there:
+    if not exists:
         raise invalid(FieldProblem(field, f"'{uri}': no such file or directory ({path})", "check the path"))
     for file in data_files(path):
         inner = Path(os.path.realpath(file))
@@ -102,19 +102,19 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
     return path
 
 
-def _refuse_private(settings: Settings, place: str, field: str, named: str) -> None:
+def _refuse_private(settings: Settings, location: str, field: str, named: str) -> None:
     """Raise 422 for a file among the service's own: other tenants' too. A data root that lies there itself is data."""
     roots = [root.rstrip("/") for root in (*map(str, settings.data_roots), *settings.object_roots)]
     for private in settings.private:
-        meant = any(root != private and _within(root, private) and _within(place, root) for root in roots)
-        if _within(place, private) and not meant:
+        meant = any(root != private and _within(root, private) and _within(location, root) for root in roots)
+        if _within(location, private) and not meant:
             message = f"{named} lies where the service keeps files of its own ({private})"
             remedy = "put the data elsewhere, or add its own directory to EVENKEEL_DATA_ROOTS where the service runs"
             raise invalid(FieldProblem(field, message, remedy))
 
 
-def _within(place: str, directory: str) -> bool:
-    return place == directory or place.startswith(f"{directory}/")
+def _within(location: str, directory: str) -> bool:
+    return location == directory or location.startswith(f"{directory}/")
 
 
 def data_files(path: Path) -> Iterator[Path]:

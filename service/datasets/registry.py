@@ -41,7 +41,7 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     for field, column in named_columns(absolute):
         if column not in columns:
             problems.append(_no_column(field, column, spec.uri, columns))
-    others = [
+    other_files = [
         (
             f"features.{name}.join",
             feature.join.uri,
@@ -54,12 +54,12 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     items = absolute.items
     if items is not None:
         of_items = {f"features.{name}": feature.column or name for name, feature in items.features.items()}
-        others.append(("items", items.uri, {"on": items.on, **of_items}))
-    others += [
+        other_files.append(("items", items.uri, {"on": items.on, **of_items}))
+    other_files += [
         (f"graphs.{name}", graph.uri, {"source": graph.source, "target": graph.target})
         for name, graph in absolute.graphs.items()
     ]
-    for field, uri, named in others:
+    for field, uri, named in other_files:
         file_columns = _columns(uri, f"{field}.uri")
         for part, column in named.items():
             if column not in file_columns:

@@ -92,7 +92,7 @@ class Neighbors:
                 while len(self._searches) > NUM_SEARCHES:
                     self._searches.popitem(last=False)
             self._searches.move_to_end(path)
-            for done in [one for one, (builder, _) in self._builders.items() if builder.poll() == 0]:
+            for done in [index for index, (builder, _) in self._builders.items() if builder.poll() == 0]:
                 del self._builders[done]
             if large and search.exact:
                 self._ask_for(path, tenant, collection, reader.version)

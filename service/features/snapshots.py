@@ -42,9 +42,9 @@ class _Sink:
         pass
 
     def take(self) -> bytes:
-        taken = b"".join(self._pieces)
+        data = b"".join(self._pieces)
         self._pieces.clear()
-        return taken
+        return data
 
 
 def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:

@@ -115,8 +115,8 @@ class Audit:
         except Exception as failure:
             error = failure
         if isinstance(error, DataError | IntegrityError) and len(batch) > 1:
-            for one in batch:
-                await self._write([one])
+            for waiting in batch:
+                await self._write([waiting])
             return
         for _, done in batch:
             if not done.done():

@@ -109,32 +109,33 @@ class Authenticator:
             SQLAlchemyError: The credential is not cached and the database cannot be queried.
         """
         name = f"{kind}:{keys.digest(secret)}"
-        known = self._known.get(name)
-        if known is not None and known.principal.expires_at is not None and known.principal.expires_at <= tables.now():
-            known = None
+        cached = self._known.get(name)
+        expires_at = None if cached is None else cached.principal.expires_at
+        if expires_at is not None and expires_at <= tables.now():
+            cached = None
         now = time.monotonic()
-        if known is not None:
-            usable = time.time() - known.confirmed < self._stale_seconds
-            if now - known.asked < self._fresh_seconds or (usable and now < self._away_until):
-                return known.principal
+        if cached is not None:
+            usable = time.time() - cached.confirmed < self._stale_seconds
+            if now - cached.asked < self._fresh_seconds or (usable and now < self._away_until):
+                return cached.principal
             # Requests that come meanwhile are answered from memory: one of them asks.
-            known.asked = now
+            cached.asked = now
         elif self._informing and now < self._away_until:
             raise ConnectionError("the database cannot be reached, and this credential is not known without it")
         network = network_of(address)
-        wait = 0.0 if known is not None else self._wrong.wait_seconds(network, count=False)
+        wait = 0.0 if cached is not None else self._wrong.wait_seconds(network, count=False)
         if wait:
             detail = "Too many wrong keys have come from this address."
             raise Problem(429, "too-many-requests", detail, headers={"Retry-After": str(math.ceil(wait))})
         forgotten = self._forgotten
         try:
-            async with self._in_time(self._patience_seconds if known is not None else ANSWER_SECONDS):
+            async with self._in_time(self._patience_seconds if cached is not None else ANSWER_SECONDS):
                 async with self._database.read() as connection:
                     principal = await (keys.find if kind == "key" else keys.find_session)(connection, secret)
         except AWAY as error:
             self._away_until = time.monotonic() + self._retry_seconds
-            if known is not None and time.time() - known.confirmed < self._stale_seconds:
-                return known.principal
+            if cached is not None and time.time() - cached.confirmed < self._stale_seconds:
+                return cached.principal
             if isinstance(error, (SQLAlchemyError, ConnectionError)):
                 raise
             raise ConnectionError(f"the database cannot be reached: {error}") from error

@@ -111,8 +111,8 @@ async def take(
         done = await _before(connection, key_id, key, str(fresh["body_hash"]), now)
         if done is not None:
             return done
-        ours = table.update().where(_at(key_id, key)).values(fresh)
-        if (await connection.execute(ours)).rowcount:
+        overtaken = table.update().where(_at(key_id, key)).values(fresh)
+        if (await connection.execute(overtaken)).rowcount:
             break  # else it was freed between the two
     return Reservation(key_id, key, str(fresh["token"]))
 

@@ -31,7 +31,7 @@ def load(path: Path) -> KnownKeys:
     """Return the file's content; no keys if it is missing or incomplete (then the database is asked)."""
     try:
         document = json.loads(path.read_text("utf-8"))
-        principals = {one["hash"]: _principal(one) for one in document["keys"]}
+        principals = {row["hash"]: _principal(row) for row in document["keys"]}
         return KnownKeys(principals, float(document["confirmed_at"]))
     except (OSError, ValueError, KeyError, TypeError):
         return KnownKeys({}, 0.0)
@@ -46,13 +46,13 @@ def save(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -
     rows = [
         {
             "hash": digest,
-            "key_id": one.key_id,
-            "name": one.name,
-            "tenant": one.tenant,
-            "scopes": one.scopes,
-            "expires_at": None if one.expires_at is None else one.expires_at.isoformat(),
+            "key_id": principal.key_id,
+            "name": principal.name,
+            "tenant": principal.tenant,
+            "scopes": principal.scopes,
+            "expires_at": None if principal.expires_at is None else principal.expires_at.isoformat(),
         }
-        for digest, one in principals.items()
+        for digest, principal in principals.items()
     ]
     write_file(path, json.dumps({"confirmed_at": confirmed_at, "keys": rows}).encode(), mode=0o600, durable=False)
 

@@ -51,7 +51,7 @@ class ResourceRequest(NamedTuple):
 
     def taken(self, workers: int | None) -> ResourceRequest:
         """Return the needs of an attempt with so many workers; None: with all of them."""
-        return next((one for one in self.choices() if one.workers == workers), self)
+        return next((choice for choice in self.choices() if choice.workers == workers), self)
 
 
 def needs_of(
@@ -66,7 +66,7 @@ def needs_of(
         workers * memory.total + RUN_BYTES,
         workers * resources.gpus_per_worker,
         counted,
-        tuple((count, count * one.total + RUN_BYTES) for count, one in (fewer or {}).items()),
+        tuple((count, count * rank.total + RUN_BYTES) for count, rank in (fewer or {}).items()),
     )
 
 
@@ -84,7 +84,7 @@ def host(settings: Settings) -> FreeResources:
 def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] | None:
     """Return needs that can never fit this host, with the arithmetic and the remedy; or None."""
     # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
-    short = [one for one in _short(needs, room) if needs.counted or one[0] != "memory"]
+    short = [scarce for scarce in _short(needs, room) if needs.counted or scarce[0] != "memory"]
     if not short:
         return None
     figures = "; ".join(
@@ -140,14 +140,15 @@ def cluster_obstacle(
     each = FreeResources(
         needs.cores / needs.workers, (needs.memory_bytes - RUN_BYTES) // needs.workers, needs.gpus / needs.workers
     )
-    places = sum(
-        min(int(there // needed) for needed, there in zip(each, node, strict=True) if needed) for node in nodes
+    capacity = sum(
+        min(int(free_amount // needed) for needed, free_amount in zip(each, node, strict=True) if needed)
+        for node in nodes
     )
-    if places >= needs.workers:
+    if capacity >= needs.workers:
         return None
     free = ", ".join(f"{_figure('cores', node.cpus)} and {_size(node.memory_bytes)}" for node in nodes) or "nothing"
     needed = f"{_figure('cores', each.cpus)} and {_size(each.memory_bytes)}"
-    return f"{needs.workers} workers of {needed} are needed, the cluster has places for {places}: free are {free}"
+    return f"{needs.workers} workers of {needed} are needed, the cluster has places for {capacity}: free are {free}"
 
 
 Refuse = Callable[[ResourceRequest], str | None]
@@ -189,7 +190,7 @@ def _short(needs: ResourceRequest, room: FreeResources) -> list[tuple[str, float
         ("memory", float(needs.memory_bytes), float(room.memory_bytes)),
         ("GPUs", needs.gpus, room.gpus),
     )
-    return [(name, needed, there) for name, needed, there in pairs if needed > there + 1e-9]
+    return [(name, needed, available) for name, needed, available in pairs if needed > available + 1e-9]
 
 
 def _in_words(needs: ResourceRequest) -> str:

@@ -157,13 +157,13 @@ async def create(
         "traceparent": tracing.traceparent(),
     }
     row = as_row(JobRow, columns)
-    said = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
+    event = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
     # What is None is left to the database: written, it would be JSON's null.
     rows: list[tuple[sa.Table, Mapping[str, object]]] = [
         (tables.job, {name: one for name, one in row.items() if one is not None})
     ]
     rows += [(tables.job_label, {"job_id": row["id"], "key": key, "value": one}) for key, one in spec.labels.items()]
-    rows += [(tables.job_event, {"job_id": row["id"], "type": "state", "data": said}), *beside]
+    rows += [(tables.job_event, {"job_id": row["id"], "type": "state", "data": event}), *beside]
     await insert_together(connection, rows)
     return row
 
@@ -203,7 +203,7 @@ def with_attempt(
     attempts: list[dict[str, Any]] | None, attempt: int, workers: int, because: str | None
 ) -> list[dict[str, Any]]:
     """Return the attempts of a job with one more, or with this one's workers set anew; the last MAX_ATTEMPTS."""
-    earlier = [one for one in attempts or [] if one["attempt"] != attempt]
+    earlier = [other for other in attempts or [] if other["attempt"] != attempt]
     return [*earlier, {"attempt": attempt, "workers": workers, "because": because}][-MAX_ATTEMPTS:]
 
 
@@ -256,8 +256,8 @@ async def tell_publication(connection: AsyncConnection, row: JobRow) -> None:
 
 
 def _told(row: JobRow) -> dict[str, Any]:
-    told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
-    return {"job": row["id"], **told, "labels": StoredJob(row["spec"]).labels}
+    fields = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
+    return {"job": row["id"], **fields, "labels": StoredJob(row["spec"]).labels}
 
 
 def _events_of(publication: Mapping[str, Any]) -> Iterator[webhook_records.Event]:
@@ -372,7 +372,7 @@ async def views(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) 
     for metric in (await connection.execute(_METRICS, {"ids": begun})).mappings() if begun else ():
         metrics_of[metric["job_id"]].append({"epoch": metric["epoch"], "split": metric["split"], **metric["values"]})
     for metrics in metrics_of.values():
-        metrics.sort(key=lambda one: (one["epoch"], SPLITS.index(one["split"]) if one["split"] in SPLITS else 9))
+        metrics.sort(key=lambda row: (row["epoch"], SPLITS.index(row["split"]) if row["split"] in SPLITS else 9))
     return [_view(row, metrics_of[row["id"]]) for row in rows]
 
 

@@ -62,7 +62,7 @@ async def submit(
     Raises:
         Problem: 422 for a job that does not fit, 409 if the first request with the key is still in progress.
     """
-    asked = f"submit {principal.tenant} {spec.model_dump_json()}"
+    request_text = f"submit {principal.tenant} {spec.model_dump_json()}"
     try:
         job_records.refuse_firing_date(spec)
         async with database.read() as connection:
@@ -71,16 +71,18 @@ async def submit(
     except Problem:
         if idempotency_key is not None:
             async with database.read() as connection:
-                done = await idempotency.done_before(connection, principal.key_id, idempotency_key, asked)
+                done = await idempotency.done_before(connection, principal.key_id, idempotency_key, request_text)
             if done is not None:
                 return await _made_before(database, done)
         raise
     job_id = tables.new_id("job")
     async with database.write() as connection:
         if idempotency_key is not None:
-            taken = await idempotency.take(database, connection, principal.key_id, idempotency_key, asked, job_id)
-            if isinstance(taken, idempotency.Done):
-                return await _shown(connection, taken)
+            reserved = await idempotency.take(
+                database, connection, principal.key_id, idempotency_key, request_text, job_id
+            )
+            if isinstance(reserved, idempotency.Done):
+                return await _shown(connection, reserved)
         await job_records.refuse_too_many(database, connection, settings, principal.tenant)
         if spec.init_from is not None:  # what it starts from may be swept away meanwhile
             await job_records.check_start(connection, spec, principal.tenant)
@@ -297,7 +299,11 @@ def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) ->
             written = store.collection(spec.publish.collection).versions()
             before = json.loads((directory / rundir.RUN_FILE).read_text("utf-8"))
     earlier = Lineage(*(before.get(name) for name in Lineage._fields))
-    if any((one["job"], one["parent"]) == (before.get("run_id"), earlier.parent_version) for one in written if before):
+    if any(
+        (manifest["job"], manifest["parent"]) == (before.get("run_id"), earlier.parent_version)
+        for manifest in written
+        if before
+    ):
         return earlier
     now = lineage(settings, store, spec)
     goes_on = earlier.start_version is not None or now.start_version is not None

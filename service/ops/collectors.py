@@ -193,8 +193,8 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
             continue
         unreadable.add_metric([name], 0)
         for state in VERSION_STATES:
-            versions.add_metric([name, state], sum(one["state"] == state for one in manifests))
-        served = next((index for index, one in enumerate(manifests) if one["state"] == "published"), None)
+            versions.add_metric([name, state], sum(manifest["state"] == state for manifest in manifests))
+        served = next((index for index, manifest in enumerate(manifests) if manifest["state"] == "published"), None)
         if served is not None:
             age.add_metric([name], _seconds(datetime.datetime.fromisoformat(manifests[served]["created_at"]), now))
             rows.add_metric([name], manifests[served]["rows"])

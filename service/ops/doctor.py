@@ -267,7 +267,9 @@ def check_service() -> Iterator[Check]:
             message = f"{client.url} answers, but {'; '.join(unwell)}"
             yield Check("service", "fail", message, "see the service's log")
         else:
-            yield Check("service", "ok", f"ready at {client.url}{''.join(f'; {one}' for one in unwell)}")
+            yield Check(
+                "service", "ok", f"ready at {client.url}{''.join(f'; {status_text}' for status_text in unwell)}"
+            )
         try:
             client.jobs(limit=1)
         except ServiceError as error:
@@ -290,10 +292,10 @@ def _port(url: str, error: Unreachable) -> Iterator[Check]:
         return
     try:
         with socket.create_connection((host, port), timeout=2):
-            taken = True
+            in_use = True
     except OSError:
-        taken = False
-    if taken:
+        in_use = False
+    if in_use:
         yield Check(
             "port",
             "fail",

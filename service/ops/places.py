@@ -81,8 +81,8 @@ def check_database(settings: Settings) -> Iterator[Check]:
     try:
         asyncio.run(asyncio.wait_for(answers(), DATABASE_SECONDS))
     except Exception as error:  # of the driver, of the network, of the server: there is no common class
-        said = str(error).splitlines()[0] if str(error) else f"no answer within {DATABASE_SECONDS:.0f} s"
-        yield Check("database", "fail", f"{shown}: {said}", "start the server, or correct EVENKEEL_DATABASE_URL")
+        reason = str(error).splitlines()[0] if str(error) else f"no answer within {DATABASE_SECONDS:.0f} s"
+        yield Check("database", "fail", f"{shown}: {reason}", "start the server, or correct EVENKEEL_DATABASE_URL")
     else:
         yield Check("database", "ok", f"{shown} answers")
 

@@ -160,10 +160,10 @@ async def sweep_home(
     days, job = settings.retention, tables.job.c
     youngest = _before(now, min(days.jobs, days.checkpoints, days.logs))
     ended = sa.and_(job.state.in_(TERMINAL), job.released.is_(True), job.finished_at < youngest)
-    ours = sa.or_(job.home_id == home, job.home_id.is_(None))
+    of_home = sa.or_(job.home_id == home, job.home_id.is_(None))
     needed = await needed_jobs(database, settings, store)
     async with database.read() as connection:
-        query = sa.select(job.id, job.finished_at).where(ended, ours).order_by(job.id)
+        query = sa.select(job.id, job.finished_at).where(ended, of_home).order_by(job.id)
         rows = [(row.id, row.finished_at) for row in await connection.execute(query)]
     swept = Swept()
     for job_id, finished_at in rows:
@@ -179,11 +179,11 @@ async def sweep_home(
             continue
         if finished_at < _before(now, days.checkpoints) and job_id not in needed:
             for name in (CHECKPOINTS, BEST, "data", DATA_PARTS, TASK_RESULTS):
-                gone = await asyncio.to_thread(_held, directory, name)
-                if gone is not None:
+                num_bytes = await asyncio.to_thread(_held, directory, name)
+                if num_bytes is not None:
                     if not dry_run and not await _give_up(database, settings, job_id, name):
                         break
-                    swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=gone))
+                    swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=num_bytes))
         if finished_at < _before(now, days.logs) and (directory / LOG_FILE).exists():
             swept = _sum(swept, Swept(logs=1, bytes=_size(directory / LOG_FILE)))
             if not dry_run:
@@ -248,7 +248,9 @@ def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
         tenant_store = store_of(store, tenant)
         for name in tenant_store.collections():
             manifests = tenant_store.collection(name).versions()
-            job_ids |= {one["job"] for one in manifests if one["state"] != "expired" and one.get("job")}
+            job_ids |= {
+                manifest["job"] for manifest in manifests if manifest["state"] != "expired" and manifest.get("job")
+            }
     return job_ids
 
 
@@ -265,8 +267,8 @@ def _before(now: datetime.datetime, days: float) -> datetime.datetime:
     return now - datetime.timedelta(days=days)
 
 
-def _sum(one: Swept, other: Swept) -> Swept:
-    return Swept(*map(sum, zip(one, other, strict=True)))
+def _sum(first: Swept, second: Swept) -> Swept:
+    return Swept(*map(sum, zip(first, second, strict=True)))
 
 
 def _size(path: Path) -> int:

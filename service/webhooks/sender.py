@@ -71,12 +71,12 @@ async def run(
 
 async def deliver_due(database: Database, allowed: Sequence[Network], count: Count = lambda outcome: None) -> int:
     """Make one batch of due deliveries concurrently and return the number of attempts."""
-    taken = await _take(database)
-    if taken:
+    due = await _take(database)
+    if due:
         limits = httpx.Timeout(TIMEOUT_SECONDS)
         async with httpx.AsyncClient(timeout=limits, follow_redirects=False, trust_env=False) as client:
-            await asyncio.gather(*(_deliver(database, client, row, allowed, count) for row in taken))
-    return len(taken)
+            await asyncio.gather(*(_deliver(database, client, row, allowed, count) for row in due))
+    return len(due)
 
 
 class _Due(DeliveryRow):
@@ -115,11 +115,13 @@ def _by_turns(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
     So the many deliveries that one tenant's receiver does not take keep nobody else's waiting.
     """
     table, hook = tables.webhook_delivery.c, tables.webhook.c
-    place = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
-    placed = sa.select(table.id, table.next_at, hook.tenant, place.label("place")).join(tables.webhook).where(due)
-    one = placed.subquery().c
-    turn = sa.func.row_number().over(partition_by=one.tenant, order_by=(one.place, one.next_at))
-    turns = sa.select(one.id, one.next_at, turn.label("turn")).where(one.place <= PER_WEBHOOK).subquery().c
+    position = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
+    numbered = sa.select(table.id, table.next_at, hook.tenant, position.label("place")).join(tables.webhook).where(due)
+    delivery = numbered.subquery().c
+    turn = sa.func.row_number().over(partition_by=delivery.tenant, order_by=(delivery.place, delivery.next_at))
+    turns = (
+        sa.select(delivery.id, delivery.next_at, turn.label("turn")).where(delivery.place <= PER_WEBHOOK).subquery().c
+    )
     return sa.select(turns.id).order_by(turns.turn, turns.next_at).limit(BATCH_SIZE)
 
 

@@ -111,8 +111,8 @@ async def promote(
                 await idempotency.complete(connection, reservation, answer=manifest)
         return manifest
 
-    asked = f"promote {principal.tenant} {collection} {version} {body.model_dump_json()}"
-    made = await idempotency.once(request.app.state.database, principal.key_id, idempotency_key, asked, act)
+    request_text = f"promote {principal.tenant} {collection} {version} {body.model_dump_json()}"
+    made = await idempotency.once(request.app.state.database, principal.key_id, idempotency_key, request_text, act)
     return made.answer or {} if isinstance(made, idempotency.Done) else made
 
 
@@ -143,9 +143,9 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
         raise errors.invalid(FieldProblem("id", "give id or vector, one of them"))
 
     def search() -> dict[str, Any]:
-        there = existing(request, collection)
-        erasures = there.num_erasures()
-        reader = there.open(body.version)
+        target = existing(request, collection)
+        erasures = target.num_erasures()
+        reader = target.open(body.version)
         query: Any = body.vector
         if body.id is not None:
             (query,) = ids_as(reader.manifest.id_type, [body.id])

@@ -48,11 +48,11 @@ async def whole(request: Request, principal: Principal | None, page: Page) -> Re
     if principal is None:
         html = rendering.page("login.html")
     else:
-        asked = _asked(request, principal)
+        page_request = _asked(request, principal)
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        frame = {"page": page, "pages": pages.PAGES, "request": asked, "source": source_of(address)}
+        frame = {"page": page, "pages": pages.PAGES, "request": page_request, "source": source_of(address)}
         try:
-            template, values = await _content(asked, page)
+            template, values = await _content(page_request, page)
         except Problem as problem:
             status, template, values = problem.status, "problem.html", {"problem": problem.body()}
             frame["source"] = None
@@ -64,9 +64,9 @@ async def changing(request: Request, principal: Principal | None, page: Page | P
     """Return the frame of a page, or a part of one; 304 while it is unchanged."""
     if principal is None:
         raise unauthorized("The session has ended.")
-    asked = _asked(request, principal)
-    template, values = await _content(asked, page)
-    html = rendering.page(template, request=asked, **values)
+    page_request = _asked(request, principal)
+    template, values = await _content(page_request, page)
+    html = rendering.page(template, request=page_request, **values)
     etag = f'"{hashlib.blake2b(html.encode(), digest_size=16).hexdigest()}"'
     headers = {"ETag": etag, "Cache-Control": "no-store"}
     if unchanged(request, etag):

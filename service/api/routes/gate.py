@@ -39,15 +39,15 @@ class CanaryRequest(BaseModel):
 @router.get("/canaries", dependencies=[read_features], responses=errors.responses(404))
 async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
     return await in_store(
-        lambda: {"items": [probe.summary(one) for one in _settings(request, collection, probe.SETTINGS)]}
+        lambda: {"items": [probe.summary(canary) for canary in _settings(request, collection, probe.SETTINGS)]}
     )
 
 
 @router.post("/canaries", status_code=201, dependencies=[write_features], responses=errors.responses(404, 507))
 async def add_canaries(request: Request, collection: str, body: CanaryRequest) -> dict[str, Any]:
     """Fit a canary on the current version; it is evaluated on every candidate from now on."""
-    given = (body.name is not None, body.uri is not None, body.copy_from is not None)
-    if given not in ((True, True, False), (False, False, True)):
+    fields_sent = (body.name is not None, body.uri is not None, body.copy_from is not None)
+    if fields_sent not in ((True, True, False), (False, False, True)):
         raise errors.invalid(FieldProblem("name", "give name and uri, or copy_from"))
 
     def fitted() -> dict[str, Any]:

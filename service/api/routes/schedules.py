@@ -132,8 +132,8 @@ async def trigger(
             await idempotency.complete(connection, reservation, answer=fired.model_dump(mode="json"))
         return fired
 
-    asked = f"trigger {principal.tenant} {name} {date}"
-    made = await idempotency.once(database, principal.key_id, idempotency_key, asked, act)
+    request_text = f"trigger {principal.tenant} {name} {date}"
+    made = await idempotency.once(database, principal.key_id, idempotency_key, request_text, act)
     firing = FiringView(**(made.answer or {})) if isinstance(made, idempotency.Done) else made
     response.headers["Location"] = f"/v1/jobs/{firing.job_id}"
     return firing

@@ -250,8 +250,8 @@ def _schema(id_type: str, dtype: np.dtype[Any], dim: int, version: str, view: st
 def json_body(fetched: Fetched, version: str, view: str) -> bytes:
     """Return the content of :func:`arrow_stream` as JSON; the vector of a missing id is null."""
     items = [
-        {"id": one, "status": STATUS_NAMES[status], "vector": vector if status != MISSING else None}
-        for one, status, vector in zip(fetched.ids, fetched.status.tolist(), fetched.vectors, strict=True)
+        {"id": identifier, "status": STATUS_NAMES[status], "vector": vector if status != MISSING else None}
+        for identifier, status, vector in zip(fetched.ids, fetched.status.tolist(), fetched.vectors, strict=True)
     ]
     document = {"version": version, "view": view, "dim": fetched.vectors.shape[1], "items": items}
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -66,9 +66,9 @@ async def create(
         collection = existing(request, body.collection)
         if dry_run:
             return _preview(collection, parameters, epsilon), 200
-        known = body.name in collection.view_names()
+        exists = body.name in collection.view_names()
         view = collection.create_view(**parameters)
-        return _with_warnings(collection, view, "current"), 200 if known else 201
+        return _with_warnings(collection, view, "current"), 200 if exists else 201
 
     answer, status = await in_store(make)
     headers = {} if dry_run else {"Location": f"/v1/views/{body.name}"}
@@ -80,9 +80,9 @@ def _preview(collection: Collection, parameters: dict[str, Any], epsilon: float)
     answer: dict[str, Any] = {"view": view, "exists": exists, "advice": None, "warnings": []}
     if view["kind"] == "rff":
         vectors = _sampled(collection, "current")
-        given = {name: view[name] for name in ("sigma", "seed", "frequencies")}
-        answer["advice"] = dim_for(epsilon, vectors, **given).as_dict()
-        answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **given, vectors=vectors)
+        drawn_by = {name: view[name] for name in ("sigma", "seed", "frequencies")}
+        answer["advice"] = dim_for(epsilon, vectors, **drawn_by).as_dict()
+        answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **drawn_by, vectors=vectors)
     return answer
 
 

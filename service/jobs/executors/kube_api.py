@@ -211,20 +211,20 @@ class KubeApi:
             raise ExecutorUnavailable(f"{self._who()} does not answer {method} {path}: {error}") from error
 
     def _failure(self, method: str, path: str, error: Any) -> Exception:
-        status, said = error.status, _message(error.body)
-        asked = f"{self._who()} answers {method} {path} with {status}: {said}"
+        status, message = error.status, _message(error.body)
+        description = f"{self._who()} answers {method} {path} with {status}: {message}"
         if status == 410:
-            return Expired(asked)
+            return Expired(description)
         if status == 409 and method == "POST":
-            return AlreadyExists(asked)
+            return AlreadyExists(description)
         if status in (400, 413, 422):
-            return Refused(said)
+            return Refused(message)
         if status in (401, 403):
-            return ExecutorUnavailable(f"{asked}; {ACCESS_REMEDY}")
+            return ExecutorUnavailable(f"{description}; {ACCESS_REMEDY}")
         wait = str((error.headers or {}).get("Retry-After", ""))
         if wait.isdigit():
             self._not_before = time.monotonic() + float(wait)
-        return ExecutorUnavailable(asked)
+        return ExecutorUnavailable(description)
 
 
 class Expired(Exception):

@@ -125,18 +125,18 @@ class KubeRayJobs(ClusterExecutor):
         )
         name = str(document["metadata"]["name"])
         write_json(run_dir / RECORD_FILE, {"name": name})
-        if (found := self._api.get("rayjobs", name)) is None:
+        if (job := self._api.get("rayjobs", name)) is None:
             secret = token_secret(run)
             try:
                 if secret is not None:
                     self._replace_secret(secret)
-                found = self._create(document)
+                job = self._create(document)
             except Refused as error:
                 wrong = {"field": "EVENKEEL_KUBERAY_TEMPLATE", "message": str(error), "remedy": TEMPLATE_REMEDY}
                 raise Problem(422, "ray-job-refused", f"Kubernetes refuses the RayJob: {error}", [wrong]) from error
             if secret is not None:
-                self._give(secret, found)
-        if found["metadata"].get("labels", {}).get(FENCE_LABEL) != fence(run):
+                self._give(secret, job)
+        if job["metadata"].get("labels", {}).get(FENCE_LABEL) != fence(run):
             raise RuntimeError(f"RayJob {name} in {self._api.namespace} is another service's: delete it first")
         return name
 
@@ -203,10 +203,10 @@ class KubeRayJobs(ClusterExecutor):
         try:
             return self._api.create("rayjobs", document)
         except (AlreadyExists, ExecutorUnavailable):
-            found = self._api.get("rayjobs", document["metadata"]["name"])
-            if found is None:
+            job = self._api.get("rayjobs", document["metadata"]["name"])
+            if job is None:
                 raise
-            return found
+            return job
 
     def _stop(self, run_dir: Path, grace_seconds: float) -> bool:
         """Ask the attempt to end and wait for it; return False if it has not by itself.

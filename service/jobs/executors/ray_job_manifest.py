@@ -200,9 +200,11 @@ def _own(template: Document, labels: Mapping[str, str], role: str, environment: 
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), **labels, ROLE_LABEL: role}
     if environment:
-        ours = {variable["name"] for variable in environment}
+        names = {variable["name"] for variable in environment}
         container = template["spec"]["containers"][0]
-        container["env"] = [one for one in container.get("env") or [] if one["name"] not in ours] + environment
+        container["env"] = [
+            variable for variable in container.get("env") or [] if variable["name"] not in names
+        ] + environment
 
 
 def _warn_before_the_end(template: Document, seconds: int) -> None:

@@ -149,9 +149,9 @@ class RayApi:
             )
             raise ExecutorUnavailable(message)
         if not answer.is_success and answer.status_code != 404:
-            said = (answer.text.strip().splitlines() or [""])[-1][:300]
+            last_line = (answer.text.strip().splitlines() or [""])[-1][:300]
             raise ExecutorUnavailable(
-                f"the Ray cluster at {self.address} answers {method} {path} with {answer.status_code}: {said}"
+                f"the Ray cluster at {self.address} answers {method} {path} with {answer.status_code}: {last_line}"
             )
         return answer
 
@@ -280,11 +280,11 @@ class RayJobs(ClusterExecutor):
         submission_id = record["submission_id"]
         write_json(run_dir / JOB_FILE, {**record, "asked_to_stop": True})
         # Before the cluster is asked: whom it kills when the grace is over has had all of it.
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         self._api.stop(submission_id)
         while True:
             job = self._api.job(submission_id)
-            passed = time.monotonic() - asked
+            passed = time.monotonic() - asked_at
             if job is None or job["status"] in ENDED:
                 self._fetch_log(run_dir, record, last=True)
                 return passed < self._stop_seconds

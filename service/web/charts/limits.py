@@ -32,7 +32,7 @@ def limit_chart(measured: Sequence[Measured], title: str, at_most: bool) -> Mark
     """
     if not measured:
         raise ValueError("a chart needs a version")
-    values = [one.value for one in measured if one.value is not None] + [one.limit for one in measured]
+    values = [point.value for point in measured if point.value is not None] + [point.limit for point in measured]
     low, high = min(values), max(values)
     margin = (high - low or abs(high) or 1.0) * 0.12
     low, high = low - margin, high + margin
@@ -44,18 +44,18 @@ def limit_chart(measured: Sequence[Measured], title: str, at_most: bool) -> Mark
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    limits = [(x(number), y(one.limit)) for number, one in enumerate(measured)]
+    limits = [(x(number), y(point.limit)) for number, point in enumerate(measured)]
     edge = [(0.0, limits[0][1]), *limits, (float(WIDTH), limits[-1][1])]
     beyond = 0 if at_most else HEIGHT
     refused = path([(0.0, beyond), *edge, (float(WIDTH), beyond)])
-    known = [(x(number), y(one.value), one) for number, one in enumerate(measured) if one.value is not None]
+    drawn = [(x(number), y(point.value), point) for number, point in enumerate(measured) if point.value is not None]
     parts = [
         f'<polygon class="refused" points="{refused}"/>',
         f'<polyline class="limit" points="{path(edge)}"/>',
-        f'<polyline class="line series-1" points="{path((left, top) for left, top, _ in known)}"/>',
+        f'<polyline class="line series-1" points="{path((left, top) for left, top, _ in drawn)}"/>',
     ]
-    for left, top, one in known:
-        tip = f"{one.version}: {one.value:.4g}, limit {one.limit:.4g}, {'failed' if one.failed else 'passed'}"
-        kind, radius = ("fail", 4) if one.failed else ("series-1", 3)
+    for left, top, point in drawn:
+        tip = f"{point.version}: {point.value:.4g}, limit {point.limit:.4g}, {'failed' if point.failed else 'passed'}"
+        kind, radius = ("fail", 4) if point.failed else ("series-1", 3)
         parts.append(dot(left, top, tip, kind, radius, reach=9))
     return svg(parts, WIDTH, HEIGHT, title, "chart small")

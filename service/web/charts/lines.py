@@ -40,10 +40,10 @@ def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: st
     Raises:
         ValueError: There are no points.
     """
-    values = [value for one in series for _, value in one.points]
+    values = [value for curve in series for _, value in curve.points]
     if not values:
         raise ValueError("a chart needs a point")
-    steps = [step for one in series for step, _ in one.points]
+    steps = [step for curve in series for step, _ in curve.points]
     low, high = min(values), max(values)
     if high - low < MIN_SPAN:
         middle = (low + high) / 2
@@ -63,13 +63,13 @@ def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: st
     whole = whole_ticks(first, last, 10 if axis == "epoch" else 6)
     parts += [text(x(step), HEIGHT - BOTTOM + 20, f"{step:,}", "middle") for step in whole]
     parts.append(text(WIDTH - RIGHT, HEIGHT - 4, axis))
-    for number, one in enumerate(series):
+    for number, curve in enumerate(series):
         colour = f"series-{number % NUM_COLOURS + 1}"
-        line = path((x(step), y(value)) for step, value in one.points)
+        line = path((x(step), y(value)) for step, value in curve.points)
         parts.append(f'<polyline class="line {colour}" points="{line}"/>')
-        for step, value in one.points if len(one.points) <= MAX_DOTS else ():
+        for step, value in curve.points if len(curve.points) <= MAX_DOTS else ():
             shown = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-            parts.append(dot(x(step), y(value), f"{one.name}, {axis} {step}: {unit} {shown}", colour))
+            parts.append(dot(x(step), y(value), f"{curve.name}, {axis} {step}: {unit} {shown}", colour))
     return svg(parts, WIDTH, HEIGHT, title)
 
 

@@ -34,8 +34,8 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
             request.paging(NUM_ENTRIES),
             dict,
         )
-    given = {"key": key} if key else {}
-    older = urlencode({**given, "cursor": entries.next_cursor}) if entries.next_cursor else None
+    filters = {"key": key} if key else {}
+    older = urlencode({**filters, "cursor": entries.next_cursor}) if entries.next_cursor else None
     return {
         "keys": page.items, "scopes": keys.SCOPES, "entries": entries.items, "key": key, "older": older,
         "is_first_page": request.asked("cursor") is None,

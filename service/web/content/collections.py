@@ -32,11 +32,15 @@ def describe(collection: Collection, *, all_versions: bool = False) -> dict[str,
     manifests = collection.versions()
     shown = summary(collection)
     newest = manifests[::-1] if all_versions else manifests[::-1][:NUM_VERSIONS]
-    usable = [one["version"] for one in manifests[::-1] if one["state"] != "expired" and not one["damaged"]]
+    usable = [
+        manifest["version"]
+        for manifest in manifests[::-1]
+        if manifest["state"] != "expired" and not manifest["damaged"]
+    ]
     return {
         "collection": shown,
         "held": held_now(collection, shown["held"]),
-        "versions": [_version(one, shown["current"]) for one in newest],
+        "versions": [_version(manifest, shown["current"]) for manifest in newest],
         "num_more": len(manifests) - len(newest),
         "usable": usable,
         "gate": gate_charts(manifests),
@@ -69,8 +73,8 @@ def listed(request: DashboardRequest) -> list[dict[str, Any]]:
     shown = []
     for name in request.store.collections():
         collection = request.store.collection(name)
-        one = summary(collection)
-        shown.append({**one, "held_now": held_now(collection, one["held"])})
+        fields = summary(collection)
+        shown.append({**fields, "held_now": held_now(collection, fields["held"])})
     return shown
 
 
@@ -84,7 +88,7 @@ def gate_charts(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for check in manifest["gate"]:
             by_metric.setdefault(check["metric"], []).append((manifest, check))
     charts = [_chart(metric, judged) for metric, judged in by_metric.items()]
-    return sorted(charts, key=lambda one: (not one["failed"], one["never_moved"]))
+    return sorted(charts, key=lambda chart: (not chart["failed"], chart["never_moved"]))
 
 
 def _chart(metric: str, judged: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def _chart(metric: str, judged: Sequence[tuple[Mapping[str, Any], Mapping[str, A
         "limit": last["threshold"],
         "version": manifest["version"],
         "failed": last["verdict"] == "fail",
-        "never_moved": len({one.value for one in measured}) == 1 and not any(one.failed for one in measured),
+        "never_moved": len({point.value for point in measured}) == 1 and not any(point.failed for point in measured),
     }
 
 

@@ -33,11 +33,11 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
     query = job_records.listing(request.principal.sees, None, None, None).where(tables.job.c.id.in_(ids))
     async with request.state.database.read() as connection:
         rows = (await connection.execute(query)).mappings().all()
-        found = {job["id"]: job for job in await job_records.views(connection, [dict(row) for row in rows])}
+        jobs_by_id = {job["id"]: job for job in await job_records.views(connection, [dict(row) for row in rows])}
     for job_id in ids:
-        if job_id not in found:
+        if job_id not in jobs_by_id:
             raise not_found("job", job_id)
-    jobs = [found[job_id] for job_id in ids]
+    jobs = [jobs_by_id[job_id] for job_id in ids]
     metrics = metrics_of(jobs)
     metric = request.asked("metric")
     metric = metric if metric in metrics else next(iter(metrics), None)
@@ -53,7 +53,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 def metrics_of(jobs: list[dict[str, Any]]) -> list[str]:
     """Return the names of all figures that a job has one number of for each epoch, those with a chart first."""
-    names = dict.fromkeys(name for job in jobs for one in job["metrics"] for name in one)
+    names = dict.fromkeys(name for job in jobs for metric in job["metrics"] for name in metric)
     numbers = [name for name in names if name not in NO_METRICS and not is_table(name)]
     charted = list(CHARTED)
     return sorted(numbers, key=lambda name: charted.index(name) if name in charted else len(charted))
@@ -66,11 +66,11 @@ def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
         series = [
             Series(
                 job["name"],
-                [(one["epoch"], one[metric]) for one in job["metrics"] if one["split"] == split and metric in one],
+                [(line["epoch"], line[metric]) for line in job["metrics"] if line["split"] == split and metric in line],
             )
             for job in jobs
         ]
-        if any(one.points for one in series):
+        if any(line.points for line in series):
             charts.append({"split": split, "svg": line_chart(series, f"{split} {metric} per epoch", metric)})
     return charts
 
@@ -81,29 +81,29 @@ def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[st
     for split in SPLITS:
         for metric in metrics:
             values = [_last(job, split, metric) for job in jobs]
-            there = [value for value in values if value is not None]
-            if there:
-                best = (min if is_lower_better(metric) else max)(there)
+            known_values = [value for value in values if value is not None]
+            if known_values:
+                best = (min if is_lower_better(metric) else max)(known_values)
                 rows.append({"split": split, "metric": metric, "values": values, "best": best})
     return rows
 
 
 def _last(job: dict[str, Any], split: str, metric: str) -> float | None:
-    values = [one[metric] for one in job["metrics"] if one["split"] == split and one.get(metric) is not None]
+    values = [row[metric] for row in job["metrics"] if row["split"] == split and row.get(metric) is not None]
     return values[-1] if values else None
 
 
 def differences(documents: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return (path, each document's value) of every field that is not the same in all of them."""
     flat = [dict(_leaves(document, "")) for document in documents]
-    paths = dict.fromkeys(path for one in flat for path in one)
-    rows = [(path, [one.get(path, ABSENT) for one in flat]) for path in paths]
+    paths = dict.fromkeys(path for leaves in flat for path in leaves)
+    rows = [(path, [leaves.get(path, ABSENT) for leaves in flat]) for path in paths]
     return [(path, values) for path, values in rows if len(set(values)) > 1]
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _leaves(one, f"{path}.{name}" if path else name)
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else name)
     else:
         yield path, ABSENT if value is None else str(value)

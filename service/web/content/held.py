@@ -33,13 +33,13 @@ def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
     ]  # fmt: skip
     reasons = list(document.get("reasons") or ())
     if failed:
-        named = ", ".join(one["metric"] for one in failed[:MAX_NAMED])
+        named = ", ".join(check["metric"] for check in failed[:MAX_NAMED])
         more = f" and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
         summary = f"{len(failed)} of {len(document['gate'])} checks of the gate failed: {named}{more}."
     else:
         summary = reasons[0] if reasons else "No reason was given."
-    others = [] if failed else reasons[1:]
-    return {"summary": summary, "failed": failed, "others": others, "advice": "", "rows": None}
+    other_reasons = [] if failed else reasons[1:]
+    return {"summary": summary, "failed": failed, "others": other_reasons, "advice": "", "rows": None}
 
 
 def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:

@@ -54,7 +54,9 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
                 raise
             content["store_away"] = problem.detail  # jobs and schedules are to be seen all the same
         else:
-            content["held"] = [one for one in content["collections"] if one["held_now"] is not None]
+            content["held"] = [
+                collection for collection in content["collections"] if collection["held_now"] is not None
+            ]
     return content
 
 

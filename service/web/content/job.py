@@ -66,17 +66,17 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 def parent_job(job: dict[str, Any]) -> str | None:
     """Return the job from whose checkpoint a job began, None for one that began anew."""
-    found = re.search(r"job_[0-9a-z]{19}", str((job["lineage"] or {}).get("warm_start") or ""))
-    return StoredJob(job["spec"]).parent_job if found is None else found[0]
+    match = re.search(r"job_[0-9a-z]{19}", str((job["lineage"] or {}).get("warm_start") or ""))
+    return StoredJob(job["spec"]).parent_job if match is None else match[0]
 
 
 def loss_chart(job: dict[str, Any]) -> dict[str, Any] | None:
     """Return the curves of the training loss and of the held-out log loss; None before the first epoch's end."""
     curves = [
-        Series(split, [(one["epoch"], one[name]) for one in job["metrics"] if _has(one, split, name)])
+        Series(split, [(metric["epoch"], metric[name]) for metric in job["metrics"] if _has(metric, split, name)])
         for split, name in (("train", "loss"), ("validation", "logloss"), ("test", "logloss"))
     ]
-    curves = [one for one in curves if one.points]
+    curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
     return {"word": "loss", "curves": curves, "svg": line_chart(curves, f"loss per epoch of {job['name']}", "loss")}
@@ -98,14 +98,14 @@ def progress_charts(run_dir: Path, attempt: int) -> list[dict[str, Any]]:
 
     Blocking.
     """
-    told = [event for event in _progress(run_dir / EVENTS_FILE) if event.get("attempt") == attempt]
-    told = told[:: max(1, len(told) // MAX_POINTS)]
+    events = [event for event in _progress(run_dir / EVENTS_FILE) if event.get("attempt") == attempt]
+    events = events[:: max(1, len(events) // MAX_POINTS)]
     charts = []
     for field, title, unit in (
         ("examples_per_second", "Examples per second", "examples/s"),
         ("loss", "Training loss, mean of the epoch so far", "loss"),
     ):
-        points = [(event["step"], float(event[field])) for event in told if event.get(field) is not None]
+        points = [(event["step"], float(event[field])) for event in events if event.get(field) is not None]
         if len(points) > 1:
             svg: Markup = line_chart([Series("attempt", points)], title, unit, axis="step")
             charts.append({"title": title, "svg": svg, "last": points[-1][1]})
@@ -119,7 +119,7 @@ def _progress(file: Path) -> list[dict[str, Any]]:
             lines = events.read().split(b"\n")
     except FileNotFoundError:
         return []
-    told = []
+    progress = []
     for line in lines:
         if b'"progress"' not in line:
             continue
@@ -128,5 +128,5 @@ def _progress(file: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):  # cut off: the first of what was read, or one that is being written
             continue
         if event.get("type") == "progress" and isinstance(event.get("step"), int):
-            told.append(event)
-    return told
+            progress.append(event)
+    return progress

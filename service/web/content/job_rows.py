@@ -60,7 +60,7 @@ def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | Non
     """Return the latest epoch's value of any metric, of several labels of the first, chosen as in :func:`last_auc`."""
     name = of_first_label(metrics, name)
     for split in ("test", "validation", "train"):
-        measured = [one for one in metrics if one["split"] == split and one.get(name) is not None]
+        measured = [row for row in metrics if row["split"] == split and row.get(name) is not None]
         if measured:
             return {"split": split, "value": measured[-1][name], "epoch": measured[-1]["epoch"]}
     return None
@@ -68,4 +68,4 @@ def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | Non
 
 def of_first_label(metrics: list[dict[str, Any]], name: str) -> str:
     """Return the name of a metric in these: its own, or of several labels that of the first which has it."""
-    return next(iter(figures_named(name, (figure for one in metrics for figure in one))), name)
+    return next(iter(figures_named(name, (figure for row in metrics for figure in row))), name)

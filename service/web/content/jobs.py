@@ -30,15 +30,15 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
     async with request.state.database.read() as connection:
         page = await pagination.page(connection, dict[str, Any], query, tables.job.c.id, request.paging(NUM_JOBS), dict)
         shown = await job_records.views(connection, page.items)
-    given = {name: value for name, value in filters.items() if value is not None}
+    set_filters = {name: value for name, value in filters.items() if value is not None}
     return {
         "jobs": [job_row(job, tables.now()) for job in shown],
         "charts": charts(shown),
         "filters": filters,
-        "is_filtered": bool(given),
+        "is_filtered": bool(set_filters),
         "states": STATES,
-        "older": f"?{urlencode({**given, 'cursor': page.next_cursor})}" if page.next_cursor else None,
-        "newest": f"?{urlencode(given)}" if request.asked("cursor") else None,
+        "older": f"?{urlencode({**set_filters, 'cursor': page.next_cursor})}" if page.next_cursor else None,
+        "newest": f"?{urlencode(set_filters)}" if request.asked("cursor") else None,
     }
 
 
@@ -54,8 +54,8 @@ def charts(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
     def curve(job: dict[str, Any], split: str) -> list[tuple[int, float]]:
         auc = of_first_label(job["metrics"], "auc")
-        metrics = [one for one in job["metrics"] if one["split"] == split and one.get(auc) is not None]
-        return [(one["epoch"], one[auc]) for one in metrics]
+        metrics = [row for row in job["metrics"] if row["split"] == split and row.get(auc) is not None]
+        return [(row["epoch"], row[auc]) for row in metrics]
 
     split = next(split for split in SPLITS if any(curve(job, split) for job in shown))
     # Oldest first, so that a job keeps its colour while it is followed.
@@ -65,15 +65,15 @@ def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
             "id": job["id"],
             "name": job["name"],
             "optimizer": StoredJob(job["spec"]).optimizer_kind,
-            "points": one.points,
-            "best": max(one.points, key=lambda point: point[1]),
-            "last": one.points[-1],
+            "points": line.points,
+            "best": max(line.points, key=lambda point: point[1]),
+            "last": line.points[-1],
         }
-        for job, one in series
+        for job, line in series
     ]
     title = f"{split} AUC per epoch on {dataset}: " + ", ".join(
         f"{line['name']} ends at {line['last'][1]:.4f}" for line in lines
     )
     epochs = sorted({epoch for line in lines for epoch, _ in line["points"]})
-    svg = line_chart([one for _, one in series], title)
+    svg = line_chart([line for _, line in series], title)
     return {"dataset": dataset, "split": split, "svg": svg, "lines": lines, "epochs": epochs}

@@ -44,7 +44,8 @@ async def gather_one(request: DashboardRequest) -> dict[str, Any]:
         row = await schedule_records.get(connection, request.principal.tenant, name)
         page = await pagination.page(
             connection, FiredRow, schedule_records.fired(row["id"]), tables.firing.c.fire_at_utc,
-            request.paging(NUM_FIRINGS), lambda one: schedule_records.fired_view(one, name), read=pagination.instant,
+            request.paging(NUM_FIRINGS), lambda firing: schedule_records.fired_view(firing, name),
+            read=pagination.instant,
         )  # fmt: skip
     return {"schedule": schedule_records.view(row), "firings": page.items, "older": page.next_cursor}
 

@@ -57,7 +57,9 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
         # A default that depends on other fields.
         optimizer = {name: value for name, value in short.get("optimizer", {}).items() if name != "decay"}
         shorter = short | ({"optimizer": optimizer} if optimizer else {})
-        return next((one for one in (shorter, short) if JobSpec.model_validate(one) == spec), document)
+        return next(
+            (candidate for candidate in (shorter, short) if JobSpec.model_validate(candidate) == spec), document
+        )
     except ValidationError:
         return document
 
@@ -70,14 +72,14 @@ def schema() -> dict[str, Any]:
 
 def _without_words(part: Any) -> Any:
     if isinstance(part, list):
-        return [_without_words(one) for one in part]
+        return [_without_words(inner) for inner in part]
     if not isinstance(part, dict):
         return part
     # A field may be called so: what it is called by is a text, what it is is not.
     return {
-        name: _without_words(one)
-        for name, one in part.items()
-        if not (name in ("title", "description") and isinstance(one, str))
+        name: _without_words(inner)
+        for name, inner in part.items()
+        if not (name in ("title", "description") and isinstance(inner, str))
     }
 
 

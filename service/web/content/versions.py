@@ -50,11 +50,13 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 def _compared(request: DashboardRequest) -> dict[str, Any]:
     collection = request.collection()
-    usable = [one for one in collection.versions() if one["state"] != "expired" and not one["damaged"]]
-    shown: dict[str, Any] = {"name": collection.name, "usable": [one["version"] for one in usable][::-1]}
+    usable = [
+        manifest for manifest in collection.versions() if manifest["state"] != "expired" and not manifest["damaged"]
+    ]
+    shown: dict[str, Any] = {"name": collection.name, "usable": [manifest["version"] for manifest in usable][::-1]}
     if len(usable) < 2:
         return {**shown, "before": None, "after": None}
-    names = [one["version"] for one in usable]
+    names = [manifest["version"] for manifest in usable]
     after = request.asked("after") or _served(collection, names)
     before = request.asked("before") or _earlier(collection, after, names)
     return {**shown, "before": before, "after": after, **_pair(collection, before, after, request.principal.tenant)}
@@ -71,7 +73,7 @@ def _earlier(collection: Collection, version: str, names: list[str]) -> str:
     parent = collection.manifest(version)["parent"]
     if parent in names:
         return str(parent)
-    return max((one for one in names if one < version), default=names[0])
+    return max((name for name in names if name < version), default=names[0])
 
 
 def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[
     if readers[0].dim != readers[1].dim:
         dims = f"{before} has {readers[0].dim} coordinates and {after} {readers[1].dim}"
         raise invalid(FieldProblem("before", dims, "compare versions of one dimension"))
-    key = tenant, collection.name, *((one.version, identity_of(one)) for one in readers)
+    key = tenant, collection.name, *((reader.version, identity_of(reader)) for reader in readers)
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)
@@ -133,11 +135,11 @@ def shared_directions(before: VersionReader, after: VersionReader, limit: int) -
     """Return directions of at most ``limit`` items that both versions found, spread evenly over their ids."""
     old, new = shared_rows(before.keys, after.keys)
     num_shared = len(old)
-    found = (before.statuses[old] == FOUND) & (after.statuses[new] == FOUND)
-    old, new = old[found], new[found]
+    in_both = (before.statuses[old] == FOUND) & (after.statuses[new] == FOUND)
+    old, new = old[in_both], new[in_both]
     chosen = np.unique(np.linspace(0, len(old) - 1, min(len(old), limit)).astype(np.int64)) if len(old) else old
     old, new = old[chosen], new[chosen]
-    directions = [unit_rows(as_float32(one.vectors[rows]))[0] for one, rows in ((before, old), (after, new))]
+    directions = [unit_rows(as_float32(reader.vectors[rows]))[0] for reader, rows in ((before, old), (after, new))]
     return SharedItems(as_list(before.keys[old]), directions[0], directions[1], num_shared)
 
 
@@ -159,7 +161,7 @@ def maps(collection: Collection, before: VersionReader, after: VersionReader) ->
     ]
     clouds = [[(float(point[0]), float(point[-1])) for point in points] for points in flat]
     half = half_width(*clouds)
-    names = [str(one) for one in pair.ids]
+    names = [str(identifier) for identifier in pair.ids]
 
     def drawn(cloud: int, directions: Array, how: str) -> dict[str, Any]:
         cosine = float(np.einsum("nd,nd->n", pair.before, directions).mean())
