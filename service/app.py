@@ -50,7 +50,7 @@ from trainer.runs import tracing
 log = logging.getLogger("evenkeel")
 
 PATIENCE_SECONDS = 10.0
-"""Longest wait for the database of the role that can do without it."""
+"""Longest wait for the database in the role ``vectors``, which can do without it."""
 
 SWITCH_SECONDS = 0.0005
 

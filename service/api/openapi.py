@@ -34,7 +34,7 @@ NAMED_BY = {
     "/v1/webhooks": "id",
     "/v1/webhooks/{webhook_id}/deliveries": "id",
 }
-"""By the path of a list, what names one of its items in the paths below."""
+"""Path of each list: the field that names an item in the paths below it."""
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:

@@ -29,7 +29,7 @@ HELD_COLUMNS = output.headings("name", current="SERVED", held="HELD", since="SIN
 
 
 class Picture(NamedTuple):
-    """What the service says at one time: jobs that have not ended, the last that have, held collections; as rows."""
+    """Rows of the screen: jobs that have not ended, the last that have, and held collections."""
 
     active: list[dict[str, Any]]
     ended: list[dict[str, Any]]

@@ -35,23 +35,23 @@ from sqlalchemy.util import await_only
 
 BUSY_TIMEOUT_SECONDS = 30
 NUM_CONNECTIONS = 15
-"""To a server, of one process: kept, since to open one costs as much as twenty statements."""
-ASKED_AFTER_SECONDS = 1.0
-"""A connection that has been idle for so long is tried before it is used: the server may be another one by now."""
+"""Connections that a process keeps open to a server; opening one costs as much as twenty statements."""
+PING_AFTER_SECONDS = 1.0
+"""Idle time after which a connection is tried before use: the server may have been replaced meanwhile."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgres": "postgresql+asyncpg",
     "postgresql": "postgresql+asyncpg",
 }
-"""Each kind of database has one driver here: a URL may leave it out."""
+"""Driver of each kind of database; a URL may leave it out."""
 _WRITE = "evenkeel_write"
 _AWAY_STATES = ("08", "53", "57P")
 """Prefixes of SQLSTATE of a server that lost a connection, has no room, or is starting or stopping."""
 
 
 class UrlError(sa.exc.ArgumentError):
-    """What names the database is no URL, or that of another kind of database."""
+    """A database URL that cannot be parsed, or is for another kind of database."""
 
 
 class SchemaError(RuntimeError):
@@ -201,8 +201,8 @@ def migrate(connection: sa.Connection, revision: str) -> None:
     target = revisions[0] if revision == "head" else revision
     if current == target:
         return
-    both_known = current in revisions and target in revisions
-    if target == "base" or (both_known and revisions.index(target) > revisions.index(current)):
+    age: dict[str | None, int] = {revision: number for number, revision in enumerate(revisions)}
+    if target == "base" or age.get(target, -1) > age.get(current, len(age)):
         command.downgrade(config, target)
     else:
         command.upgrade(config, target)
@@ -263,7 +263,7 @@ def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
     if idle_since is None:  # fresh
         return
     if not driver.is_closed():
-        if time.monotonic() - idle_since < ASKED_AFTER_SECONDS:
+        if time.monotonic() - idle_since < PING_AFTER_SECONDS:
             return
         try:
             await_only(driver.execute("SELECT 1"))

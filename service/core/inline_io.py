@@ -23,8 +23,8 @@ from embeddings.store import Store
 Result = TypeVar("Result")
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
-SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
-"""Prefixes of the kinds of file systems that are on another machine, or may be."""
+REMOTE_FILE_SYSTEMS = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
+"""Prefixes of file system types that are, or may be, on another machine."""
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
 
 
@@ -68,7 +68,7 @@ def major_faults() -> int:
 
 def is_local(store: Store) -> bool:
     """Return True if a store's files are on a disk of this machine, as far as the mounts show."""
-    return not store.is_remote and not kind_of_mount(store.root).startswith(SERVED_FILES)
+    return not store.is_remote and not kind_of_mount(store.root).startswith(REMOTE_FILE_SYSTEMS)
 
 
 def kind_of_mount(path: Path) -> str:

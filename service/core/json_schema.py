@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of a body beyond its fields' types."""
+"""Additions to the OpenAPI schema of a request body beyond its fields' types."""
 
 from __future__ import annotations
 

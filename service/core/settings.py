@@ -244,13 +244,13 @@ _LACKS_PORT = re.compile(r"(?:[^=/]+=)?kafka://(?:[^,:/]+:\d+,)*[^,:/]+")
 
 
 _TEXTS = ("home", "database_url", "store_url", "ray_address", "executor", "internal_url", "run_storage")
-"""Settings that are taken as they are written."""
+"""Settings whose value is the variable's text."""
 _ROOT_KINDS: dict[str, tuple[Callable[[str], bool], Callable[[str], Any]]] = {
     "data_roots": (lambda root: not (is_object(root) or is_topic(root)), Path),
     "object_roots": (is_object, str),
     "topic_roots": (is_topic, lambda root: root.rstrip("/")),
 }
-"""Settings that EVENKEEL_DATA_ROOTS is divided among: which roots belong to each, and their form."""
+"""Settings into which EVENKEEL_DATA_ROOTS is divided: a test for roots that belong there, and a conversion."""
 
 
 def _location(url: str) -> str:
@@ -268,7 +268,7 @@ LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {
     "requests_per_second": 0, "disk_warn_bytes": 0, "disk_reserve_bytes": 0, "host_cores": 0,
     "host_memory_bytes": 0, "host_gpus": 0,
 }  # fmt: skip
-"""Settings that are numbers, and the least that each may be."""
+"""Smallest value of each numeric setting."""
 WHOLE = {field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("int")}
 
 

@@ -25,9 +25,9 @@ MAX_COLUMNS = 10_000
 MAX_DEPTH = 16
 MAX_ROW_GROUPS = 100_000
 MAX_ROW_GROUP_BYTES = 2**33
-"""Uncompressed, of all columns."""
+"""Largest uncompressed size of a row group, all columns."""
 MAX_CHUNK_BYTES = 2**31
-"""Uncompressed, of one column in one row group: no page of it can be larger."""
+"""Largest uncompressed size of one column in one row group; no page can be larger."""
 _MAGIC = b"PAR1"
 _passed: FileCache[None] = FileCache(size=10_000)
 

@@ -30,7 +30,7 @@ from service.features.snapshots import identity_of
 log = logging.getLogger("evenkeel")
 
 NUM_SEARCHES = 4
-"""Versions that are kept ready."""
+"""Versions whose search stays in memory."""
 KEPT_INDEXES = 3
 """Most indexes of a collection on disk."""
 RETRY_SECONDS = 600.0

@@ -15,7 +15,7 @@ from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
 PARQUET = "application/vnd.apache.parquet"
 GROUP_VALUES = 2**22
-"""Numbers in a row group: 16 MB of float32."""
+"""Vector coordinates in a row group: 16 MB of float32."""
 
 
 class _Sink:

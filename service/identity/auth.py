@@ -39,7 +39,7 @@ ANSWER_SECONDS = 10.0
 """Longest wait for the database with a credential that is not cached."""
 SAVED_AGAIN_SECONDS = 60.0
 WRONG_PER_SECOND, WRONG_AT_ONCE = 20.0, 400.0
-"""Wrong credentials that one address may send; then those that are not remembered are not looked up."""
+"""Failed logins per address, rate and burst, before unknown keys are rejected without a database lookup."""
 log = logging.getLogger("evenkeel")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer ek_...`.")
@@ -47,12 +47,12 @@ _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The dashboard
 
 
 AWAY = (DatabaseError, InterfaceError, PoolTimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""Errors of a database that cannot be asked. The driver's own come while a connection is opened."""
+"""Errors of an unreachable database; the driver's own are raised while a connection is opened."""
 
 
 @dataclasses.dataclass
-class _Known:
-    """A principal; when the database last confirmed it (seconds since 1970), and was last asked (monotonic)."""
+class _Cached:
+    """A cached principal, with the times when the database confirmed it (since 1970) and was last asked (monotonic)."""
 
     principal: Principal
     confirmed: float
@@ -90,7 +90,7 @@ class Authenticator:
         self._away_until = 0.0
         self._informing = False
         self._forgotten = 0
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, _Cached] = OrderedDict()
         self._wrong = RateLimit(WRONG_PER_SECOND, WRONG_AT_ONCE)
 
     def forget(self) -> None:
@@ -209,7 +209,7 @@ class Authenticator:
         # What was read from the file is old: the first request asks, if the database answers.
         asked = time.monotonic() - (time.time() - confirmed)
         self._known.pop(name, None)
-        self._known[name] = _Known(principal, confirmed, asked)
+        self._known[name] = _Cached(principal, confirmed, asked)
         if len(self._known) > self._size:
             self._known.popitem(last=False)
 
@@ -254,7 +254,7 @@ def same_origin(request: Request) -> bool:
 
 
 KEY_IS_OPTIONAL: dict[str, Any] = {"security": [{}]}
-"""For ``openapi_extra`` of a route that answers without credentials too."""
+"""``openapi_extra`` of a route that also answers without credentials."""
 
 
 async def optional_principal(

@@ -42,7 +42,7 @@ class Reservation(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What an earlier request with the key did: the job that it created or changed, or else the response."""
+    """Result of an earlier request with the key: the job that it created or changed, or else the response."""
 
     job_id: str | None
     answer: dict[str, Any] | None

@@ -1,4 +1,4 @@
-"""Whether a run fits its host beside the running ones: its needs, the host's resources, and messages about both.
+"""Admission of a run beside the running ones: its needs, the host's resources, and messages about both.
 
 Jobs are served in order: the job at the head of the queue waits until there is room for it, and no other passes it but
 one of its tenant's with a higher priority, so that a large job is not starved by small ones. A run's needs are reserved

@@ -1,4 +1,4 @@
-"""What the parts of the runner share."""
+"""State shared by the parts of the runner."""
 
 from __future__ import annotations
 

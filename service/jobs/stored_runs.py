@@ -1,4 +1,4 @@
-"""What runs have in a run storage, from the service's side: where it is, and its removal. Blocking."""
+"""Files of runs in a run storage, as the service sees them: their location and removal. Blocking."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 class Lineage(NamedTuple):
-    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held.
+    """Origin of a run: the version served now, the checkpoints of an earlier run, and its version if held.
 
     ``served_checkpoint``: the checkpoints of the run behind the version served now, where they are kept.
     """
@@ -272,7 +272,7 @@ def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path |
 
 
 def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
-    """Return the place of a job's checkpoints; None if they are gone from here."""
+    """Return the location of a job's checkpoints; None if they no longer exist here."""
     if not job_id:
         return None
     # Where they are not in a directory of this host, the run says so if they are gone.

@@ -39,7 +39,7 @@ HOUR = datetime.timedelta(hours=1)
 PATIENCE_SECONDS = 3.0
 """Longest wait of a scrape, which may take ten seconds, for the database and for the store's server."""
 MAX_JOB_NAMES = 200
-"""Names are the users' own: a service that is given a new one for each job must not grow without end."""
+"""Most job names with metrics: users choose the names, perhaps a new one for each job."""
 _PROGRESS = {
     "examples_per_second": ("evenkeel_run_examples_per_second", "Training examples a second."),
     "step_seconds": ("evenkeel_run_step_seconds", "Mean time of a step."),

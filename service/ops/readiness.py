@@ -1,4 +1,4 @@
-"""Whether the service can do its work: database, disk, feature store and background tasks, for /readyz and people."""
+"""Readiness of the service: database, disk, feature store and background tasks."""
 
 from __future__ import annotations
 

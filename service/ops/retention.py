@@ -40,12 +40,12 @@ log = logging.getLogger("evenkeel.retention")
 LOOK_SECONDS = 60.0
 EVERY = datetime.timedelta(days=1)
 AGAIN = datetime.timedelta(minutes=10)
-"""After a sweep that failed."""
+"""Wait after a failed sweep."""
 ROWS = "rows"
 
 
 class Swept(NamedTuple):
-    """What was removed, or in a dry run would be."""
+    """Removed items by kind; in a dry run those that would be removed."""
 
     jobs: int = 0
     checkpoints: int = 0

@@ -24,7 +24,7 @@ MISSED_SEARCHED = 5000
 FREQUENT_DAYS = 31
 
 SET_FAR = datetime.timedelta(hours=3)
-"""A clock that is set further than this has not been changed for summer: cron begins anew."""
+"""Largest clock change that counts as daylight saving; after a larger one cron begins anew."""
 CHANGES_APART = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)
 UTC = datetime.UTC

@@ -315,7 +315,7 @@ def _insert_once(connection: AsyncConnection, firing: FiringRow) -> sa.Insert:
 
 
 class _Started(NamedTuple):
-    """What came of a firing: columns of its row."""
+    """Outcome of a firing: columns of its row."""
 
     outcome: Outcome
     job_id: str | None = None

@@ -20,7 +20,7 @@ from service.web.content import (
 from service.web.request import DashboardRequest
 
 Gather = Callable[[DashboardRequest], Awaitable[dict[str, Any]]]
-"""From a request to what a template shows."""
+"""Returns the values that a template shows."""
 
 
 class Page(NamedTuple):

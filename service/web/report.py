@@ -13,7 +13,7 @@ from trainer.spec.evaluation import CHARTED, figures_named, is_table
 from trainer.spec.stored_specs import StoredJob
 
 OVERFIT = 0.002
-"""A validation AUC (RMSE) that falls (rises) by more than this from its best epoch to its last is worth a word."""
+"""Loss of validation AUC (or gain of RMSE) from the best epoch to the last that is reported as overfitting."""
 
 
 def report(job: dict[str, Any]) -> dict[str, Any]:

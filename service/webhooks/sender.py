@@ -30,13 +30,13 @@ log = logging.getLogger("evenkeel.webhooks")
 
 BATCH_SIZE = 20
 PER_WEBHOOK = 5
-"""Deliveries of one webhook in a batch, which takes as long as the slowest receiver in it."""
+"""Most deliveries of one webhook in a batch, which takes as long as its slowest receiver."""
 TIMEOUT_SECONDS = 10.0
 LEASE = datetime.timedelta(seconds=60)
 CLOCKS_APART = datetime.timedelta(minutes=5)
-"""Clocks of processes on one database differ by less; one that is further ahead is wrong."""
+"""Largest difference between the clocks of processes on one database."""
 WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
-"""After each failed attempt; after the last of them, some 32 hours on, a delivery is given up."""
+"""Waits after failed attempts; after the last, some 32 hours on, a delivery is given up."""
 SHOWN_BYTES = 300
 SWEEP_SECONDS = 3600.0
 GONE = 410

@@ -37,10 +37,10 @@ JSON = "application/json"
 FORMATS = {ARROW: "arrow", JSON: "json"}
 MAX_IDS = 10_000
 MAX_VALUES = {ARROW: 2**26, JSON: 2**24}
-"""Numbers in one answer. Ten thousand vectors of the usual dims are far below."""
+"""Most numbers in a response, by media type; ten thousand vectors of usual dims are far below."""
 BRIEF_VALUES = {ARROW: 2**15, JSON: 2**13}
 BRIEF_PRODUCTS = 2**22
-"""Numbers in an answer, and products for those that are computed, that take a millisecond at most."""
+"""Most numbers in a response, and most products to compute them, that take a millisecond at most."""
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
 _DOCUMENTED: dict[str, Any] = {

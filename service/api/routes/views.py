@@ -29,7 +29,7 @@ write_features = Depends(require("features:write"))
 SAFETENSORS = "application/octet-stream"
 ONNX = "application/onnx"
 LAYERS = {SAFETENSORS: ("safetensors", safetensors_layer), ONNX: ("onnx", onnx_layer)}
-"""By media type: the ending of the file's name, and what writes it."""
+"""Media type: the ending of the file's name, and the function that writes it."""
 
 
 class ViewRequest(View):

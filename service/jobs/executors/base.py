@@ -1,4 +1,4 @@
-"""What an executor is, to the service and its runner; ``tests/contracts/test_executor.py`` shows it by example."""
+"""The interface of executors to the service and its runner; ``tests/contracts/test_executor.py`` has examples."""
 
 from __future__ import annotations
 

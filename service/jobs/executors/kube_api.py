@@ -228,7 +228,7 @@ class KubeApi:
 
 
 class Expired(Exception):
-    """What was read is too old to go on from (410)."""
+    """A watch or list whose resource version is too old to continue (410)."""
 
 
 def _message(body: str | bytes | None) -> str:

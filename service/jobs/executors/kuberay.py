@@ -46,7 +46,7 @@ MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED.items
 ENDED = ("Complete", "Failed", "ValidationFailed")
 """Deployment states after which KubeRay starts nothing; Suspended and Waiting are not among them."""
 GONE_SECONDS = 60.0
-"""Longest wait for deleted pods to leave, before they are forced, and after."""
+"""Longest wait for deleted pods to disappear: once before they are killed, once after."""
 WATCH_SECONDS = 1.0
 TEMPLATE_REMEDY = "correct the cluster template (EVENKEEL_KUBERAY_TEMPLATE) or the job's resources"
 

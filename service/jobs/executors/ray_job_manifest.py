@@ -24,7 +24,7 @@ RUN_LABEL, ATTEMPT_LABEL, FENCE_LABEL, ROLE_LABEL = (
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
 MAX_NAME = 47
-"""KubeRay derives the names of the cluster and its services from that of a RayJob."""
+"""Longest name of a RayJob; KubeRay derives the names of the cluster and its services from it."""
 PRE_STOP = ("python", "-m", "trainer.runs.preemption")
 """Command that runs in a pod before it is ended: the ranks write a checkpoint."""
 OVERHEAD_BYTES = 2**30

@@ -44,14 +44,14 @@ log = logging.getLogger("evenkeel.runner")
 JOB_FILE = "ray_job.json"
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 PENDING_SECONDS = 3.0
-"""Time after which a stopped job that is still PENDING counts as ended: it is one that waits."""
+"""Time after which a stopped job that is still PENDING counts as ended: it waits for resources."""
 FORCED_SECONDS = 60.0
-"""From SIGKILL until the cluster has noticed."""
+"""Longest time from SIGKILL until the cluster reports the end."""
 POLL_SECONDS = 0.2
 
 ANSWER_SECONDS = 10.0
 SUBMIT_SECONDS = 60.0
-"""The dashboard asks an agent, which may just be starting."""
+"""Longest wait for a submission; the dashboard asks an agent, which may just be starting."""
 TOKEN_REMEDY = (
     "generate one secret, and set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (a file with it) both here and wherever "
     "`ray start` runs"

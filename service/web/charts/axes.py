@@ -1,4 +1,4 @@
-"""What charts share: round ticks, the numbers beside them, and the pieces of an SVG."""
+"""Parts shared by charts: round ticks, the numbers beside them, and pieces of SVG."""
 
 from __future__ import annotations
 

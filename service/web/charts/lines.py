@@ -22,9 +22,9 @@ from service.web.charts.axes import (
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 44
 MIN_SPAN = 0.01
-"""AUCs that differ by less are drawn as close as they are."""
+"""Smallest range of the value axis, so that AUCs that hardly differ are drawn close together."""
 MAX_DOTS = 60
-"""Most points of a line that is drawn with a dot at each."""
+"""Most points of a line for which dots are drawn."""
 
 
 class Series(NamedTuple):

@@ -1,4 +1,4 @@
-"""Who may do what, and who did: keys and the audit log, for admins."""
+"""Keys and the audit log, for admins."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from trainer.spec.evaluation import CHARTED, is_lower_better, is_table
 from trainer.spec.problems import FieldProblem
 
 MAX_JOBS = 6
-"""As many as there are colours."""
+"""Most jobs in a comparison: the charts have six colours."""
 SPLITS = ("validation", "test", "train")
 NO_METRICS = ("epoch", "split", "examples", "users")
 ABSENT = "–"

@@ -16,7 +16,7 @@ from trainer.spec.stored_specs import StoredJob
 
 NUM_DATASETS = 50
 NUM_LATEST = 200
-"""Jobs among which those of a data set are sought."""
+"""Newest jobs that are searched for those of a data set."""
 NUM_JOBS = 15
 
 

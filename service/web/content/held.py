@@ -8,7 +8,7 @@ from typing import Any
 from embeddings.store import Collection
 
 MAX_NAMED = 3
-"""Checks that the sentence names; the table has all."""
+"""Most failed checks named in the summary; the table lists all."""
 
 
 def why_held(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ NUM_UNDER_WAY = 12
 NUM_ENDED = 6
 NUM_FIRINGS = 6
 RECENT = datetime.timedelta(days=1)
-"""Failures of so long are counted."""
+"""Period over which failures are counted."""
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:

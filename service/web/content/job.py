@@ -25,7 +25,7 @@ from trainer.runs.protocol import LOG_FILE
 from trainer.spec.stored_specs import StoredJob
 
 LOG_BYTES = 2**16
-"""Bytes from the end of the log that the page begins with."""
+"""Bytes from the end of the log that the page shows first."""
 READ_BYTES = 2**20
 """Bytes read from the end of events.jsonl; 1,000 progress events are about a fifth of this."""
 MAX_POINTS = 200
