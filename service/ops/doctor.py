@@ -26,7 +26,7 @@ from service.core.settings import Settings
 from service.jobs.executors.base import THIS_HOST, Check, Level, Placement
 from service.jobs.executors.registry import executor_class, placement_of
 from service.ops.backup_check import out_of_step
-from service.ops.places import check_places
+from service.ops.locations import check_locations
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
@@ -54,7 +54,7 @@ def examine(spec: Path | None = None) -> list[Check]:
     checks = [check_python(), *check_packages()]
     if not any(check.level == "fail" for check in checks):
         checks += check_load()
-    for check in (check_memory, check_shared_memory, check_disk, check_places, check_executor, check_service):
+    for check in (check_memory, check_shared_memory, check_disk, check_locations, check_executor, check_service):
         checks += check()
     if spec is not None:
         checks += check_spec(spec)

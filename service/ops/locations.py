@@ -22,7 +22,7 @@ from trainer.storage.storage_registry import open_storage
 DATABASE_SECONDS = 10.0
 
 
-def check_places() -> Iterator[Check]:
+def check_locations() -> Iterator[Check]:
     """Check that each place of the settings can be reached by this process; what is in them is not looked at."""
     try:
         settings = Settings.from_environment()
