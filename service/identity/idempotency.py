@@ -64,8 +64,7 @@ async def once(
     ``body``: what was requested, and of which object. ``act`` does the work and completes the reservation that it
     receives; without a ``key`` it is just called.
 
-    Raises:
-        Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
+    Raises as :func:`take`.
     """
     if key is None:
         return await act(None)
@@ -80,11 +79,7 @@ async def once(
 
 
 async def reserve(database: Database, key_id: str, key: str, body: str) -> Reservation | Done:
-    """Reserve the key in a transaction of its own, or return what an earlier request with it did.
-
-    Raises:
-        Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
-    """
+    """Reserve the key in a transaction of its own, or return what an earlier request with it did."""
     async with database.write() as connection:
         return await take(database, connection, key_id, key, body)
 

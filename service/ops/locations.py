@@ -1,4 +1,4 @@
-"""What ``evenkeel doctor`` says of the places that the settings name: rows, database, feature store, files of runs."""
+"""Checks of ``evenkeel doctor`` on the locations in the settings: rows, database, feature store, files of runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATABASE_SECONDS = 10.0
 
 
 def check_locations() -> Iterator[Check]:
-    """Check that each place of the settings can be reached by this process; what is in them is not looked at."""
+    """Check that this process can reach each location in the settings; their content is not examined."""
     try:
         settings = Settings.from_environment()
     except ValueError as error:
@@ -36,7 +36,7 @@ def check_locations() -> Iterator[Check]:
 
 
 def check_data_roots(settings: Settings) -> Iterator[Check]:
-    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory, or a place in a bucket that has something."""
+    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory, or a prefix in a bucket that has objects."""
     bad = [
         f"{directory} is not a directory that can be read"
         for directory in settings.data_roots

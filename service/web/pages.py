@@ -1,4 +1,4 @@
-"""The pages of the dashboard: one enters here, and its routes and its place in the navigation follow."""
+"""The pages of the dashboard; routes and navigation are made from this list."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any
 from service.web import rendering
 from service.web.charts.lines import Series, calibration_chart, line_chart
 from service.web.content.held import why_held
+from service.web.content.job_rows import curve, measured
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
 from trainer.spec.stored_specs import StoredJob
 
@@ -27,9 +28,7 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     name, sign = next(((figure, 1.0) for figure in figures_named("auc", names_with_value)), ("rmse", -1.0))
     if sign < 0:
         name = next(iter(figures_named("rmse", names_with_value)), name)
-    validation = [
-        metric for metric in job["metrics"] if metric["split"] == "validation" and metric.get(name) is not None
-    ]
+    validation = measured(job["metrics"], "validation", name)
     best = max(validation, key=lambda metric: sign * metric[name], default=None)
     last = validation[-1] if validation else None
     finding = "no validation AUC yet"
@@ -67,14 +66,8 @@ def _figures(job: dict[str, Any], metric: str) -> list[str]:
 
 def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
     """Return the curves of one metric over epochs, None if there is no value."""
-    curves = [
-        Series(
-            split,
-            [(m["epoch"], m[name]) for m in job["metrics"] if m["split"] == split and m.get(name) is not None],
-        )
-        for split in ("validation", "test")
-    ]
-    curves = [curve for curve in curves if curve.points]
+    curves = [Series(split, curve(job["metrics"], split, name)) for split in ("validation", "test")]
+    curves = [series for series in curves if series.points]
     if not curves:
         return None
     return {"word": word, "curves": curves, "svg": line_chart(curves, f"{word} per epoch of {job['name']}", word)}

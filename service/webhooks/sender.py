@@ -116,11 +116,16 @@ def _by_turns(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """
     table, hook = tables.webhook_delivery.c, tables.webhook.c
     position = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
-    numbered = sa.select(table.id, table.next_at, hook.tenant, position.label("place")).join(tables.webhook).where(due)
+    numbered = (
+        sa.select(table.id, table.next_at, hook.tenant, position.label("position")).join(tables.webhook).where(due)
+    )
     delivery = numbered.subquery().c
-    turn = sa.func.row_number().over(partition_by=delivery.tenant, order_by=(delivery.place, delivery.next_at))
+    turn = sa.func.row_number().over(partition_by=delivery.tenant, order_by=(delivery.position, delivery.next_at))
     turns = (
-        sa.select(delivery.id, delivery.next_at, turn.label("turn")).where(delivery.place <= PER_WEBHOOK).subquery().c
+        sa.select(delivery.id, delivery.next_at, turn.label("turn"))
+        .where(delivery.position <= PER_WEBHOOK)
+        .subquery()
+        .c
     )
     return sa.select(turns.id).order_by(turns.turn, turns.next_at).limit(BATCH_SIZE)
 

@@ -17,7 +17,7 @@ class LocalRuns(Executor):
     """Executes runs on this host; their ranks join the Ray cluster of EVENKEEL_RAY_ADDRESS, if that is set.
 
     ``command`` is started in place of a training, followed by ``--run-dir D``; it is started anew each time, while a
-    training is forked from a standby process.
+    training is forked from a warm process.
     """
 
     settings_read = ("ray_address", "stored_runs")

@@ -47,18 +47,10 @@ def executor_class(settings: Settings) -> type[Executor]:
 
 
 def executor_of(settings: Settings) -> Executor:
-    """Make the executor that the settings name.
-
-    Raises:
-        ValueError: As :func:`executor_class`, and if it needs something else, such as a token.
-    """
+    """Make the executor that the settings name; raise ValueError also if something else is missing, such as a token."""
     return executor_class(settings).from_settings(settings)
 
 
 def placement_of(settings: Settings) -> Placement:
-    """Return the placement of runs of the executor that the settings name.
-
-    Raises:
-        ValueError: As :func:`executor_class`.
-    """
+    """Return the placement of runs of the executor that the settings name."""
     return executor_class(settings).placement(settings)

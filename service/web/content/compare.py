@@ -9,7 +9,7 @@ from service.core import tables
 from service.core.errors import invalid, not_found
 from service.jobs import job_records
 from service.web.charts.lines import Series, line_chart
-from service.web.content.job_rows import job_row
+from service.web.content.job_rows import curve, job_row
 from service.web.request import DashboardRequest
 from trainer.spec.evaluation import CHARTED, is_lower_better, is_table
 from trainer.spec.problems import FieldProblem
@@ -63,13 +63,7 @@ def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Return a chart for each split that has the metric; a job has the same colour in all of them."""
     charts = []
     for split in SPLITS:
-        series = [
-            Series(
-                job["name"],
-                [(line["epoch"], line[metric]) for line in job["metrics"] if line["split"] == split and metric in line],
-            )
-            for job in jobs
-        ]
+        series = [Series(job["name"], curve(job["metrics"], split, metric)) for job in jobs]
         if any(line.points for line in series):
             charts.append({"split": split, "svg": line_chart(series, f"{split} {metric} per epoch", metric)})
     return charts
@@ -80,17 +74,13 @@ def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[st
     rows = []
     for split in SPLITS:
         for metric in metrics:
-            values = [_last(job, split, metric) for job in jobs]
+            points = [curve(job["metrics"], split, metric) for job in jobs]
+            values = [point[-1][1] if point else None for point in points]
             known_values = [value for value in values if value is not None]
             if known_values:
                 best = (min if is_lower_better(metric) else max)(known_values)
                 rows.append({"split": split, "metric": metric, "values": values, "best": best})
     return rows
-
-
-def _last(job: dict[str, Any], split: str, metric: str) -> float | None:
-    values = [row[metric] for row in job["metrics"] if row["split"] == split and row.get(metric) is not None]
-    return values[-1] if values else None
 
 
 def differences(documents: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

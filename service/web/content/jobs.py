@@ -9,7 +9,7 @@ from service.core import pagination, tables
 from service.jobs import job_records
 from service.jobs.states import STATES
 from service.web.charts.lines import Series, line_chart
-from service.web.content.job_rows import job_row, last_auc, of_first_label
+from service.web.content.job_rows import curve, job_row, last_auc, of_first_label
 from service.web.request import DashboardRequest
 from trainer.spec.stored_specs import StoredJob
 
@@ -52,14 +52,12 @@ def charts(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
-    def curve(job: dict[str, Any], split: str) -> list[tuple[int, float]]:
-        auc = of_first_label(job["metrics"], "auc")
-        metrics = [row for row in job["metrics"] if row["split"] == split and row.get(auc) is not None]
-        return [(row["epoch"], row[auc]) for row in metrics]
+    def aucs(job: dict[str, Any], split: str) -> list[tuple[int, float]]:
+        return curve(job["metrics"], split, of_first_label(job["metrics"], "auc"))
 
-    split = next(split for split in SPLITS if any(curve(job, split) for job in shown))
+    split = next(split for split in SPLITS if any(aucs(job, split) for job in shown))
     # Oldest first, so that a job keeps its colour while it is followed.
-    series = [(job, Series(job["name"], curve(job, split))) for job in reversed(shown) if curve(job, split)]
+    series = [(job, Series(job["name"], aucs(job, split))) for job in reversed(shown) if aucs(job, split)]
     lines = [
         {
             "id": job["id"],
