@@ -74,7 +74,9 @@ def train(context: typer.Context) -> None:
 @app.command()
 def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
     """Check a spec and whether it fits the dataset, and show what a run would need. Runs nothing."""
-    dataset, job = _documents(spec)
+    from trainer.spec import load_documents
+
+    dataset, job = load_documents(spec)
     if job is None:
         assert dataset is not None
         _check_files(dataset)
@@ -134,7 +136,9 @@ def submit(
     as_json: JsonFlag = False,
 ) -> None:
     """Submit a job to the service. A dataset in the same file is registered first, unless it is already."""
-    dataset, job = _documents(spec)
+    from trainer.spec import load_documents
+
+    dataset, job = load_documents(spec)
     if job is None:
         raise CommandError(f"{spec}: holds a dataset and no job", f"register it with `evenkeel datasets add {spec}`")
     with Client() as client:
@@ -296,12 +300,6 @@ app.add_typer(webhooks, name="webhooks")
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
-
-
-def _documents(path: Path) -> tuple[DatasetSpec | None, JobSpec | None]:
-    from trainer.spec import load_documents
-
-    return load_documents(path)
 
 
 def _check_files(dataset: DatasetSpec) -> None:

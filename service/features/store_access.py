@@ -91,10 +91,6 @@ def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
     return ids
 
 
-def not_acceptable(offered: tuple[str, ...]) -> Problem:
-    return Problem(406, "not-acceptable", f"This is served as {' or '.join(offered)}: set Accept to one of these.")
-
-
 def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
     """Return the offered media type that an Accept header prefers.
 
@@ -119,7 +115,7 @@ def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
         for media_type in offered:
             if name in (media_type, "*/*", media_type.partition("/")[0] + "/*"):
                 return media_type
-    raise not_acceptable(offered)
+    raise Problem(406, "not-acceptable", f"This is served as {' or '.join(offered)}: set Accept to one of these.")
 
 
 def unchanged(request: Request, etag: str) -> bool:

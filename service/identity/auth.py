@@ -329,3 +329,11 @@ def require(scope: str) -> Callable[..., Awaitable[Principal]]:
         return principal
 
     return dependency
+
+
+JobsReader = Annotated[Principal, Depends(require("jobs:read"))]
+JobsWriter = Annotated[Principal, Depends(require("jobs:write"))]
+FeaturesWriter = Annotated[Principal, Depends(require("features:write"))]
+Admin = Annotated[Principal, Depends(require("admin"))]
+read_features = Depends(require("features:read"))
+write_features = Depends(require("features:write"))

@@ -71,7 +71,8 @@ class JobQueue:
             return False
         request: ResourceRequest | None = None
         if head["needs"] is None:
-            self._count(head)
+            # In the background: the queue waits for it, but existing runs do not.
+            self._counting.start(head["id"], lambda: self._counted(head))
             reason: str | None = "the rows of its dataset are counted, to know the memory that it needs"
         else:
             request, reason = await self._room_for(ResourceRequest.read(head["needs"]), held)
@@ -129,10 +130,6 @@ class JobQueue:
                 return
         async with self._context.database.write() as connection:
             await connection.execute(tables.job.update().where(untold).values(reason=reason))
-
-    def _count(self, row: JobRow) -> None:
-        """Predict in the background what a job needs: the queue waits for it, but existing runs do not."""
-        self._counting.start(row["id"], lambda: self._counted(row))
 
     async def _counted(self, row: JobRow) -> None:
         logs.job_id.set(row["id"])

@@ -47,7 +47,9 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
     Raises:
         Problem: 422 that names each field that does not fit.
     """
-    _refuse_unstorable(spec)
+    if len(spec.labels) > MAX_LABELS:
+        message = f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}"
+        raise invalid(FieldProblem("labels", message, "leave some out"))
     name = spec.dataset.name
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
     if document is None:
@@ -60,14 +62,6 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
         raise invalid(*error.problems) from None
     await check_start(connection, spec, tenant)
     return dataset
-
-
-def _refuse_unstorable(spec: JobSpec) -> None:
-    """Raise 422 for values that a run could use but a database cannot store."""
-    if len(spec.labels) > MAX_LABELS:
-        raise invalid(
-            FieldProblem("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}", "leave some out")
-        )
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:

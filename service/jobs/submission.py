@@ -72,8 +72,8 @@ async def submit(
         if idempotency_key is not None:
             async with database.read() as connection:
                 done = await idempotency.done_before(connection, principal.key_id, idempotency_key, request_text)
-            if done is not None:
-                return await _made_before(database, done)
+                if done is not None:
+                    return await _shown(connection, done)
         raise
     job_id = tables.new_id("job")
     async with database.write() as connection:
@@ -96,11 +96,6 @@ async def submit(
             beside=() if entry is None else [(tables.audit, entry(job_id))],
         )
         return job_records.view_of_new(row)
-
-
-async def _made_before(database: Database, done: idempotency.Done) -> dict[str, Any]:
-    async with database.read() as connection:
-        return await _shown(connection, done)
 
 
 async def _shown(connection: AsyncConnection, done: idempotency.Done) -> dict[str, Any]:

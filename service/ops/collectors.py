@@ -76,7 +76,8 @@ async def of_service(settings: Settings, database: Database, store: Store, store
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 families += await of_database(database)
-                known_tenants = await _tenants(database)
+                async with database.read() as connection:
+                    known_tenants = [row.name for row in await connection.execute(keys.tenants())]
         except AWAY as error:
             log.error("metrics: the database cannot be read: %s: %s", type(error).__name__, error)
     if settings.role == "scheduler":
@@ -86,12 +87,6 @@ async def of_service(settings: Settings, database: Database, store: Store, store
         return families + await asyncio.to_thread(of_store, store, known_tenants)
     # Each collection would wait for the server.
     return [*families, _damaged(store.damaged())]
-
-
-async def _tenants(database: Database) -> list[str]:
-    """Return all tenants that have had a key."""
-    async with database.read() as connection:
-        return [row.name for row in await connection.execute(keys.tenants())]
 
 
 async def of_database(database: Database) -> list[Metric]:

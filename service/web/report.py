@@ -48,7 +48,7 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     fields = {name: job[name] for name in names}
     lineage = job.get("lineage") or {}
-    conclusions = {"finding": finding, "best": best, "last": last}
+    conclusions: dict[str, Any] = {"finding": finding, "best": best, "last": last}
     conclusions |= {"drift": lineage.get("drift"), "warnings": lineage.get("warnings") or []}
     return {**fields, **conclusions, "metrics": job["metrics"], "spec": job["spec"]}
 

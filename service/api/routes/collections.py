@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
@@ -15,15 +15,11 @@ from service.features.snapshots import PARQUET, identity_of, parquet_chunks
 from service.features.store_access import ids_as, in_store, store_of, unchanged
 from service.features.summaries import summary
 from service.identity import idempotency
-from service.identity.auth import require
+from service.identity.auth import FeaturesWriter, read_features
 from service.identity.idempotency import IdempotencyKey
-from service.identity.keys import Principal
 from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
-
-read_features = Depends(require("features:read"))
-write_features = Depends(require("features:write"))
 
 
 class Promotion(BaseModel):
@@ -87,7 +83,7 @@ async def promote(
     collection: str,
     version: str,
     body: Promotion,
-    principal: Annotated[Principal, Depends(require("features:write"))],
+    principal: FeaturesWriter,
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Make a version the current one, atomically, and return its manifest.

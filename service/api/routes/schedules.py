@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,16 +14,13 @@ from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
 from service.core.rows import Catchup, FiredRow, Outcome, Overlap, ScheduleRow
 from service.identity import idempotency
-from service.identity.auth import require
+from service.identity.auth import JobsReader, JobsWriter
 from service.identity.idempotency import IdempotencyKey
-from service.identity.keys import Principal
 from service.jobs import job_records
 from service.schedules import schedule_records
 from service.schedules.schedule_records import SchedulePatch, ScheduleSpec
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
-Reader = Annotated[Principal, Depends(require("jobs:read"))]
-Writer = Annotated[Principal, Depends(require("jobs:write"))]
 
 
 class ScheduleView(BaseModel):
@@ -74,7 +71,7 @@ class TriggerRequest(BaseModel):
 
 
 @router.post("", status_code=201, responses=errors.responses(409))
-async def create(request: Request, response: Response, body: ScheduleSpec, principal: Writer) -> ScheduleView:
+async def create(request: Request, response: Response, body: ScheduleSpec, principal: JobsWriter) -> ScheduleView:
     database = request.app.state.database
     async with database.write() as connection:
         row = await schedule_records.create(database, connection, body, principal.tenant)
@@ -83,7 +80,7 @@ async def create(request: Request, response: Response, body: ScheduleSpec, princ
 
 
 @router.get("")
-async def list_schedules(request: Request, principal: Reader, paging: Paging) -> Page[ScheduleView]:
+async def list_schedules(request: Request, principal: JobsReader, paging: Paging) -> Page[ScheduleView]:
     table = tables.schedule
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
@@ -96,19 +93,19 @@ async def list_schedules(request: Request, principal: Reader, paging: Paging) ->
 
 
 @router.get("/{name}", responses=errors.responses(404))
-async def get(request: Request, name: str, principal: Reader) -> ScheduleView:
+async def get(request: Request, name: str, principal: JobsReader) -> ScheduleView:
     async with request.app.state.database.read() as connection:
         return await _shown(connection, await schedule_records.get(connection, principal.tenant, name))
 
 
 @router.patch("/{name}", responses=errors.responses(404))
-async def change(request: Request, name: str, body: SchedulePatch, principal: Writer) -> ScheduleView:
+async def change(request: Request, name: str, body: SchedulePatch, principal: JobsWriter) -> ScheduleView:
     async with request.app.state.database.write() as connection:
         return await _shown(connection, await schedule_records.change(connection, principal.tenant, name, body))
 
 
 @router.delete("/{name}", status_code=204, responses=errors.responses(404))
-async def delete(request: Request, name: str, principal: Writer) -> None:
+async def delete(request: Request, name: str, principal: JobsWriter) -> None:
     async with request.app.state.database.write() as connection:
         await schedule_records.delete(connection, principal.tenant, name)
 
@@ -118,7 +115,7 @@ async def trigger(
     request: Request,
     response: Response,
     name: str,
-    principal: Writer,
+    principal: JobsWriter,
     body: TriggerRequest | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> FiringView:
@@ -140,7 +137,7 @@ async def trigger(
 
 
 @router.get("/{name}/firings", responses=errors.responses(404))
-async def firings(request: Request, name: str, principal: Reader, paging: Paging) -> Page[FiringView]:
+async def firings(request: Request, name: str, principal: JobsReader, paging: Paging) -> Page[FiringView]:
     """List the firings of a schedule, newest first."""
     async with request.app.state.database.read() as connection:
         schedule = await schedule_records.get(connection, principal.tenant, name)

@@ -7,7 +7,7 @@ import hashlib
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from embeddings.rff.advice import MIN_EPSILON, SAMPLED_ROWS, dim_for, warnings_of
@@ -18,13 +18,11 @@ from service.api.routes.collections import existing
 from service.core import errors
 from service.core.pagination import Paging, page_of
 from service.features.store_access import accepted, in_store, store_of, unchanged
-from service.identity.auth import require
+from service.identity.auth import read_features, write_features
 from trainer.spec import NAME_PATTERN, Name, View
 
 router = APIRouter(prefix="/v1/views", tags=["views"])
 
-read_features = Depends(require("features:read"))
-write_features = Depends(require("features:write"))
 
 SAFETENSORS = "application/octet-stream"
 ONNX = "application/onnx"
