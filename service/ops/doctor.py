@@ -118,12 +118,8 @@ def check_packages(version_of: Callable[[str], str] = importlib.metadata.version
         yield Check("abi", "warn", f"{pair}: {error}", "run `make setup`, which installs a pair that was tested")
         return
     if not torch.startswith(partner + "."):
-        yield Check(
-            "abi",
-            "fail",
-            f"{pair}: fbgemm {fbgemm} is built for torch {partner}",
-            "run `make setup`: it installs a pair",
-        )
+        message = f"{pair}: fbgemm {fbgemm} is built for torch {partner}"
+        yield Check("abi", "fail", message, "run `make setup`: it installs a pair")
     else:
         yield Check("abi", "ok", pair)
 
@@ -140,12 +136,8 @@ def check_load() -> Iterator[Check]:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     except subprocess.TimeoutExpired:
-        yield Check(
-            "load",
-            "warn",
-            f"loading torch and fbgemm took over {LOAD_SECONDS} seconds",
-            "is the disk or the machine busy?",
-        )
+        message = f"loading torch and fbgemm took over {LOAD_SECONDS} seconds"
+        yield Check("load", "warn", message, "is the disk or the machine busy?")
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -156,12 +148,8 @@ def check_load() -> Iterator[Check]:
     if devices:
         yield Check("gpu", "ok", ", ".join(devices))
     elif shutil.which("nvidia-smi"):
-        yield Check(
-            "gpu",
-            "warn",
-            "nvidia-smi is here, but torch sees no GPU: trains on CPU",
-            "`make setup EXTRA=cuda`, and check the driver",
-        )
+        message = "nvidia-smi is here, but torch sees no GPU: trains on CPU"
+        yield Check("gpu", "warn", message, "`make setup EXTRA=cuda`, and check the driver")
     else:
         yield Check("gpu", "ok", "none: trains on CPU")
 
@@ -191,12 +179,8 @@ def check_shared_memory() -> Iterator[Check]:
     except OSError:
         return
     if free < SHARED_MEMORY_WARN_BYTES:
-        yield Check(
-            "shm",
-            "warn",
-            f"{_gb(free)} free in /dev/shm: ranks exchange through it, and Ray falls back to the disk",
-            "in a container, set shm_size to 1gb or more",
-        )
+        message = f"{_gb(free)} free in /dev/shm: ranks exchange through it, and Ray falls back to the disk"
+        yield Check("shm", "warn", message, "in a container, set shm_size to 1gb or more")
     else:
         yield Check("shm", "ok", f"{_gb(free)} free in /dev/shm")
 
@@ -247,20 +231,12 @@ def check_service() -> Iterator[Check]:
             yield from _port(client.url, error)
             return
         except ProblemError as error:
-            yield Check(
-                "service",
-                "fail",
-                f"{client.url} answers, but is not ready: {error.message}",
-                error.remedy or "see the service's log",
-            )
+            message = f"{client.url} answers, but is not ready: {error.message}"
+            yield Check("service", "fail", message, error.remedy or "see the service's log")
             return
         except ServiceError as error:
-            yield Check(
-                "port",
-                "fail",
-                f"{error.message}",
-                "another program has the port: `evenkeel serve --port N`, EVENKEEL_URL to match",
-            )
+            remedy = "another program has the port: `evenkeel serve --port N`, EVENKEEL_URL to match"
+            yield Check("port", "fail", error.message, remedy)
             return
         unwell = [f"{name} {status}" for name, status in (ready.get("checks") or {}).items() if status != "ok"]
         if ready.get("status") == "degraded":
@@ -296,12 +272,8 @@ def _port(url: str, error: Unreachable) -> Iterator[Check]:
     except OSError:
         in_use = False
     if in_use:
-        yield Check(
-            "port",
-            "fail",
-            f"port {port} is taken by something that does not speak HTTP",
-            "`evenkeel serve --port N`, EVENKEEL_URL to match",
-        )
+        message = f"port {port} is taken by something that does not speak HTTP"
+        yield Check("port", "fail", message, "`evenkeel serve --port N`, EVENKEEL_URL to match")
         return
     yield Check("port", "ok", f"port {port} is free")
     yield Check("service", "warn", f"not running at {url}", "`evenkeel serve` starts it; `evenkeel train` needs none")
@@ -328,12 +300,8 @@ def check_spec(path: Path) -> Iterator[Check]:
     have = os.cpu_count() or 1
     placement = _placement()
     if cpus > have and placement.uses_this_host:
-        yield Check(
-            "spec",
-            "fail",
-            f"{path}: asks for {cpus:g} CPUs, {have} are here",
-            "lower resources.num_workers or cpus_per_worker",
-        )
+        message = f"{path}: asks for {cpus:g} CPUs, {have} are here"
+        yield Check("spec", "fail", message, "lower resources.num_workers or cpus_per_worker")
         return
     yield Check("spec", "ok", f"{path}: job '{job.name}', {cpus:g} of {have} CPUs")
     yield from _has_gpus(job, placement)

@@ -162,15 +162,6 @@ class KubeRayJobs(ClusterExecutor):
             self._api.wait("pods", _of(run_dir), WATCH_SECONDS)
         return by_itself
 
-    def suspend(self, run_dir: Path, /, suspended: bool = True) -> bool:
-        """Take the attempt's pods away, or let it go on from its last checkpoint; return False if it is gone.
-
-        KubeRay kills the pods without asking the run.
-        """
-        changes = {"spec": {"suspend": suspended}}
-        patched = [self._api.patch("rayjobs", job["metadata"]["name"], changes) for job in self._jobs(run_dir)]
-        return any(patched)
-
     def close(self) -> None:
         self._api.close()
 

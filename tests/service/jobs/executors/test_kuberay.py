@@ -149,14 +149,13 @@ def test_a_run_is_suspended_and_goes_on(cluster: KubeCluster, run_dir: Path) -> 
     executor = cluster.executor(GRACE_SECONDS, COMMAND)
     name = executor.launch(run_dir)
     until((run_dir / "begun").exists)
-    assert executor.suspend(run_dir) is True
+    cluster.api.change("rayjobs", name, {"spec": {"suspend": True}})
     until(lambda: state_of(cluster, name) == "Suspended" and not cluster.api.list("pods"))
     assert executor.is_alive(run_dir), "it waits"
     (run_dir / "begun").unlink()
-    assert executor.suspend(run_dir, False) is True
+    cluster.api.change("rayjobs", name, {"spec": {"suspend": False}})
     until((run_dir / "begun").exists)
     assert executor.terminate(run_dir, grace_seconds=GRACE_SECONDS) is True
-    assert executor.suspend(run_dir) is False, "it is gone"
 
 
 def test_a_run_whose_service_lost_its_files_is_found_by_its_labels(cluster: KubeCluster, run_dir: Path) -> None:
