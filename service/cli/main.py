@@ -321,11 +321,7 @@ def _check_files(dataset: DatasetSpec) -> None:
 
 
 def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
-    """Register the dataset of a job's file if none of its name is.
-
-    Raises:
-        CommandError: another one of its name is registered.
-    """
+    """Register the dataset of a job's file if none of its name is; refuse if a different one is."""
     dataset = located(dataset) if client.is_local else dataset
     try:
         stored = client.dataset(dataset.name)

@@ -52,8 +52,11 @@ def top(
         console = output.out()
         # The first answer comes before the screen is taken: a wrong address or key is an ordinary error.
         first = _drawn(client, picture(client))
-        with _told_to_end() as ended_by_user, Live(first, console=console, screen=True, auto_refresh=False) as screen:
-            while not ended_by_user.wait(seconds):
+        with (
+            _interruption() as interrupted_by_user,
+            Live(first, console=console, screen=True, auto_refresh=False) as screen,
+        ):
+            while not interrupted_by_user.wait(seconds):
                 try:
                     screen.update(_drawn(client, picture(client)), refresh=True)
                 except ServiceError as error:
@@ -61,8 +64,8 @@ def top(
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets during the block; a second one interrupts as ever.
+def _interruption() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets during the block; a second Ctrl-C interrupts as usual.
 
     An exception, as Ctrl-C raises by default, is lost where it meets a destructor or a callback.
     """

@@ -276,7 +276,7 @@ def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
 def _as_operational(context: ExceptionContext) -> OperationalError | None:
     """Return the OperationalError for a server that takes no connections, or has ended one; None for other errors.
 
-    SQLAlchemy gives such errors of asyncpg no kind of their own: they would look like statements that are wrong.
+    SQLAlchemy has no class for such errors of asyncpg: they would look like wrong statements.
     """
     if type(context.sqlalchemy_exception) is not DBAPIError:
         return None

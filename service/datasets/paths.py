@@ -166,11 +166,7 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
 
 
 def _allowed_topic(settings: Settings, uri: str, field: str) -> str:
-    """Return the uri of a topic of brokers that are roots. They are not asked for it: a run is.
-
-    Raises:
-        Problem: 422 if they are none.
-    """
+    """Return the uri of a topic whose brokers are roots, else raise 422; the brokers are not contacted."""
     parts = brokers_and_topic(uri)
     if parts is None:
         raise invalid(FieldProblem(field, f"'{shown(uri)}' is not kafka://HOST:PORT,HOST:PORT/TOPIC"))

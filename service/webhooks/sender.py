@@ -98,7 +98,7 @@ async def _take(database: Database) -> list[_Due]:
         if await connection.scalar(sa.select(table.c.id).join(hook).where(due).limit(1)) is None:
             return []
     columns = (table, hook.c.url, hook.c.secret)
-    query = sa.select(*columns).join(hook).where(due, table.c.id.in_(_by_turns(due))).order_by(table.c.next_at)
+    query = sa.select(*columns).join(hook).where(due, table.c.id.in_(_fair_batch(due))).order_by(table.c.next_at)
     async with database.write() as connection:
         query = query.with_for_update(of=table, skip_locked=True)
         rows = await all_rows(connection, _Due, query)
@@ -109,10 +109,10 @@ async def _take(database: Database) -> list[_Due]:
     return rows
 
 
-def _by_turns(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def _fair_batch(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Return a query for the ids of a batch: the oldest of each tenant, then its next, at most PER_WEBHOOK of one.
 
-    So the many deliveries that one tenant's receiver does not take keep nobody else's waiting.
+    One tenant's many failing deliveries thus do not delay those of others.
     """
     table, hook = tables.webhook_delivery.c, tables.webhook.c
     position = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
