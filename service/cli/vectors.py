@@ -42,19 +42,8 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
         listed = client.versions(collection)
         shown = client.collection(collection)
     current, held = shown.get("current"), shown.get("held") or {}
-    columns = {"current": ""} | output.headings(
-        "version",
-        "state",
-        "parent",
-        "rows",
-        "dim",
-        "carried",
-        "missing",
-        "job",
-        "created_at",
-        compared="MODEL (SERVED)",
-        why="HELD BECAUSE",
-    )
+    fields = ("version", "state", "parent", "rows", "dim", "carried", "missing", "job", "created_at")
+    columns = {"current": ""} | output.headings(*fields, compared="MODEL (SERVED)", why="HELD BECAUSE")
     rows = [_version_row(version, current) for version in listed]
     output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, rows)
     if held.get("in_a_row") and not as_json:
