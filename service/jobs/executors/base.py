@@ -7,7 +7,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -99,12 +99,12 @@ class Executor(ABC):
 
     Attributes:
         settings_read: Those of ``EXECUTOR_SETTINGS`` (service.core.settings) that it reads; the others are refused.
-        options: Its own settings by name, each in one line: NAME is variable ``EVENKEEL_EXECUTOR_NAME``, as in
+        options: Names of its own settings: NAME is variable ``EVENKEEL_EXECUTOR_NAME``, as in
             ``EVENKEEL_KUBERAY_NAMESPACE``, and is found in ``settings.executor_options``. Others are refused.
     """
 
     settings_read: ClassVar[tuple[str, ...]] = ()
-    options: ClassVar[Mapping[str, str]] = {}
+    options: ClassVar[Collection[str]] = ()
 
     @classmethod
     @abstractmethod

@@ -59,11 +59,7 @@ class KubeRayJobs(ClusterExecutor):
     """
 
     settings_read = ("internal_url", "shared_runs")
-    options = {
-        "TEMPLATE": "file with the RayClusterSpec that each run gets a copy of",
-        "NAMESPACE": "where RayJobs are made; that of this pod if left out",
-        "QUEUE": "LocalQueue of Kueue that decides when a run starts; none if left out",
-    }
+    options = ("TEMPLATE", "NAMESPACE", "QUEUE")
 
     def __init__(
         self,
