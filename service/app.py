@@ -36,7 +36,7 @@ from service.core.task_health import TaskHealth
 from service.core.text_validation import refuse_odd_text
 from service.features.neighbors import Neighbors
 from service.features.store_health import StoreHealth
-from service.identity import audit, key_cache, keys
+from service.identity import audit, keys
 from service.identity.audit import Audit
 from service.identity.auth import AWAY, Authenticator
 from service.jobs.executors.base import Executor
@@ -85,7 +85,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.store = open_store(settings.store_url)
     app.state.inline_io = InlineIO(is_local(app.state.store))
     app.state.store_health = StoreHealth(app.state.store)
-    keys_file = settings.home / key_cache.FILE_NAME if settings.role == "vectors" else None
+    keys_file = settings.home / keys.KNOWN_KEYS_FILE if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
     app.state.metrics = metrics.Metrics()

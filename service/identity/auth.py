@@ -28,7 +28,7 @@ from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem
 from service.core.tenants import HEADER
-from service.identity import key_cache, keys
+from service.identity import keys
 from service.identity.keys import Principal
 from service.identity.rate_limit import RateLimit
 from trainer.spec import NAME_PATTERN
@@ -149,7 +149,7 @@ class Authenticator:
     def recall(self) -> None:
         """Load the keys that an earlier process saved to ``file``, in case the database is down."""
         if self._file is not None:
-            earlier = key_cache.load(self._file)
+            earlier = keys.load_known(self._file)
             now = time.time()
             # A clock that ran ahead then makes no key known for longer now.
             confirmed = earlier.confirmed_at if earlier.confirmed_at <= now else now
@@ -201,7 +201,7 @@ class Authenticator:
         if self._file is not None and (live != saved or now - at > SAVED_AGAIN_SECONDS):
             self._saved = live, now
             try:
-                key_cache.save(self._file, live, now)
+                keys.save_known(self._file, live, now)
             except OSError as error:
                 log.warning("%s cannot be written, so a restart needs the database: %s", self._file, error)
 

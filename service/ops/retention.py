@@ -29,7 +29,7 @@ from service.core.task_health import TaskHealth, repeat
 from service.core.tenants import store_of
 from service.identity import idempotency
 from service.jobs import job_records, stored_runs
-from service.jobs.home import read_home_id
+from service.jobs.runner_context import read_home_id
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, DATA_PARTS, RUN_FILE, TASK_RESULTS
 from trainer.runs.protocol import LOG_FILE
