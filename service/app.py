@@ -16,11 +16,9 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi.telemetry import TelemetryConfig
 from prometheus_client import Metric
 from sqlalchemy.engine import make_url
@@ -29,17 +27,16 @@ from starlette.datastructures import State
 
 from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
-from service.api import middleware, openapi_examples, openapi_links, routes
+from service.api import middleware, openapi, routes
 from service.core import errors, logs, tenants
 from service.core.database import Database, UrlError
-from service.core.errors import ProblemBody
 from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
 from service.core.task_health import TaskHealth
 from service.core.text_validation import refuse_odd_text
 from service.features.neighbors import Neighbors
 from service.features.store_health import StoreHealth
-from service.identity import audit, key_cache, keys
+from service.identity import audit, keys
 from service.identity.audit import Audit
 from service.identity.auth import AWAY, Authenticator
 from service.jobs.executors.base import Executor
@@ -53,7 +50,7 @@ from trainer.runs import tracing
 log = logging.getLogger("evenkeel")
 
 PATIENCE_SECONDS = 10.0
-"""Longest wait for the database of the role that can do without it."""
+"""Longest wait for the database in the role ``vectors``, which can do without it."""
 
 SWITCH_SECONDS = 0.0005
 
@@ -88,7 +85,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.store = open_store(settings.store_url)
     app.state.inline_io = InlineIO(is_local(app.state.store))
     app.state.store_health = StoreHealth(app.state.store)
-    keys_file = settings.home / key_cache.FILE_NAME if settings.role == "vectors" else None
+    keys_file = settings.home / keys.KNOWN_KEYS_FILE if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
     app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
     app.state.metrics = metrics.Metrics()
@@ -100,7 +97,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     middleware.install(app, settings)
     for name in routes.for_role(settings.role):
         app.include_router(importlib.import_module(f"service.api.routes.{name}").router)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.document_of(app)  # type: ignore[method-assign]
     return app
 
 
@@ -170,7 +167,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
             ),
             retention.run(state.database, state.settings, state.store, healths[3]),
         ]
-        tasks = [asyncio.create_task(one) for one in rounds]
+        tasks = [asyncio.create_task(round_) for round_ in rounds]
     if state.settings.role in ("all", "api"):
         tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
     if (sending := otlp_metrics.exporter()) is not None:
@@ -194,8 +191,8 @@ async def _finish_erasures(database: Database, store: Store) -> None:
     """Finish erasures, of every tenant, whose process was killed."""
     try:
         async with database.read() as connection:
-            known = [row.name for row in await connection.execute(keys.tenants())]
-        for tenant in known:
+            known_tenants = [row.name for row in await connection.execute(keys.tenants())]
+        for tenant in known_tenants:
             await asyncio.to_thread(tenants.store_of(store, tenant).finish_erasures)
     except Exception as error:
         log.error("an erasure that was interrupted could not be finished: %s", error)
@@ -233,26 +230,11 @@ def _why_not(settings: Settings, error: Exception) -> str:
         free = shutil.disk_usage(settings.home).free
         if free < MIN_FREE_BYTES:
             reason += f": {free} bytes are free under {settings.home}, make room"
-    ours = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
-    if ours:
+    is_home = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
+    if is_home:
         return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
     shown = make_url(settings.database_url).render_as_string(hide_password=True)
     return f"the database ({shown}) cannot be used: {reason}"
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return FastAPI's document with the problem body that every error response refers to."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        template = "#/components/schemas/{model}"
-        schema = ProblemBody.model_json_schema(ref_template=template)
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(schema.pop("$defs", {}))
-        schemas["ProblemBody"] = schema
-        openapi_examples.add_to(document)
-        openapi_links.add_to(document)
-        app.openapi_schema = document
-    return app.openapi_schema
 
 
 def serve(

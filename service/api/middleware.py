@@ -153,8 +153,8 @@ class Guard:
 
     def _limit(self, scope: Scope) -> int:
         """Return the largest body length accepted for the request, in bytes."""
-        known = scope["path"].startswith("/internal/") or scope.get("state", {}).get("identified") is not None
-        return self._settings.max_body_bytes if known else min(self._settings.max_body_bytes, STRANGER_BYTES)
+        is_identified = scope["path"].startswith("/internal/") or scope.get("state", {}).get("identified") is not None
+        return self._settings.max_body_bytes if is_identified else min(self._settings.max_body_bytes, STRANGER_BYTES)
 
     async def _enter(self, scope: Scope, status: int, location: str | None) -> None:
         state = scope.get("state", {})

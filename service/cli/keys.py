@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from service.cli import output
-from service.cli.output import JsonFlag
+from service.cli.output import JsonFlag, ask
 from service.client import Client
 
 keys = typer.Typer(help="API keys.", no_args_is_help=True)
@@ -28,8 +28,7 @@ def create_key(
     as_json: JsonFlag = False,
 ) -> None:
     """Create a key and show it, only this once."""
-    with Client() as client:
-        answer = client.create_key(name, scope, tenant, expires_at)
+    answer = ask(Client.create_key, name, scope, tenant, expires_at)
     remark = f"key {answer['id']} with {', '.join(scope)}: kept nowhere in clear, so keep it now"
     output.print_with_note(answer, "key", remark, as_json)
 
@@ -37,10 +36,8 @@ def create_key(
 @keys.command("list")
 def list_keys(as_json: JsonFlag = False) -> None:
     """List keys, without their secrets."""
-    with Client() as client:
-        listed = client.keys()
     columns = output.headings("id", "name", "prefix", "scopes", "created_at", "expires_at", "revoked_at")
-    output.print_list(listed, columns, "no keys", as_json)
+    output.print_list(ask(Client.keys), columns, "no keys", as_json)
 
 
 @keys.command("rotate")
@@ -50,8 +47,7 @@ def rotate_key(
     as_json: JsonFlag = False,
 ) -> None:
     """Give a key a new secret and show it, only this once; the previous one stays valid for a day."""
-    with Client() as client:
-        answer = client.rotate_key(key_id, overlap_seconds)
+    answer = ask(Client.rotate_key, key_id, overlap_seconds)
     until = answer["old_until"] or "now"
     remark = f"key {key_id}: the secret before ends {until}; kept nowhere in clear, so keep this one now"
     output.print_with_note(answer, "key", remark, as_json)
@@ -60,9 +56,7 @@ def rotate_key(
 @keys.command("tenants")
 def list_tenants(as_json: JsonFlag = False) -> None:
     """List tenants and the number of their usable keys."""
-    with Client() as client:
-        listed = client.tenants()
-    output.print_list(listed, {"name": "TENANT", "num_keys": "KEYS"}, "no tenants", as_json)
+    output.print_list(ask(Client.tenants), {"name": "TENANT", "num_keys": "KEYS"}, "no tenants", as_json)
 
 
 @keys.command("audit")
@@ -73,20 +67,17 @@ def list_audit(
     as_json: JsonFlag = False,
 ) -> None:
     """Show who did what to which object, newest first."""
-    with Client() as client:
-        listed = client.audit(limit, key=key, since=since)
     columns = {
         "at": "WHEN", "tenant": "TENANT", "key_name": "KEY", "action": "DID", "object": "TO", "status": "STATUS",
         "address": "FROM",
     }  # fmt: skip
-    output.print_list(listed, columns, "no entries", as_json)
+    output.print_list(ask(Client.audit, limit, key=key, since=since), columns, "no entries", as_json)
 
 
 @keys.command("revoke")
 def revoke_key(key_id: Id) -> None:
     """Revoke a key immediately."""
-    with Client() as client:
-        client.revoke_key(key_id)
+    ask(Client.revoke_key, key_id)
     typer.echo(f"key {key_id} revoked")
 
 

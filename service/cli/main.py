@@ -18,22 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service import DEFAULT_PORT
-from service.cli import (
-    advise,
-    export_vectors,
-    gate,
-    generate,
-    job_rows,
-    model,
-    output,
-    publication_status,
-    top,
-    trials,
-    vectors,
-)
-from service.cli.datasets import datasets, located
+from service.cli import job_status, model, output, top, vectors
+from service.cli.datasets import datasets, generate, located
 from service.cli.keys import keys
-from service.cli.output import FAILED, HELD, CommandError, JsonFlag
+from service.cli.output import FAILED, HELD, CommandError, JsonFlag, ask
 from service.cli.schedules import schedules
 from service.cli.webhooks import webhooks
 from service.client import Client, ProblemError, ServiceError
@@ -80,14 +68,15 @@ def _options(
 )
 def train(context: typer.Context) -> None:
     """Train in this terminal, without a service (`evenkeel train --help` shows the trainer's options)."""
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "trainer.launch.in_process", *context.args])
+    model.become("trainer.launch.in_process", context)
 
 
 @app.command()
 def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
     """Check a spec and whether it fits the dataset, and show what a run would need. Runs nothing."""
-    dataset, job = _documents(spec)
+    from trainer.spec import load_documents
+
+    dataset, job = load_documents(spec)
     if job is None:
         assert dataset is not None
         _check_files(dataset)
@@ -147,7 +136,9 @@ def submit(
     as_json: JsonFlag = False,
 ) -> None:
     """Submit a job to the service. A dataset in the same file is registered first, unless it is already."""
-    dataset, job = _documents(spec)
+    from trainer.spec import load_documents
+
+    dataset, job = load_documents(spec)
     if job is None:
         raise CommandError(f"{spec}: holds a dataset and no job", f"register it with `evenkeel datasets add {spec}`")
     with Client() as client:
@@ -193,18 +184,16 @@ def jobs(
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, newest first."""
-    with Client() as client:
-        listed = client.jobs(state=state, name=name, label=label, limit=limit)
+    listed = ask(Client.jobs, state=state, name=name, label=label, limit=limit)
     columns = output.headings("id", "name", "state", "progress", "auc", "publication", "created_at")
     empty = "no jobs yet: submit one with `evenkeel submit SPEC.yaml`"
-    output.print_list(listed, columns, empty, as_json, job_rows.row)
+    output.print_list(listed, columns, empty, as_json, map(job_status.row, listed))
 
 
 @app.command()
 def job(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Show one job: progress, metrics per epoch, publication, error."""
-    with Client() as client:
-        _print_job(client.job(job_id), as_json)
+    _print_job(ask(Client.job, job_id), as_json)
 
 
 @app.command()
@@ -221,22 +210,19 @@ def logs(
 @app.command()
 def cancel(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Cancel a job; a running one writes a checkpoint first."""
-    with Client() as client:
-        _print_state(client.cancel(job_id), as_json)
+    _print_state(ask(Client.cancel, job_id), as_json)
 
 
 @app.command()
 def retry(job_id: JobId, as_json: JsonFlag = False) -> None:
     """Run a failed or cancelled job again, from its last checkpoint."""
-    with Client() as client:
-        _print_state(client.retry(job_id), as_json)
+    _print_state(ask(Client.retry, job_id), as_json)
 
 
 @app.command()
 def delete(job_id: JobId) -> None:
     """Delete a job that has ended, its checkpoints and its log; versions that it published stay."""
-    with Client() as client:
-        client.delete_job(job_id)
+    ask(Client.delete_job, job_id)
     typer.echo(f"job {job_id} deleted")
 
 
@@ -305,12 +291,8 @@ def clean(as_json: JsonFlag = False) -> None:
 
 top.register(app)
 vectors.register(app)
-export_vectors.register(app)
-gate.register(app)
-advise.register(app)
 model.register(app)
-trials.register(app)
-generate.register(app)
+app.command()(generate)
 app.add_typer(datasets, name="datasets")
 app.add_typer(schedules, name="schedules")
 app.add_typer(keys, name="keys")
@@ -318,12 +300,6 @@ app.add_typer(webhooks, name="webhooks")
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
-
-
-def _documents(path: Path) -> tuple[DatasetSpec | None, JobSpec | None]:
-    from trainer.spec import load_documents
-
-    return load_documents(path)
 
 
 def _check_files(dataset: DatasetSpec) -> None:
@@ -345,25 +321,21 @@ def _check_files(dataset: DatasetSpec) -> None:
 
 
 def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
-    """Register the dataset of a job's file if none of its name is.
-
-    Raises:
-        CommandError: another one of its name is registered.
-    """
+    """Register the dataset of a job's file if none of its name is; refuse if a different one is."""
     dataset = located(dataset) if client.is_local else dataset
     try:
-        there = client.dataset(dataset.name)
+        stored = client.dataset(dataset.name)
     except ProblemError as error:
         if error.status != 404:
             raise
         client.add_dataset(dataset)
         output.note(f"dataset {dataset.name} registered")
         return
-    registered = type(dataset).model_validate({key: value for key, value in there.items() if key != "created_at"})
+    registered = type(dataset).model_validate({key: value for key, value in stored.items() if key != "created_at"})
     # As text, in which features and labels have their order.
-    documents = [one.model_dump(mode="json") for one in (dataset, registered)]
-    here, there = ({field: json.dumps(part) for field, part in one.items()} for one in documents)
-    differ = sorted(field for field in here.keys() | there.keys() if here.get(field) != there.get(field))
+    documents = [document.model_dump(mode="json") for document in (dataset, registered)]
+    sent, stored = ({field: json.dumps(part) for field, part in document.items()} for document in documents)
+    differ = sorted(field for field in sent.keys() | stored.keys() if sent.get(field) != stored.get(field))
     if differ:
         raise CommandError(
             f"{file}: another dataset '{dataset.name}' is registered, with another {', '.join(differ)}",
@@ -378,7 +350,7 @@ def _naming(spec: Path) -> Iterator[None]:
     try:
         yield
     except ProblemError as error:
-        unknown = [one for one in error.errors if one.get("field") == "dataset.name"]
+        unknown = [problem for problem in error.errors if problem.get("field") == "dataset.name"]
         if error.status != 422 or not unknown or "registered" not in str(unknown[0].get("message")):
             raise
         message = f"{spec}: dataset.name: {unknown[0]['message']}"
@@ -397,13 +369,13 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
     publication, error = job.get("publication") or {}, job.get("error") or {}
     output.print_fields(
         {field.removesuffix("_at"): job.get(field) for field in fields}
-        | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_rows.progress(job)}
-        | {"publication": publication_status.status(publication)}
+        | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_status.progress(job)}
+        | {"publication": job_status.status(publication)}
         | {"error": error.get("message"), "remedy": error.get("remedy")}
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
-    publication_status.explain(publication)
-    publication_status.compare(publication)
+    job_status.explain(publication)
+    job_status.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:
         # A table within it (calibration, frequency buckets) is for the report.
@@ -416,10 +388,12 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
 def _workers(job: Mapping[str, Any]) -> str:
     """Return the attempts' worker counts, if they differ, and the reason for a smaller one."""
     attempts = job.get("attempts") or []
-    told = [f"{one['workers']}{' (' + one['because'] + ')' if one['because'] else ''}" for one in attempts]
-    if len(set(told)) < 2:
-        return told[0] if told else ""
-    return "; ".join(f"attempt {one['attempt']}: {text}" for one, text in zip(attempts, told, strict=True))
+    counts = [
+        f"{attempt['workers']}{' (' + attempt['because'] + ')' if attempt['because'] else ''}" for attempt in attempts
+    ]
+    if len(set(counts)) < 2:
+        return counts[0] if counts else ""
+    return "; ".join(f"attempt {attempt['attempt']}: {text}" for attempt, text in zip(attempts, counts, strict=True))
 
 
 def _print_estimate(estimate: Mapping[str, Any]) -> None:

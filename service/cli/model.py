@@ -1,6 +1,6 @@
-"""CLI commands that use a job's model: predict, importance, export.
+"""Commands that use or train models on this machine: predict, importance, export, search, generalization.
 
-They need the job's run directory, so they run on the machine that has it.
+The first three need the job's run directory, so they run on the machine that has it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -21,11 +22,21 @@ WhichCheckpoint = Annotated[
     str, typer.Option(metavar="best|last|STEP", help="Which checkpoint of it (best: by its first validation metric).")
 ]
 
+RECIPE_IS_GONE = (
+    "evenkeel recipe is gone: the papers' tables are python -m benchmarks.papers NAME in a checkout of the sources, "
+    "the report on a job is evenkeel generalization SPEC.yaml"
+)
+
 
 def register(app: typer.Typer) -> None:
     app.command()(predict)
     app.command()(importance)
     app.command()(export)
+    settings: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+    arguments = {search: "SPEC.yaml SEARCH.yaml", generalization: "SPEC.yaml|RUN_DIR"}
+    for command, metavar in arguments.items():
+        app.command(add_help_option=False, options_metavar=f"{metavar} [OPTIONS]", context_settings=settings)(command)
+    app.command(add_help_option=False, hidden=True, context_settings=settings)(recipe)
 
 
 def predict(
@@ -46,8 +57,7 @@ def predict(
 ) -> None:
     """Score rows with a job's model on this machine: Parquet in, Parquet out, in the same order."""
     options = {"--output": output, "--columns": columns, "--checkpoint": checkpoint, "--k": k}
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    _run("trainer.inference.predict", [str(run_dir(job)), rows, *given, *(["--json"] if as_json else [])])
+    _run("trainer.inference.predict", [str(run_dir(job)), rows, *_given(options)], as_json)
 
 
 def importance(
@@ -68,8 +78,7 @@ def importance(
     options = {
         "--metric": metric, "--label": label, "--rows": max_rows, "--repeats": repeats, "--checkpoint": checkpoint,
     }  # fmt: skip
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    _run("trainer.inference.importance", [str(run_dir(job)), rows, *given, *(["--json"] if as_json else [])])
+    _run("trainer.inference.importance", [str(run_dir(job)), rows, *_given(options)], as_json)
 
 
 def export(
@@ -82,8 +91,8 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a job's model, vocabularies and tables as files that need neither torch nor the run."""
-    given = [str(run_dir(job)), *([directory] if directory is not None else []), "--checkpoint", checkpoint]
-    _run("trainer.inference.export", [*given, *(["--json"] if as_json else [])])
+    target = [] if directory is None else [directory]
+    _run("trainer.inference.export", [str(run_dir(job)), *target, "--checkpoint", checkpoint], as_json)
 
 
 def run_dir(job: str) -> Path:
@@ -114,8 +123,35 @@ def run_dir(job: str) -> Path:
     )
 
 
-def _run(module: str, arguments: list[str]) -> None:
+def _given(options: Mapping[str, object]) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+
+
+def _run(module: str, arguments: list[str], as_json: bool) -> None:
     """Run a module of the trainer, which imports torch, as a child process, and exit with its exit code."""
     sys.stdout.flush()
+    arguments = [*arguments, "--json"] if as_json else arguments
     completed = subprocess.run([sys.executable, "-m", module, *arguments], check=False)
     raise typer.Exit(completed.returncode)
+
+
+def search(context: typer.Context) -> None:
+    """Search hyperparameters of a job here, by trials on the same rows (`evenkeel search --help` shows the options)."""
+    become("trainer.search.command", context)
+
+
+def generalization(context: typer.Context) -> None:
+    """Report how a job's model generalizes, by trainings here (`evenkeel generalization --help` shows the options)."""
+    become("trainer.generalization.command", context)
+
+
+def recipe() -> None:
+    """Refuse: the papers' tables left the package."""
+    typer.echo(RECIPE_IS_GONE, err=True)
+    raise typer.Exit(2)
+
+
+def become(module: str, context: typer.Context) -> None:
+    """Run a module of the trainer in the place of this process."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])

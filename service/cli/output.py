@@ -6,14 +6,18 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from service.client import Client
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 FAILED, USAGE, HELD = 1, 2, 3
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -27,6 +31,14 @@ class CommandError(Exception):
         self.message = message
         self.remedy = remedy
         self.code = code
+
+
+def ask(
+    call: Callable[Concatenate[Client, Arguments], Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Make one call to the service, such as ``ask(Client.job, job_id)``."""
+    with Client() as client:
+        return call(client, *args, **kwargs)
 
 
 def out() -> Console:
@@ -69,10 +81,7 @@ def headings(*fields: str, **others: str) -> dict[str, str]:
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
     """Print rows as a table, or without a terminal as tab-separated lines without colour.
 
-    Args:
-        rows: The values of each row by field.
-        columns: Maps each field to its heading.
-        empty: Printed if there are no rows.
+    ``columns`` maps each field to its heading; ``empty`` is printed on a terminal if there are no rows.
     """
     if not sys.stdout.isatty():
         sys.stdout.write("\t".join(columns.values()) + "\n")
@@ -100,21 +109,13 @@ def print_list(
     columns: Mapping[str, str],
     empty: str,
     as_json: bool,
-    row: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    rows: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Print the items listed by the service: all fields as JSON, or a table.
-
-    Args:
-        items: What the service listed.
-        columns: Maps each field to its heading.
-        empty: Printed on a terminal if there are no items.
-        as_json: Whether JSON was asked for.
-        row: Returns an item's row of the table.
-    """
+    """Print the items listed by the service: all fields as JSON, or a table, whose ``rows`` are the items if None."""
     if as_json:
         print_json(items)
     else:
-        print_table([row(item) for item in items], columns, empty)
+        print_table(items if rows is None else list(rows), columns, empty)
 
 
 def print_answer(answer: Any, text: str, as_json: bool) -> None:
@@ -151,9 +152,9 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={cell(one)}" for key, one in value.items())
+        return ", ".join(f"{key}={cell(item)}" for key, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(cell(one) for one in value)
+        return ", ".join(cell(item) for item in value)
     return str(value)
 
 

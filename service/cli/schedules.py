@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli import output, publication_status
-from service.cli.output import CommandError, JsonFlag
+from service.cli import job_status, output
+from service.cli.output import CommandError, JsonFlag, ask
 from service.client import Client
 
 schedules = typer.Typer(help="Schedules: jobs that the clock starts.", no_args_is_help=True)
@@ -43,8 +43,7 @@ def add_schedule(
         "name": name, "cron": cron, "timezone": timezone, "job": job.model_dump(mode="json", exclude_unset=True),
         "catchup": catchup, "overlap": overlap, "misfire_grace_seconds": misfire_grace_seconds, "paused": paused,
     }  # fmt: skip
-    with Client() as client:
-        answer = client.add_schedule(schedule)
+    answer = ask(Client.add_schedule, schedule)
     text = f"schedule {name}: next firing {answer.get('next_fire_at') or 'none while paused'}"
     output.print_answer(answer, text, as_json)
 
@@ -52,24 +51,19 @@ def add_schedule(
 @schedules.command("list")
 def list_schedules(as_json: JsonFlag = False) -> None:
     """List schedules with their next firing."""
-    with Client() as client:
-        listed = client.schedules()
     columns = output.headings(
         "name", "cron", "timezone", "paused", "overlap", "catchup", next_fire_at="NEXT FIRING", last="LAST PUBLICATION"
     )
     empty = "no schedules yet: `evenkeel schedules add NAME SPEC.yaml --cron '0 3 * * *'`"
-
-    def row(one: Mapping[str, Any]) -> dict[str, Any]:
-        return {**one, "last": publication_status.status(one.get("last_publication") or {})}
-
-    output.print_list(listed, columns, empty, as_json, row)
+    listed = ask(Client.schedules)
+    rows = [{**schedule, "last": job_status.status(schedule.get("last_publication") or {})} for schedule in listed]
+    output.print_list(listed, columns, empty, as_json, rows)
 
 
 @schedules.command("show")
 def show_schedule(name: Name, as_json: JsonFlag = False) -> None:
     """Show a schedule, its job and its next five firings."""
-    with Client() as client:
-        output.print_document(client.schedule(name), as_json)
+    output.print_document(ask(Client.schedule, name), as_json)
 
 
 @schedules.command("trigger")
@@ -79,8 +73,7 @@ def trigger(
     as_json: JsonFlag = False,
 ) -> None:
     """Fire a schedule now."""
-    with Client() as client:
-        answer = client.trigger(name, **({} if date is None else {"firing_date": date}))
+    answer = ask(Client.trigger, name, **({} if date is None else {"firing_date": date}))
     output.print_fields(answer, as_json)
 
 
@@ -128,7 +121,7 @@ def _fired(client: Client, name: str, date: str, as_json: bool) -> dict[str, Any
         raise CommandError(f"stopped waiting; job {job_id} of {date} goes on", again, 130) from None
     publication = job.get("publication") or {}
     if not as_json:
-        typer.echo(f"{date}  {job_id}  {job['state']}  {publication_status.status(publication)}".rstrip())
+        typer.echo(f"{date}  {job_id}  {job['state']}  {job_status.status(publication)}".rstrip())
     error = (job.get("error") or {}).get("message")
     return {
         "firing_date": date,
@@ -161,35 +154,28 @@ def _end_of_backfill(name: str, ended: Mapping[str, Any], last: datetime.datetim
 @schedules.command("pause")
 def pause(name: Name) -> None:
     """Stop a schedule from firing."""
-    with Client() as client:
-        client.change_schedule(name, paused=True)
+    ask(Client.change_schedule, name, paused=True)
     typer.echo(f"schedule {name} paused")
 
 
 @schedules.command("resume")
 def resume(name: Name) -> None:
     """Let a paused schedule fire again."""
-    with Client() as client:
-        answer = client.change_schedule(name, paused=False)
+    answer = ask(Client.change_schedule, name, paused=False)
     typer.echo(f"schedule {name} resumed: next firing {answer.get('next_fire_at')}")
 
 
 @schedules.command("delete")
 def delete_schedule(name: Name) -> None:
     """Delete a schedule; its jobs stay."""
-    with Client() as client:
-        client.delete_schedule(name)
+    ask(Client.delete_schedule, name)
     typer.echo(f"schedule {name} deleted")
 
 
 @schedules.command("firings")
 def firings(name: Name, limit: Annotated[int, typer.Option(min=1)] = 20, as_json: JsonFlag = False) -> None:
     """List a schedule's firings, newest first."""
-    with Client() as client:
-        listed = client.firings(name, limit)
+    listed = ask(Client.firings, name, limit)
     columns = {field: field.upper() for row in listed or [{"fire_at": ""}] for field in row}
-
-    def row(one: Mapping[str, Any]) -> dict[str, Any]:
-        return {**one, "publication": publication_status.status(one.get("publication") or {})}
-
-    output.print_list(listed, columns, f"schedule {name} has not fired yet", as_json, row)
+    rows = [{**firing, "publication": job_status.status(firing.get("publication") or {})} for firing in listed]
+    output.print_list(listed, columns, f"schedule {name} has not fired yet", as_json, rows)

@@ -11,7 +11,7 @@ from service.cli.output import CommandError
 
 if TYPE_CHECKING:
     from service.core.settings import Settings
-    from service.jobs.executors.placement import Placement
+    from service.jobs.executors.base import Placement
 
 _SETTINGS_REMEDY = "see the EVENKEEL_ variables in service/core/environment.py"
 _PLACES_REMEDY = "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from service.cli import job_rows, output
+from service.cli import job_status, output
 from service.client import Client, ServiceError
 
 ACTIVE = ("running", "publishing", "cancelling", "starting", "queued")
@@ -29,7 +29,7 @@ HELD_COLUMNS = output.headings("name", current="SERVED", held="HELD", since="SIN
 
 
 class Picture(NamedTuple):
-    """What the service says at one time: jobs that have not ended, the last that have, held collections; as rows."""
+    """Rows of the screen: jobs that have not ended, the last that have, and held collections."""
 
     active: list[dict[str, Any]]
     ended: list[dict[str, Any]]
@@ -52,8 +52,11 @@ def top(
         console = output.out()
         # The first answer comes before the screen is taken: a wrong address or key is an ordinary error.
         first = _drawn(client, picture(client))
-        with _told_to_end() as told, Live(first, console=console, screen=True, auto_refresh=False) as screen:
-            while not told.wait(seconds):
+        with (
+            _interruption() as interrupted_by_user,
+            Live(first, console=console, screen=True, auto_refresh=False) as screen,
+        ):
+            while not interrupted_by_user.wait(seconds):
                 try:
                     screen.update(_drawn(client, picture(client)), refresh=True)
                 except ServiceError as error:
@@ -61,21 +64,21 @@ def top(
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets during the block; a second one interrupts as ever.
+def _interruption() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets during the block; a second Ctrl-C interrupts as usual.
 
     An exception, as Ctrl-C raises by default, is lost where it meets a destructor or a callback.
     """
-    told = threading.Event()
+    interrupted = threading.Event()
 
     def tell(number: int, frame: object) -> None:
-        if told.is_set():
+        if interrupted.is_set():
             raise KeyboardInterrupt
-        told.set()
+        interrupted.set()
 
     before = signal.signal(signal.SIGINT, tell)
     try:
-        yield told
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -84,15 +87,15 @@ def picture(client: Client) -> Picture:
     """Return the service's current state."""
     active = [job for state in ACTIVE for job in client.jobs(state=state)]
     ended = [job for job in client.jobs(limit=MAX_ENDED + len(active)) if job["state"] not in ACTIVE][:MAX_ENDED]
-    held = [one for one in client.collections() if one["held"]["in_a_row"]]
-    return Picture([_active(job) for job in active], [job_rows.row(job) for job in ended], [_held(one) for one in held])
+    held = [collection for collection in client.collections() if collection["held"]["in_a_row"]]
+    return Picture(list(map(_active, active)), list(map(job_status.row, ended)), list(map(_held, held)))
 
 
 def _active(job: Mapping[str, Any]) -> dict[str, Any]:
     rate = (job.get("progress") or {}).get("examples_per_second")
     return {
-        **job_rows.row(job),
-        "progress": job.get("reason") or job_rows.progress(job),
+        **job_status.row(job),
+        "progress": job.get("reason") or job_status.progress(job),
         "examples_per_second": "" if rate is None else f"{rate:,.0f}",
         "since": job.get("started_at") or job["created_at"],
     }

@@ -1,21 +1,28 @@
-"""CLI commands for published vectors: versions, promote, erase, readmit, fetch."""
+"""Commands for published vectors: versions, promote, erase, readmit, fetch, export-vectors, advise, canaries."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli import output, publication_status
-from service.cli.output import CommandError, JsonFlag
+from service.cli import job_status, output
+from service.cli.output import CommandError, JsonFlag, ask
 from service.client import Client, ProblemError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from embeddings.refresh.consumer_accuracy import TaskAdvice
+    from embeddings.vectors.item_vectors import Array
+
+
 Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
+canaries = typer.Typer(help="Canaries: frozen consumers that read every candidate first.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +31,9 @@ def register(app: typer.Typer) -> None:
     app.command()(erase)
     app.command()(readmit)
     app.command()(fetch)
+    app.command()(export_vectors)
+    app.add_typer(canaries, name="canaries")
+    app.command()(advise)
 
 
 def versions(collection: Collection, as_json: JsonFlag = False) -> None:
@@ -32,31 +42,21 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
         listed = client.versions(collection)
         shown = client.collection(collection)
     current, held = shown.get("current"), shown.get("held") or {}
-
-    def row(one: Mapping[str, Any]) -> dict[str, Any]:
-        mark = "*" if one["version"] == current else ""
-        summary = (one.get("diagnosis") or {}).get("summary") if one["state"] == "held" else None
-        why = summary or "; ".join(one.get("reasons") or ())
-        return {**one, "current": mark, "compared": publication_status.compared(one), "why": why}
-
-    columns = {"current": ""} | output.headings(
-        "version",
-        "state",
-        "parent",
-        "rows",
-        "dim",
-        "carried",
-        "missing",
-        "job",
-        "created_at",
-        compared="MODEL (SERVED)",
-        why="HELD BECAUSE",
-    )
-    output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, row)
+    fields = ("version", "state", "parent", "rows", "dim", "carried", "missing", "job", "created_at")
+    columns = {"current": ""} | output.headings(*fields, compared="MODEL (SERVED)", why="HELD BECAUSE")
+    rows = [_version_row(version, current) for version in listed]
+    output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, rows)
     if held.get("in_a_row") and not as_json:
-        told = f"{collection}: {publication_status.in_a_row(held['in_a_row'], held['since'])}"
+        message = f"{collection}: {job_status.in_a_row(held['in_a_row'], held['since'])}"
         advice = (held.get("diagnosis") or {}).get("advice")
-        output.note(f"{told}. {advice}" if advice else told)
+        output.note(f"{message}. {advice}" if advice else message)
+
+
+def _version_row(version: Mapping[str, Any], current: str | None) -> dict[str, Any]:
+    mark = "*" if version["version"] == current else ""
+    summary = (version.get("diagnosis") or {}).get("summary") if version["state"] == "held" else None
+    why = summary or "; ".join(version.get("reasons") or ())
+    return {**version, "current": mark, "compared": job_status.compared(version), "why": why}
 
 
 def promote(
@@ -70,11 +70,10 @@ def promote(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a version the current one; promoting an older one is a rollback."""
-    with Client() as client:
-        answer = client.promote(collection, version, reason, override_gate=override_gate, if_current=if_current)
+    answer = ask(Client.promote, collection, version, reason, override_gate=override_gate, if_current=if_current)
     output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
     if not as_json:
-        publication_status.compare(answer)
+        job_status.compare(answer)
 
 
 def erase(
@@ -84,8 +83,7 @@ def erase(
     as_json: JsonFlag = False,
 ) -> None:
     """Remove the rows of ids from every kept version, and keep them out."""
-    with Client() as client:
-        answer = client.erase(collection, ids, reason)
+    answer = ask(Client.erase, collection, ids, reason)
     text = f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions"
     output.print_answer(answer, text, as_json)
 
@@ -97,8 +95,7 @@ def readmit(
     as_json: JsonFlag = False,
 ) -> None:
     """Allow erased ids to be published again, by the next run that finds them."""
-    with Client() as client:
-        answer = client.readmit(collection, ids, reason)
+    answer = ask(Client.readmit, collection, ids, reason)
     output.print_answer(answer, f"{collection}: {answer['ids']} ids may be published again", as_json)
 
 
@@ -165,3 +162,162 @@ def _short(vector: Any, shown: int = 6) -> str:
         return ""
     numbers = " ".join(f"{x:+.4f}" for x in vector[:shown])
     return numbers + (f" ... ({len(vector)})" if len(vector) > shown else "")
+
+
+@canaries.command("add")
+def add_canary(
+    collection: Collection,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    labels: Annotated[str, typer.Argument(metavar="LABELS.parquet", help="Columns id and label.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Fit a frozen consumer on the current version; it is evaluated on every candidate from now on."""
+    with Client() as client:
+        if client.is_local and "://" not in labels and Path(labels).exists():
+            labels = str(Path(labels).absolute())
+        (answer,) = client.add_canary(collection, name, labels)["items"]
+    text = (
+        f"canary {name}: {answer['num_items']} items, {len(answer['classes'])} classes, "
+        f"accuracy {answer['accuracy']:.3f} (most frequent class {answer['majority']:.3f})"
+    )
+    output.print_answer(answer, text, as_json)
+
+
+@canaries.command("list")
+def list_canaries(collection: Collection, as_json: JsonFlag = False) -> None:
+    """List a collection's canaries."""
+    listed = ask(Client.canaries, collection)
+    columns = {
+        "name": "NAME", "version": "FITTED ON", "anchor_generation": "GENERATION", "num_items": "ITEMS",
+        "classes": "CLASSES", "accuracy": "ACCURACY", "created_at": "CREATED",
+    }  # fmt: skip
+    empty = f"'{collection}' has no canary: `evenkeel canaries add` makes one"
+    rows = [{**canary, "classes": len(canary["classes"])} for canary in listed]
+    output.print_list(listed, columns, empty, as_json, rows)
+
+
+@canaries.command("delete")
+def delete_canary(collection: Collection, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Delete a canary."""
+    ask(Client.delete_canary, collection, name)
+    typer.echo(f"canary {name} removed")
+
+
+def export_vectors(
+    collection: Collection,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .parquet, .safetensors, .usearch or .faiss.")],
+    version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
+    view: Annotated[str | None, typer.Option(help="Its features instead of the item vectors.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="The store (default: EVENKEEL_STORE_URL, else EVENKEEL_HOME/store).")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write all vectors of a version to a file: read from the store itself, without a service."""
+    from embeddings.store import StoreError, open_store, vector_files
+
+    home = os.environ.get("EVENKEEL_HOME", ".evenkeel")
+    url = store or os.environ.get("EVENKEEL_STORE_URL") or str(Path(home, "store"))
+    try:
+        exported = vector_files.export_vectors(open_store(url).collection(collection), file, version=version, view=view)
+    except (ValueError, ImportError, StoreError, KeyError) as error:
+        raise CommandError(str(error), "see `evenkeel export-vectors --help`") from None
+    except OSError as error:
+        raise CommandError(
+            f"{file}: {error.strerror or error}", "name a file in a folder that can be written"
+        ) from None
+    answer = {"collection": collection, "file": str(file), **exported._asdict()}
+    text = f"{exported.num_rows} vectors of {collection} {exported.version} written to {file}"
+    output.print_answer(answer, text, as_json)
+
+
+def advise(
+    collection: Collection,
+    task: Annotated[Path, typer.Argument(metavar="TASK.parquet", help="Columns id and label.")],
+    version: Annotated[str, typer.Option(help="The version whose vectors are tried.")] = "current",
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="A chart of it (needs matplotlib).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Try views of several dims and sigmas on a task, and recommend one."""
+    from embeddings.refresh.consumer_accuracy import advise as tried
+
+    with tempfile.TemporaryDirectory(prefix="evenkeel-advise-") as folder, Client() as client:
+        vectors, labels = _labelled(client.snapshot(collection, Path(folder) / "vectors.parquet", version), task)
+    try:
+        advice = tried(vectors, labels)
+    except ValueError as error:
+        raise CommandError(f"{task}: {error}", "give a label for the ids of this collection") from None
+    if plot is not None:
+        draw(advice, plot, f"{collection}, {task.stem}")
+    best = advice.best
+    if as_json:
+        output.print_json(
+            {
+                "best": {"dim": best.dim, "sigma": best.sigma, "accuracy": best.accuracy},
+                "majority": advice.majority,
+                "standard_error": advice.standard_error,
+                "items": advice.num_items,
+                "tried": [
+                    {"dim": trial.dim, "sigma": trial.sigma, "accuracy": trial.accuracy} for trial in advice.tried
+                ],
+            }
+        )
+        return
+    rows = [{"dim": trial.dim, "sigma": trial.sigma or "vectors", "accuracy": trial.accuracy} for trial in advice.tried]
+    output.print_table(rows, output.headings("dim", "sigma", "accuracy"), "")
+    output.note(
+        f"take dim {best.dim}, sigma {best.sigma:g}: accuracy {best.accuracy:.3f} on {advice.num_held_out} items that "
+        f"it was not fitted on (the vectors themselves {advice.tried[0].accuracy:.3f}, most frequent class "
+        f"{advice.majority:.3f}; differences below {advice.standard_error:.3f} are chance)"
+    )
+
+
+def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
+    """Return (vectors [n, d], labels) of the items that have both."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    try:
+        labelled = pq.read_table(task, columns=["id", "label"]).drop_null()
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandError(f"{task}: {error}", "a Parquet file with the columns id and label") from None
+    served = pq.read_table(snapshot, columns=["id", "status", "vector"])
+    served = served.filter(pc.not_equal(served["status"].cast(pa.string()), "missing"))
+    row_of = {identifier: row for row, identifier in enumerate(served["id"].to_pylist())}
+    pairs = [
+        (row_of[identifier], label)
+        for identifier, label in zip(labelled["id"].to_pylist(), labelled["label"].to_pylist(), strict=True)
+        if identifier in row_of
+    ]
+    column = served["vector"].combine_chunks()
+    matrix = np.asarray(column.flatten(), dtype=np.float32).reshape(len(served), column.type.list_size)
+    return matrix[[row for row, _ in pairs]], [label for _, label in pairs]
+
+
+def draw(advice: TaskAdvice, path: Path, title: str) -> None:
+    """Draw accuracy against dimension, one line per sigma, as PNG."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise CommandError("--plot draws with matplotlib, which is not installed", "pip install matplotlib") from None
+    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    identity = next(trial for trial in advice.tried if trial.sigma is None)
+    for sigma in sorted({trial.sigma for trial in advice.tried if trial.sigma is not None}):
+        line = sorted((trial.dim, trial.accuracy) for trial in advice.tried if trial.sigma == sigma)
+        axes.errorbar(
+            *zip(*line, strict=True), yerr=advice.standard_error, marker="o", capsize=3, label=f"sigma {sigma:g}"
+        )
+    axes.axhline(identity.accuracy, color="black", linestyle="--", label=f"the vectors themselves (dim {identity.dim})")
+    axes.axhline(advice.majority, color="grey", linestyle=":", label="most frequent class")
+    axes.set_xscale("log", base=2)
+    ticks = sorted({trial.dim for trial in advice.tried if trial.sigma is not None})
+    axes.set_xticks(ticks, [str(dim) for dim in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="dim of the view", ylabel="accuracy on held-out items", title=title)
+    axes.legend(loc="best", fontsize="small")
+    figure.savefig(path, format="png")

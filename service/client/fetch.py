@@ -145,8 +145,8 @@ class VectorCalls(Session):
         from service.client.vectors import decoded
 
         ids = ids_of(ids)
-        known = previous.etag if previous is not None and _same_but_for_the_first(previous, ids) else None
-        table, etag = self._fetched(collection, ids, view, version, dtype, known)
+        etag_before = previous.etag if previous is not None and _same_but_for_the_first(previous, ids) else None
+        table, etag = self._fetched(collection, ids, view, version, dtype, etag_before)
         return previous if table is None else decoded(table, as_, etag)
 
     def _fetched(
@@ -180,7 +180,7 @@ def _same_but_for_the_first(previous: Vectors, ids: list[Any]) -> bool:
     if len(previous) != len(ids):
         return False
     # Integers may be asked for as decimals.
-    return [str(one) for one in previous.ids[MAX_IDS:]] == [str(one) for one in ids[MAX_IDS:]]
+    return list(map(str, previous.ids[MAX_IDS:])) == list(map(str, ids[MAX_IDS:]))
 
 
 def ids_of(values: Any) -> list[Any]:
@@ -195,7 +195,7 @@ def ids_of(values: Any) -> list[Any]:
             break
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"ids are a list, or any kind of array, tensor or series: of one id write [{values!r}]")
-    return [_scalar(one) for one in values]
+    return [_scalar(identifier) for identifier in values]
 
 
 def _scalar(value: Any) -> Any:

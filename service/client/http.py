@@ -19,7 +19,7 @@ DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 RESEND_SECONDS = (0.5, 1.0, 2.0)
-"""Pauses before a request whose answer was lost is sent again, where its key makes that safe."""
+"""Pauses before a request with an Idempotency-Key is repeated because its response was lost."""
 
 Json = dict[str, Any]
 

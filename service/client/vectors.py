@@ -92,14 +92,11 @@ def vectors_of(table: pa.Table, etag: str = "") -> Vectors:
     metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     field = table.schema.field("vector").type
     parts = [_rows(chunk, field.list_size) for chunk in table.column("vector").chunks]
-    vectors = parts[0] if len(parts) == 1 else np.concatenate([_none(field), *parts])
+    none = np.empty((0, field.list_size), dtype=field.value_type.to_pandas_dtype())
+    vectors = parts[0] if len(parts) == 1 else np.concatenate([none, *parts])
     status = np.concatenate([np.empty(0, "U7"), *map(_words, table.column("status").chunks)])
     ids = table.column("id").to_numpy()
     return Vectors(metadata.get("version", ""), metadata.get("view", ""), ids, status, vectors, etag)
-
-
-def _none(field: Any) -> np.ndarray:
-    return np.empty((0, field.list_size), dtype=field.value_type.to_pandas_dtype())
 
 
 def _words(chunk: Any) -> np.ndarray:

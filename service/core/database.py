@@ -35,23 +35,23 @@ from sqlalchemy.util import await_only
 
 BUSY_TIMEOUT_SECONDS = 30
 NUM_CONNECTIONS = 15
-"""To a server, of one process: kept, since to open one costs as much as twenty statements."""
-ASKED_AFTER_SECONDS = 1.0
-"""A connection that has been idle for so long is tried before it is used: the server may be another one by now."""
+"""Connections that a process keeps open to a server; opening one costs as much as twenty statements."""
+PING_AFTER_SECONDS = 1.0
+"""Idle time after which a connection is tried before use: the server may have been replaced meanwhile."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgres": "postgresql+asyncpg",
     "postgresql": "postgresql+asyncpg",
 }
-"""Each kind of database has one driver here: a URL may leave it out."""
+"""Driver of each kind of database; a URL may leave it out."""
 _WRITE = "evenkeel_write"
 _AWAY_STATES = ("08", "53", "57P")
 """Prefixes of SQLSTATE of a server that lost a connection, has no room, or is starting or stopping."""
 
 
 class UrlError(sa.exc.ArgumentError):
-    """What names the database is no URL, or that of another kind of database."""
+    """A database URL that cannot be parsed, or is for another kind of database."""
 
 
 class SchemaError(RuntimeError):
@@ -197,11 +197,12 @@ def migrate(connection: sa.Connection, revision: str) -> None:
     Raises:
         SchemaError: The database was written by a newer version.
     """
-    config, current, known = _revisions(connection)
-    target = known[0] if revision == "head" else revision
+    config, current, revisions = _revisions(connection)
+    target = revisions[0] if revision == "head" else revision
     if current == target:
         return
-    if target == "base" or (current in known and target in known and known.index(target) > known.index(current)):
+    age: dict[str | None, int] = {revision: number for number, revision in enumerate(revisions)}
+    if target == "base" or age.get(target, -1) > age.get(current, len(age)):
         command.downgrade(config, target)
     else:
         command.upgrade(config, target)
@@ -213,20 +214,20 @@ def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     current = MigrationContext.configure(connection).get_current_revision()
-    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-    if current is not None and current not in known:
+    revisions = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if current is not None and current not in revisions:
         raise SchemaError(
             f"the database is at revision {current}, which this version of Evenkeel does not know: "
             "it was written by a newer one; install that, or restore a backup made before"
         )
-    return config, current, known
+    return config, current, revisions
 
 
 def _require_newest(connection: sa.Connection) -> None:
-    _, current, known = _revisions(connection)
-    if current != known[0]:
+    _, current, revisions = _revisions(connection)
+    if current != revisions[0]:
         raise SchemaError(
-            f"the database is at revision {current}, this version of Evenkeel reads {known[0]}: "
+            f"the database is at revision {current}, this version of Evenkeel reads {revisions[0]}: "
             "start the service, which upgrades it"
         )
 
@@ -262,7 +263,7 @@ def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
     if idle_since is None:  # fresh
         return
     if not driver.is_closed():
-        if time.monotonic() - idle_since < ASKED_AFTER_SECONDS:
+        if time.monotonic() - idle_since < PING_AFTER_SECONDS:
             return
         try:
             await_only(driver.execute("SELECT 1"))
@@ -275,7 +276,7 @@ def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
 def _as_operational(context: ExceptionContext) -> OperationalError | None:
     """Return the OperationalError for a server that takes no connections, or has ended one; None for other errors.
 
-    SQLAlchemy gives such errors of asyncpg no kind of their own: they would look like statements that are wrong.
+    SQLAlchemy has no class for such errors of asyncpg: they would look like wrong statements.
     """
     if type(context.sqlalchemy_exception) is not DBAPIError:
         return None

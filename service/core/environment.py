@@ -1,4 +1,4 @@
-"""What each environment variable means. The settings page of the reference is made of it, and a test holds it whole."""
+"""Meaning of each environment variable; the settings page of the reference is made of it."""
 
 from __future__ import annotations
 
@@ -141,4 +141,4 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("UNANSWERED_SECONDS", "after so long without an answer of the cluster its jobs say so"),
     ),
 }
-"""By subject."""
+"""Variables by subject."""

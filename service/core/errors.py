@@ -116,14 +116,14 @@ def not_found(kind: str, name: str) -> Problem:
 def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
     """Return a 422 for what is wrong with fields of a request.
 
-    Args:
-        problems: If there are many, the first are named and the others counted.
-        num_more: Number of further problems that are not in ``problems``, added to the count.
+    If there are many problems, the first are named and the others counted, with the ``num_more`` beyond ``problems``.
     """
     num_more += len(problems[MAX_PROBLEMS:])
     shown = [*problems[:MAX_PROBLEMS], *([FieldProblem("", f"and {num_more} more")] if num_more else ())]
     detail = "; ".join(str(problem._replace(remedy="")) for problem in shown)
-    return Problem(422, "invalid-request", detail or "The request is not valid.", [one._asdict() for one in shown])
+    return Problem(
+        422, "invalid-request", detail or "The request is not valid.", [problem._asdict() for problem in shown]
+    )
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -161,7 +161,7 @@ def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
 
 def _validation(error: RequestValidationError) -> Problem:
     errors = error.errors()
-    problems = [one for item in errors[:MAX_PROBLEMS] for one in _in_request(item)]
+    problems = [problem for item in errors[:MAX_PROBLEMS] for problem in _in_request(item)]
     return invalid(*problems, num_more=max(len(errors) - MAX_PROBLEMS, 0))
 
 

@@ -23,8 +23,8 @@ from embeddings.store import Store
 Result = TypeVar("Result")
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
-SERVED_FILES = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
-"""Prefixes of the kinds of file systems that are on another machine, or may be."""
+REMOTE_FILE_SYSTEMS = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
+"""Prefixes of file system types that are, or may be, on another machine."""
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
 
 
@@ -36,10 +36,7 @@ class InlineIO:
     ):
         """Configure whether files are local and how waits for the disk are counted.
 
-        Args:
-            local: Whether the files that are read are on this machine.
-            waits: Returns how often this thread has waited for a page from disk; by default the kernel's count.
-            clock: Returns the time in seconds.
+        ``waits`` returns how often this thread has waited for a page from disk; by default the kernel's count.
         """
         self._local = local
         self._waits = waits or major_faults
@@ -71,11 +68,11 @@ def major_faults() -> int:
 
 def is_local(store: Store) -> bool:
     """Return True if a store's files are on a disk of this machine, as far as the mounts show."""
-    return not store.is_remote and not kind_of_mount(store.root).startswith(SERVED_FILES)
+    return not store.is_remote and not kind_of_mount(store.root).startswith(REMOTE_FILE_SYSTEMS)
 
 
 def kind_of_mount(path: Path) -> str:
     """Return the kind of file system (``ext4``, ``nfs4``, ...) of a path, which need not exist yet."""
-    kinds = {one.mountpoint: one.fstype for one in psutil.disk_partitions(all=True)}
+    kinds = {mounted.mountpoint: mounted.fstype for mounted in psutil.disk_partitions(all=True)}
     path = path.resolve()
-    return next((kinds[str(one)] for one in (path, *path.parents) if str(one) in kinds), "")
+    return next((kinds[str(folder)] for folder in (path, *path.parents) if str(folder) in kinds), "")

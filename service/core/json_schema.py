@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of a body beyond its fields' types."""
+"""Additions to the OpenAPI schema of a request body beyond its fields' types."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 def either(*groups: tuple[str, ...]) -> dict[str, Any]:
     """Return the schema of a body that has all fields of one group, and none of the others'.
 
-    Args:
-        groups: Names of fields; null counts as left out.
+    Null counts as left out.
     """
     null = {"type": "null"}
     names = sorted(name for group in groups for name in group)

@@ -53,8 +53,8 @@ class TextLines(logging.Formatter):
         suffix = "".join(f" {name}={value}" for name, value in named.items())
         # A path may hold anything, the end of a line too.
         return "".join(
-            one if one.isprintable() else one.encode("unicode_escape").decode()
-            for one in super().formatMessage(record) + suffix
+            character if character.isprintable() else character.encode("unicode_escape").decode()
+            for character in super().formatMessage(record) + suffix
         )
 
 

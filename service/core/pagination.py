@@ -57,15 +57,8 @@ async def page(
 ) -> Page[Item]:
     """Return one page of a query.
 
-    Args:
-        connection: Where it is run.
-        kind: The type of the rows that it selects.
-        query: The whole list.
-        key: The column that orders it, without duplicates; ids sort by creation.
-        paging: Which page.
-        view: Returns the item of a row.
-        descending: Whether the newest, or the last name, comes first.
-        read: Parses a value of ``key`` that was a cursor.
+    ``key`` is the column that orders the list, without duplicates; ids sort by creation. ``view`` returns the item of a
+    row; ``read`` parses a value of ``key`` that was a cursor.
     """
     if paging.cursor is not None:
         last = decode(paging.cursor, read)
@@ -74,6 +67,11 @@ async def page(
     rows = (await connection.execute(query)).mappings().all()
     following = encode(str(rows[paging.limit - 1][key])) if len(rows) > paging.limit else None
     return Page(items=[view(as_row(kind, row)) for row in rows[: paging.limit]], next_cursor=following)
+
+
+def whole_row(row: Row) -> Row:
+    """Return the row as it is: the ``view`` of a page of rows."""
+    return row
 
 
 def page_of(items: list[dict[str, Any]], paging: PageRequest, key: str, *, descending: bool = False) -> dict[str, Any]:
@@ -100,9 +98,7 @@ def encode(value: str) -> str:
 def decode(cursor: str, read: Callable[[str], Any] = str) -> Any:
     """Return the value of a cursor.
 
-    Args:
-        cursor: What the client sent.
-        read: Parses the decoded text; its ValueError means that the cursor is invalid.
+    ``read`` parses the decoded text; its ValueError means that the cursor is invalid.
 
     Raises:
         Problem: 422 for a cursor that was not issued here.

@@ -135,11 +135,7 @@ async def first_row(
 ) -> Row | None:
     """Return the first row of a query, None where it has none.
 
-    Args:
-        connection: Where it is run.
-        kind: The type of the rows that it selects.
-        query: The query.
-        values: Its parameters, by name.
+    ``values`` are the query's parameters, by name.
     """
     columns = (await connection.execute(query, values)).mappings().first()
     return None if columns is None else as_row(kind, columns)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
@@ -23,7 +23,7 @@ MIN_FREE_BYTES = 64 * 2**20
 """Free space below which EVENKEEL_HOME counts as full."""
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 MOST_DAYS = 36_500
-"""A time so long ago can still be written."""
+"""Longest retention: 100 years, so that dates stay representable."""
 EXECUTOR_SETTINGS = {
     "ray_address": "EVENKEEL_RAY_ADDRESS",
     "internal_url": "EVENKEEL_INTERNAL_URL",
@@ -47,44 +47,26 @@ class RetentionDays:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The configuration of one process.
+    """The configuration of one process; service.core.environment says what each variable sets.
 
     Attributes:
         home: Directory of everything that has no URL of its own: database, store, runs, ``admin.key``.
-        data_roots: A dataset's files must lie under one of these after symbolic links are resolved.
-        tenant_data_roots: Data roots of tenants other than the default one, as (tenant, root); a tenant that is not
-            listed has none.
-        object_roots: The same as ``data_roots`` in object storage, ``s3://BUCKET/PREFIX``.
-        tenant_object_roots: The same as ``tenant_data_roots`` in object storage.
-        topic_roots: The same as ``data_roots`` for topics, ``kafka://HOST:PORT,HOST:PORT`` or that with ``/TOPIC``.
-        tenant_topic_roots: The same as ``tenant_data_roots`` for topics.
-        private: Where the service keeps files of its own, paths and uris of objects: no data, also below a root. Home,
-            store and run storage are added; a tenant's settings keep those of the service.
+        data_roots: Directories; the files of a dataset must lie in one of them once symbolic links are resolved.
+        object_roots: The same in object storage, ``s3://BUCKET/PREFIX``.
+        topic_roots: The same for topics, ``kafka://HOST:PORT,HOST:PORT`` or that with ``/TOPIC``.
+        tenant_data_roots: Roots of tenants other than the default one, as (tenant, root); other tenants have none.
+        private: Paths and URIs of the service's own files, which are no data even below a root. Home, store and run
+            storage are added; a tenant's settings keep those of the service.
         allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
         log_format: None for lines of text on a terminal and JSON elsewhere.
         access_log: Whether each request is logged; None for yes if the format is JSON and no if it is text.
-        retry_backoff_seconds: Wait before a run's second attempt; each later one waits twice as long as the last.
-        silence_seconds: A run that reports nothing for this long is given up.
-        tenant_max_jobs: Maximum number of a tenant's waiting and running jobs; None for no limit.
-        max_runs: Maximum number of simultaneous runs.
-        host_cores: Cores of this host that runs may use; None for all, as for the next two.
-        host_memory_bytes: Memory of this host that runs may use.
-        host_gpus: GPUs of this host that runs may use.
-        requests_per_second: Limit per key in each process; 0 for no limit.
-        retention: How long data is kept before it is removed.
-        disk_warn_bytes: With less free space under ``home`` the service warns.
-        disk_reserve_bytes: With less free space under ``home`` no run is started.
+        host_cores: Cores of this host that runs may use; None for all, as for memory and GPUs.
         tracking_uris: Servers that jobs may name in ``tracking``, whose credentials are in this environment.
-        target_networks: Networks that are not public but may still be called if users name an address in them.
-        executor: Where runs are executed: a name of service.jobs.executors.registry.
         executor_options: The executor's own settings by name, in capitals: ``EVENKEEL_EXECUTOR_NAME`` (see its class).
-        ray_address: The cluster that a local run joins, HOST:PORT, or the dashboard to which ``ray_jobs`` submits,
-            http://HOST:PORT.
-        internal_url: Where runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without both they
+        internal_url: Address of this service for runs of ``ray_jobs``. Needed with ``run_storage``; without both they
             share ``home`` with the service.
-        run_storage: Where files of runs lie for all hosts: a directory that the nodes of ``ray_jobs`` mount at this
+        run_storage: Where all hosts find the files of runs: a directory that the nodes of ``ray_jobs`` mount at this
             path, or a URI (:mod:`trainer.storage.storage_registry`) such as ``s3://BUCKET/PREFIX``; None: in ``home``.
-        unanswered_seconds: How long a cluster may not answer before its jobs show that.
         driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
     """
 
@@ -130,7 +112,7 @@ class Settings:
     host_gpus: float | None = None
 
     def __post_init__(self) -> None:
-        home = self.home.expanduser().absolute()
+        home = Path(self.home).expanduser().absolute()
         object.__setattr__(self, "home", home)
         object.__setattr__(self, "data_roots", tuple(Path(os.path.realpath(root)) for root in self.data_roots))
         of_tenants = tuple((tenant, Path(os.path.realpath(root))) for tenant, root in self.tenant_data_roots)
@@ -143,8 +125,8 @@ class Settings:
         if self.role not in ROLES:
             raise ValueError(f"role '{self.role}' is not one of {', '.join(ROLES)}")
         self._check_cluster_urls()
-        own = map(_place, (str(home), self.store_url, self.run_storage or ""))
-        object.__setattr__(self, "private", tuple(dict.fromkeys((*self.private, *filter(None, own)))))
+        locations = map(_location, (str(home), self.store_url, self.run_storage or ""))
+        object.__setattr__(self, "private", tuple(dict.fromkeys((*self.private, *filter(None, locations)))))
 
     def _check_cluster_urls(self) -> None:
         if self.stored_runs is not None:
@@ -186,25 +168,15 @@ class Settings:
         """Return these settings with the data roots and the store of a tenant."""
         if tenant == DEFAULT_TENANT:
             return self
-        roots = tuple(root for owner, root in self.tenant_data_roots if owner == tenant)
-        objects = tuple(root for owner, root in self.tenant_object_roots if owner == tenant)
-        topics = tuple(root for owner, root in self.tenant_topic_roots if owner == tenant)
-        return dataclasses.replace(
-            self, data_roots=roots, object_roots=objects, topic_roots=topics, store_url=url_of(self.store_url, tenant)
-        )
+        roots: dict[str, Any] = {
+            kind: tuple(root for owner, root in getattr(self, f"tenant_{kind}") if owner == tenant)
+            for kind in _ROOT_KINDS
+        }
+        return dataclasses.replace(self, **roots, store_url=url_of(self.store_url, tenant))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the settings from environment variables; an unset or empty variable means the default.
-
-        Among them are, with the prefix ``EVENKEEL``:
-
-        - _HOME, _DATABASE_URL, _STORE_URL, _RAY_ADDRESS, _EXECUTOR, _INTERNAL_URL, _RUN_STORAGE, _REQUESTS_PER_SECOND;
-        - _DATA_ROOTS (separated by ``:``) and _TENANT_DATA_ROOTS (``TENANT=ROOT``, separated by ``:``), where a root is
-          a directory, ``s3://BUCKET/PREFIX``, ``kafka://HOST:PORT,HOST:PORT`` or that with ``/TOPIC``;
-        - _DRIVER_RESOURCES (``NAME=NUMBER``, separated by ``,``), and what begins with the executor's name;
-        - _ALLOWED_HOSTS (separated by ``,``, added to the local names), _TARGET_NETWORKS and _TRACKING_URIS (separated
-          by ``,``).
 
         Args:
             environment: The variables; None for those of this process.
@@ -212,56 +184,49 @@ class Settings:
         Raises:
             ValueError: A variable is invalid.
         """
-        source = os.environ if environment is None else environment
-
-        def value(name: str) -> str:
-            return source.get(f"EVENKEEL_{name}", "").strip()
-
-        if "EVENKEEL_CLUSTER_RUNS" in source:
+        variables = os.environ if environment is None else environment
+        if "EVENKEEL_CLUSTER_RUNS" in variables:
             raise ValueError("EVENKEEL_CLUSTER_RUNS is EVENKEEL_RUN_STORAGE now: give that the same path, and unset it")
-        roots = _roots(value("DATA_ROOTS"))
-        of_tenants = tuple(part.partition("=") for part in _roots(value("TENANT_DATA_ROOTS")))
-        if any(not (tenant and root) for tenant, _, root in of_tenants):
-            raise ValueError("EVENKEEL_TENANT_DATA_ROOTS: write TENANT=DIRECTORY, separated by ':'")
-        numbers: dict[str, Any] = {
-            name: _number(name, text, least) for name, least in LEAST.items() if (text := value(name.upper()))
+        given = {
+            name.removeprefix("EVENKEEL_"): text.strip()
+            for name, text in sorted(variables.items())
+            if name.startswith("EVENKEEL_") and text.strip()
+        }
+        values: dict[str, Any] = {name: given[name.upper()] for name in _TEXTS if name.upper() in given}
+        values |= {
+            name: _number(name, given[name.upper()], least) for name, least in LEAST.items() if name.upper() in given
         }
         days = {
-            field.name: _number(name, text, 0, MOST_DAYS)
+            field.name: _number(name, given[name.upper()], 0, MOST_DAYS)
             for field in dataclasses.fields(RetentionDays)
-            if (text := value((name := f"keep_{field.name}_days").upper()))
+            if (name := f"keep_{field.name}_days").upper() in given
         }
-        executor = value("EXECUTOR") or "local"
-        prefix = f"EVENKEEL_{executor.upper()}_"
-        hosts = tuple(host.strip().lower() for host in value("ALLOWED_HOSTS").split(",") if host.strip())
+        roots = _roots(given.get("DATA_ROOTS", ""))
+        of_tenants = [part.partition("=")[::2] for part in _roots(given.get("TENANT_DATA_ROOTS", ""))]
+        if not all(tenant and root for tenant, root in of_tenants):
+            raise ValueError("EVENKEEL_TENANT_DATA_ROOTS: write TENANT=DIRECTORY, separated by ':'")
+        for kind, (belongs, convert) in _ROOT_KINDS.items():
+            if roots:
+                values[kind] = tuple(convert(root) for root in roots if belongs(root))
+            values[f"tenant_{kind}"] = tuple((tenant, convert(root)) for tenant, root in of_tenants if belongs(root))
+        prefix = f"{given.get('EXECUTOR', 'local').upper()}_"
         return cls(
-            home=Path(value("HOME") or ".evenkeel"),
-            database_url=value("DATABASE_URL"),
-            store_url=value("STORE_URL"),
-            data_roots=tuple(Path(root) for root in roots if _is_directory(root)) if roots else (Path("."),),
-            tenant_data_roots=tuple((tenant, Path(root)) for tenant, _, root in of_tenants if _is_directory(root)),
-            object_roots=tuple(root for root in roots if is_object(root)),
-            tenant_object_roots=tuple((tenant, root) for tenant, _, root in of_tenants if is_object(root)),
-            topic_roots=tuple(root.rstrip("/") for root in roots if is_topic(root)),
-            tenant_topic_roots=tuple((tenant, root.rstrip("/")) for tenant, _, root in of_tenants if is_topic(root)),
-            ray_address=value("RAY_ADDRESS") or None,
-            executor=executor,
+            **values,
             executor_options=tuple(
-                (name.removeprefix(prefix), value(name.removeprefix("EVENKEEL_")))
-                for name in sorted(source)
-                if name.startswith(prefix) and source[name].strip()
+                (name.removeprefix(prefix), text) for name, text in given.items() if name.startswith(prefix)
             ),
-            internal_url=value("INTERNAL_URL") or None,
-            run_storage=value("RUN_STORAGE") or None,
-            driver_resources=_resources(value("DRIVER_RESOURCES")),
-            allowed_hosts=LOCAL_HOSTS + hosts,
-            target_networks=parse_networks(value("TARGET_NETWORKS")),
-            tracking_uris=tuple(uri.strip().rstrip("/") for uri in value("TRACKING_URIS").split(",") if uri.strip()),
+            driver_resources=_resources(given.get("DRIVER_RESOURCES", "")),
+            allowed_hosts=(*LOCAL_HOSTS, *(host.lower() for host in _listed(given.get("ALLOWED_HOSTS", "")))),
+            target_networks=parse_networks(given.get("TARGET_NETWORKS", "")),
+            tracking_uris=tuple(uri.rstrip("/") for uri in _listed(given.get("TRACKING_URIS", ""))),
             retention=RetentionDays(**days),
-            **numbers,
-            log_format=_one_of("EVENKEEL_LOG_FORMAT", value("LOG_FORMAT"), {"json": "json", "text": "text"}),
-            access_log=_one_of("EVENKEEL_ACCESS_LOG", value("ACCESS_LOG"), {"0": False, "1": True}),
+            log_format=_one_of("LOG_FORMAT", given, {"json": "json", "text": "text"}),
+            access_log=_one_of("ACCESS_LOG", given, {"0": False, "1": True}),
         )
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _roots(text: str) -> tuple[str, ...]:
@@ -278,11 +243,17 @@ def _roots(text: str) -> tuple[str, ...]:
 _LACKS_PORT = re.compile(r"(?:[^=/]+=)?kafka://(?:[^,:/]+:\d+,)*[^,:/]+")
 
 
-def _is_directory(root: str) -> bool:
-    return not (is_object(root) or is_topic(root))
+_TEXTS = ("home", "database_url", "store_url", "ray_address", "executor", "internal_url", "run_storage")
+"""Settings whose value is the variable's text."""
+_ROOT_KINDS: dict[str, tuple[Callable[[str], bool], Callable[[str], Any]]] = {
+    "data_roots": (lambda root: not (is_object(root) or is_topic(root)), Path),
+    "object_roots": (is_object, str),
+    "topic_roots": (is_topic, lambda root: root.rstrip("/")),
+}
+"""Settings into which EVENKEEL_DATA_ROOTS is divided: a test for roots that belong there, and a conversion."""
 
 
-def _place(url: str) -> str:
+def _location(url: str) -> str:
     """Return the real path of a directory, or the uri of a prefix of objects; nothing for a store of another kind."""
     parts = urlsplit(url)
     if "://" in url and parts.scheme != "file":
@@ -297,35 +268,35 @@ LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {
     "requests_per_second": 0, "disk_warn_bytes": 0, "disk_reserve_bytes": 0, "host_cores": 0,
     "host_memory_bytes": 0, "host_gpus": 0,
 }  # fmt: skip
-"""Settings that are numbers, and the least that each may be."""
+"""Smallest value of each numeric setting."""
 WHOLE = {field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("int")}
 
 
-def _number(name: str, given: str, least: float, most: float = math.inf) -> float:
+def _number(name: str, text: str, least: float, most: float = math.inf) -> float:
     try:
-        number = float(given)
+        number = float(text)
     except ValueError:
         number = math.nan
     if not least <= number <= most or number == math.inf:
         variable, bound = f"EVENKEEL_{name.upper()}", "" if most == math.inf else f" and at most {most:g}"
-        raise ValueError(f"{variable} is '{given}': set it to a number of at least {least:g}{bound}, or leave it out")
+        raise ValueError(f"{variable} is '{text}': set it to a number of at least {least:g}{bound}, or leave it out")
     return int(number) if name in WHOLE else number
 
 
 Value = TypeVar("Value")
 
 
-def _resources(given: str) -> tuple[tuple[str, float], ...]:
-    pairs = [part.partition("=") for part in given.split(",") if part.strip()]
+def _resources(text: str) -> tuple[tuple[str, float], ...]:
+    pairs = [part.partition("=") for part in _listed(text)]
     try:
         return tuple((name.strip(), float(number)) for name, _, number in pairs)
     except ValueError:
         raise ValueError("EVENKEEL_DRIVER_RESOURCES: write NAME=NUMBER, separated by ','") from None
 
 
-def _one_of(variable: str, given: str, choices: Mapping[str, Value]) -> Value | None:
-    if not given:
+def _one_of(name: str, given: Mapping[str, str], choices: Mapping[str, Value]) -> Value | None:
+    if name not in given:
         return None
-    if given not in choices:
-        raise ValueError(f"{variable} is '{given}': set it to {' or '.join(choices)}, or leave it out")
-    return choices[given]
+    if given[name] not in choices:
+        raise ValueError(f"EVENKEEL_{name} is '{given[name]}': set it to {' or '.join(choices)}, or leave it out")
+    return choices[given[name]]

@@ -100,9 +100,7 @@ def _in_ascii(host: str) -> str:
 async def resolve(url: str, allowed: Sequence[Network] = ()) -> Target:
     """Resolve the name in a URL and return the target to call.
 
-    Args:
-        url: The URL as the user gave it.
-        allowed: Networks that may be called although they are not public (``Settings.target_networks``).
+    ``allowed``: networks that may be called although they are not public.
 
     Raises:
         TargetError: The URL is invalid, the name has no address, or one of its addresses is neither public nor allowed.

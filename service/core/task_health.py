@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 log = logging.getLogger("evenkeel")
 
 TROUBLE_SECONDS = 10.0
-"""A task that fails for less is not worth a page: the next round may succeed."""
+"""Time of failing rounds after which a task counts as unwell; before, the next round may succeed."""
 SILENT_SECONDS = 120.0
 LOG_AGAIN_SECONDS = 300.0
 

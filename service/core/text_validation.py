@@ -20,14 +20,14 @@ _ESCAPED = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 FIELD_LENGTH = 200
 
 Location = tuple["Location | None", str]
-"""A place in a document: the one around it, and the name or number within that."""
+"""Position in a document: the enclosing position, and the name or number within it."""
 
 
 async def refuse_odd_text(request: Request) -> None:
     """Reject a request that contains such text; a body without such escapes (most) is not parsed.
 
     Raises:
-        Problem: 422 that names the place of the text.
+        Problem: 422 that names the field of the text.
     """
     for name, value in (*request.path_params.items(), *request.query_params.items()):
         if _is_odd(str(value)) or _is_odd(name):
@@ -40,7 +40,7 @@ async def refuse_odd_text(request: Request) -> None:
             document = json.loads(body)
         except (ValueError, RecursionError):
             return  # not JSON, or no JSON that anyone meant: the code that reads it reports that
-        location = _odd_place(document)
+        location = _find_odd_text(document)
         if location is not None:
             raise _refusal(_path(location))
 
@@ -60,8 +60,8 @@ def _is_odd(text: str) -> bool:
     return _ODD.search(text) is not None
 
 
-def _odd_place(document: Any) -> Location | None:
-    """Return the first place found.
+def _find_odd_text(document: Any) -> Location | None:
+    """Return the position of the first such text.
 
     Anyone may send this document, so there is no recursion, and no path is built before it is needed.
     """

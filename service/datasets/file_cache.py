@@ -13,22 +13,22 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 State = tuple[tuple[str, int, int, int, int, int], ...]
 
 SETTLED_SECONDS = 2.0
-"""A file that changed less long ago may change once more within the same tick of its file system's clock."""
+"""Age from which a file's timestamp is trusted; a younger file may change again within one tick of the clock."""
 
 
-class FileCache(Generic[Found]):
+class FileCache(Generic[Result]):
     """The latest ``size`` results, thread-safe. Calls that raise are not cached."""
 
     def __init__(self, size: int = 512):
         self._size = size
-        self._kept: OrderedDict[tuple[Hashable, State], Found] = OrderedDict()
+        self._kept: OrderedDict[tuple[Hashable, State], Result] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, files: Iterable[Path], look: Callable[[], Found]) -> Found:
+    def get(self, key: Hashable, files: Iterable[Path], look: Callable[[], Result]) -> Result:
         """Return the result of ``look``, cached for ``key`` while ``files`` are unchanged.
 
         Files are the same if their paths, inodes, sizes and times are.
@@ -42,7 +42,7 @@ class FileCache(Generic[Found]):
                 self._kept.move_to_end((key, state))
                 return self._kept[key, state]
         result = look()
-        newest = max(max(one[4:]) for one in state)
+        newest = max(max(file_state[4:]) for file_state in state)
         if newest < time.time_ns() - SETTLED_SECONDS * 1e9 and _state(files) == state:
             with self._lock:
                 self._kept[key, state] = result

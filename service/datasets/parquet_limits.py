@@ -25,9 +25,9 @@ MAX_COLUMNS = 10_000
 MAX_DEPTH = 16
 MAX_ROW_GROUPS = 100_000
 MAX_ROW_GROUP_BYTES = 2**33
-"""Uncompressed, of all columns."""
+"""Largest uncompressed size of a row group, all columns."""
 MAX_CHUNK_BYTES = 2**31
-"""Uncompressed, of one column in one row group: no page of it can be larger."""
+"""Largest uncompressed size of one column in one row group; no page can be larger."""
 _MAGIC = b"PAR1"
 _passed: FileCache[None] = FileCache(size=10_000)
 
@@ -35,9 +35,7 @@ _passed: FileCache[None] = FileCache(size=10_000)
 def check(path: FilePath, field: str) -> None:
     """Check a file against the limits; damage is left for its reader to report.
 
-    Args:
-        path: The file.
-        field: The request's field that names it, for the error.
+    ``field``: the request's field that names the file.
 
     Raises:
         Problem: 422 at ``field`` for a file beyond the limits.

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from service.core.errors import invalid
+from service.core.errors import Problem, invalid
 from service.core.settings import Settings
 from service.core.text_validation import storable
 from service.datasets import parquet_limits
-from service.datasets.problems import data_problem
-from trainer.data.errors import DataError
+from trainer.data.errors import DataAwayError, DataError
 from trainer.data.sources.locations import beside as of_dataset
 from trainer.data.sources.readers.registry import holds_rows
 from trainer.data.sources.source import Source
@@ -27,12 +26,19 @@ from trainer.spec.problems import FieldProblem
 from trainer.spec.uri_schemes import is_object, is_topic, split
 
 
+def data_problem(error: DataError, field: str) -> Problem:
+    """Return a 422 at ``field`` for an error in a user's data; a 503 where their storage does not answer."""
+    problem = FieldProblem(field, f"{error.where}: {error.what}", error.remedy)
+    if isinstance(error, DataAwayError):
+        detail = f"{problem.field}: {problem.message}"
+        return Problem(503, "data-unavailable", detail, [problem._asdict()], {"Retry-After": "10"})
+    return invalid(problem)
+
+
 def local_path(uri: str, beside: Path | None = None) -> Path:
     """Return the path of a local uri: absolute, ``file://``, or relative to the working directory.
 
-    Args:
-        uri: The uri as given.
-        beside: If given, the directory of a bare file name.
+    ``beside``: the directory of a bare file name.
 
     Raises:
         ValueError: The uri has another scheme or a host.
@@ -55,11 +61,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
 
     A path outside the data roots is not examined, so that the response reveals nothing about it.
 
-    Args:
-        settings: The settings that contain the data roots.
-        uri: The uri as given.
-        field: The request's field that contains it, for the error.
-        beside: If given, the directory of a bare file name.
+    ``field``: the request's field that contains the uri. ``beside``: the directory of a bare file name.
 
     Raises:
         Problem: 422 if the path lies outside the data roots or among the service's own files, is missing, cannot be
@@ -76,10 +78,10 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
         raise invalid(FieldProblem(field, f"{shown} lies outside the data roots ({roots})", remedy))
     _refuse_private(settings, str(path), field, f"'{uri}'")
     try:
-        there = path.exists()
+        exists = path.exists()
     except OSError as error:  # a name that is too long
         raise invalid(FieldProblem(field, f"'{uri}': {error.strerror}", "check the path")) from None
-    if not there:
+    if not exists:
         raise invalid(FieldProblem(field, f"'{uri}': no such file or directory ({path})", "check the path"))
     for file in data_files(path):
         inner = Path(os.path.realpath(file))
@@ -100,19 +102,19 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
     return path
 
 
-def _refuse_private(settings: Settings, place: str, field: str, named: str) -> None:
+def _refuse_private(settings: Settings, location: str, field: str, named: str) -> None:
     """Raise 422 for a file among the service's own: other tenants' too. A data root that lies there itself is data."""
     roots = [root.rstrip("/") for root in (*map(str, settings.data_roots), *settings.object_roots)]
     for private in settings.private:
-        meant = any(root != private and _within(root, private) and _within(place, root) for root in roots)
-        if _within(place, private) and not meant:
+        meant = any(root != private and _within(root, private) and _within(location, root) for root in roots)
+        if _within(location, private) and not meant:
             message = f"{named} lies where the service keeps files of its own ({private})"
             remedy = "put the data elsewhere, or add its own directory to EVENKEEL_DATA_ROOTS where the service runs"
             raise invalid(FieldProblem(field, message, remedy))
 
 
-def _within(place: str, directory: str) -> bool:
-    return place == directory or place.startswith(f"{directory}/")
+def _within(location: str, directory: str) -> bool:
+    return location == directory or location.startswith(f"{directory}/")
 
 
 def data_files(path: Path) -> Iterator[Path]:
@@ -164,11 +166,7 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
 
 
 def _allowed_topic(settings: Settings, uri: str, field: str) -> str:
-    """Return the uri of a topic of brokers that are roots. They are not asked for it: a run is.
-
-    Raises:
-        Problem: 422 if they are none.
-    """
+    """Return the uri of a topic whose brokers are roots, else raise 422; the brokers are not contacted."""
     parts = brokers_and_topic(uri)
     if parts is None:
         raise invalid(FieldProblem(field, f"'{shown(uri)}' is not kafka://HOST:PORT,HOST:PORT/TOPIC"))

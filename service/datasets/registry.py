@@ -16,7 +16,7 @@ from service.core.rows import DatasetRow, first_row
 from service.core.settings import Settings
 from service.datasets import paths
 from service.datasets.file_cache import FileCache
-from service.datasets.problems import data_problem
+from service.datasets.paths import data_problem
 from trainer.data.errors import DataError
 from trainer.data.sources import figures, infer
 from trainer.spec import DatasetSpec
@@ -41,7 +41,7 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     for field, column in named_columns(absolute):
         if column not in columns:
             problems.append(_no_column(field, column, spec.uri, columns))
-    others = [
+    other_files = [
         (
             f"features.{name}.join",
             feature.join.uri,
@@ -54,12 +54,12 @@ def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     items = absolute.items
     if items is not None:
         of_items = {f"features.{name}": feature.column or name for name, feature in items.features.items()}
-        others.append(("items", items.uri, {"on": items.on, **of_items}))
-    others += [
+        other_files.append(("items", items.uri, {"on": items.on, **of_items}))
+    other_files += [
         (f"graphs.{name}", graph.uri, {"source": graph.source, "target": graph.target})
         for name, graph in absolute.graphs.items()
     ]
-    for field, uri, named in others:
+    for field, uri, named in other_files:
         file_columns = _columns(uri, f"{field}.uri")
         for part, column in named.items():
             if column not in file_columns:

@@ -30,7 +30,7 @@ from service.features.snapshots import identity_of
 log = logging.getLogger("evenkeel")
 
 NUM_SEARCHES = 4
-"""Versions that are kept ready."""
+"""Versions whose search stays in memory."""
 KEPT_INDEXES = 3
 """Most indexes of a collection on disk."""
 RETRY_SECONDS = 600.0
@@ -52,12 +52,8 @@ class Neighbors:
     ) -> tuple[list[tuple[Any, float]], bool] | None:
         """Return ([(id, cosine)], whether exact) of the ``k`` nearest items, best first.
 
-        Args:
-            reader: The version to search.
-            query: An id, which is left out of the result, or a vector.
-            k: Maximum number of items.
-            tenant: The owner of the collection.
-            erasures: How often ids were erased from the collection, determined before ``reader`` was opened.
+        ``query`` is an id, which is left out of the result, or a vector. ``erasures``: how often ids were erased from
+        the collection, determined before ``reader`` was opened.
 
         Returns:
             None for an id that the version does not contain, or contains without a vector.
@@ -96,7 +92,7 @@ class Neighbors:
                 while len(self._searches) > NUM_SEARCHES:
                     self._searches.popitem(last=False)
             self._searches.move_to_end(path)
-            for done in [one for one, (builder, _) in self._builders.items() if builder.poll() == 0]:
+            for done in [index for index, (builder, _) in self._builders.items() if builder.poll() == 0]:
                 del self._builders[done]
             if large and search.exact:
                 self._ask_for(path, tenant, collection, reader.version)

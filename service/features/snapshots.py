@@ -15,7 +15,7 @@ from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
 PARQUET = "application/vnd.apache.parquet"
 GROUP_VALUES = 2**22
-"""Numbers in a row group: 16 MB of float32."""
+"""Vector coordinates in a row group: 16 MB of float32."""
 
 
 class _Sink:
@@ -42,9 +42,9 @@ class _Sink:
         pass
 
     def take(self) -> bytes:
-        taken = b"".join(self._pieces)
+        data = b"".join(self._pieces)
         self._pieces.clear()
-        return taken
+        return data
 
 
 def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:

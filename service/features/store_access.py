@@ -84,10 +84,6 @@ def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
     Decimal strings are accepted for int64 ids, because JavaScript loses integers beyond 2^53; integers for string ids
     become their decimals.
 
-    Args:
-        id_type: Type of the collection's ids.
-        ids: The ids as sent.
-
     Raises:
         ItemIdError: An id cannot be converted; the message names the first one.
     """
@@ -95,27 +91,21 @@ def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
     if kinds - {int, str} or len(kinds) > 1:
         raise ItemIdError(f"ids hold {', '.join(sorted(kind.__name__ for kind in kinds))}: all integers or all strings")
     if id_type == "string":
-        return ids if kinds != {int} else [str(one) for one in ids]
+        return ids if kinds != {int} else [str(identifier) for identifier in ids]
     if kinds == {str}:
-        wrong = next((one for one in ids if not _DECIMAL.fullmatch(one)), None)
+        wrong = next((identifier for identifier in ids if not _DECIMAL.fullmatch(identifier)), None)
         if wrong is not None:
             raise ItemIdError(f"id {wrong!r} is not an integer, and the ids of this collection are")
-        ids = [int(one) for one in ids]
+        ids = [int(identifier) for identifier in ids]
     if ids and (min(ids) < -(2**63) or max(ids) >= 2**63):
         raise ItemIdError("an id is beyond int64, and the ids of this collection are int64")
     return ids
 
 
-def not_acceptable(offered: tuple[str, ...]) -> Problem:
-    return Problem(406, "not-acceptable", f"This is served as {' or '.join(offered)}: set Accept to one of these.")
-
-
 def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
     """Return the offered media type that an Accept header prefers.
 
-    Args:
-        accept: The header; None or ``*/*`` for the first type offered.
-        offered: Media types, the default first.
+    The first of ``offered`` is the default, without a header or with ``*/*``.
 
     Raises:
         Problem: 406 if none of them is acceptable.
@@ -130,18 +120,18 @@ def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
             ranges.append((float(quality), name))
         except ValueError:
             continue
-    for weight, name in sorted(ranges, key=lambda one: -one[0]):
+    for weight, name in sorted(ranges, key=lambda weighted: -weighted[0]):
         if weight <= 0:
             continue
         for media_type in offered:
             if name in (media_type, "*/*", media_type.partition("/")[0] + "/*"):
                 return media_type
-    raise not_acceptable(offered)
+    raise Problem(406, "not-acceptable", f"This is served as {' or '.join(offered)}: set Accept to one of these.")
 
 
 def unchanged(request: Request, etag: str) -> bool:
     """Return True if If-None-Match matches (weak comparison, RFC 9110 section 13.1.2)."""
-    given = request.headers.get("if-none-match")
-    if given is None:
+    header = request.headers.get("if-none-match")
+    if header is None:
         return False
-    return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in given.split(","))
+    return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in header.split(","))

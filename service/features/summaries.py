@@ -18,7 +18,7 @@ def summary(collection: Collection) -> dict[str, Any]:
     """
     current = collection.current()
     manifests = collection.versions()
-    manifest = next((one for one in manifests if one["version"] == current), None)
+    manifest = next((candidate for candidate in manifests if candidate["version"] == current), None)
     fields = ("rows", "carried", "missing", "dim", "id_type", "anchor_generation", "job", "published_at")
     return {
         "name": collection.name,
@@ -37,7 +37,7 @@ def _held(collection: Collection, manifests: Sequence[dict[str, Any]]) -> dict[s
     return {
         "in_a_row": len(held),
         "since": held[0]["created_at"] if held else None,
-        "versions": [one["version"] for one in held],
+        "versions": [manifest["version"] for manifest in held],
         "max_held": held[-1].get("max_held", MAX_HELD) if held else None,
         "diagnosis": held[-1].get("diagnosis") if held else None,
     }

@@ -39,13 +39,8 @@ log = logging.getLogger("evenkeel")
 def entry(principal: Principal, tenant: str, action: str, target: str, status: int, address: str) -> AuditRow:
     """Return a row of the table.
 
-    Args:
-        principal: Who sent the request.
-        tenant: The owner of the object that the request was about.
-        action: Method and route, such as ``DELETE /v1/jobs/{job_id}``.
-        target: The path of what was created or changed.
-        status: Status of the response.
-        address: The address that sent the request.
+    ``tenant``: the owner of the object that the request was about. ``action``: method and route, such as ``DELETE
+    /v1/jobs/{job_id}``. ``target``: the path of what was created or changed.
     """
     return {
         "id": tables.new_id("audit"),
@@ -120,8 +115,8 @@ class Audit:
         except Exception as failure:
             error = failure
         if isinstance(error, DataError | IntegrityError) and len(batch) > 1:
-            for one in batch:
-                await self._write([one])
+            for waiting in batch:
+                await self._write([waiting])
             return
         for _, done in batch:
             if not done.done():

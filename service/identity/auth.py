@@ -28,7 +28,7 @@ from service.core import tables
 from service.core.database import Database
 from service.core.errors import Problem
 from service.core.tenants import HEADER
-from service.identity import key_cache, keys
+from service.identity import keys
 from service.identity.keys import Principal
 from service.identity.rate_limit import RateLimit
 from trainer.spec import NAME_PATTERN
@@ -39,7 +39,7 @@ ANSWER_SECONDS = 10.0
 """Longest wait for the database with a credential that is not cached."""
 SAVED_AGAIN_SECONDS = 60.0
 WRONG_PER_SECOND, WRONG_AT_ONCE = 20.0, 400.0
-"""Wrong credentials that one address may send; then those that are not remembered are not looked up."""
+"""Failed logins per address, rate and burst, before unknown keys are rejected without a database lookup."""
 log = logging.getLogger("evenkeel")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer ek_...`.")
@@ -47,12 +47,12 @@ _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The dashboard
 
 
 AWAY = (DatabaseError, InterfaceError, PoolTimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""Errors of a database that cannot be asked. The driver's own come while a connection is opened."""
+"""Errors of an unreachable database; the driver's own are raised while a connection is opened."""
 
 
 @dataclasses.dataclass
-class _Known:
-    """A principal; when the database last confirmed it (seconds since 1970), and was last asked (monotonic)."""
+class _Cached:
+    """A cached principal, with the times when the database confirmed it (since 1970) and was last asked (monotonic)."""
 
     principal: Principal
     confirmed: float
@@ -90,7 +90,7 @@ class Authenticator:
         self._away_until = 0.0
         self._informing = False
         self._forgotten = 0
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[str, _Cached] = OrderedDict()
         self._wrong = RateLimit(WRONG_PER_SECOND, WRONG_AT_ONCE)
 
     def forget(self) -> None:
@@ -101,10 +101,7 @@ class Authenticator:
     async def principal(self, kind: str, secret: str, address: str = "") -> Principal | None:
         """Return the principal of a credential; None if it is unknown, revoked or expired.
 
-        Args:
-            kind: ``key`` or ``session``.
-            secret: The credential itself.
-            address: The address that sent it.
+        ``kind`` is ``key`` or ``session``.
 
         Raises:
             Problem: 429 for a credential that is not cached, from an address that has sent too many wrong ones.
@@ -112,32 +109,33 @@ class Authenticator:
             SQLAlchemyError: The credential is not cached and the database cannot be queried.
         """
         name = f"{kind}:{keys.digest(secret)}"
-        known = self._known.get(name)
-        if known is not None and known.principal.expires_at is not None and known.principal.expires_at <= tables.now():
-            known = None
+        cached = self._known.get(name)
+        expires_at = None if cached is None else cached.principal.expires_at
+        if expires_at is not None and expires_at <= tables.now():
+            cached = None
         now = time.monotonic()
-        if known is not None:
-            usable = time.time() - known.confirmed < self._stale_seconds
-            if now - known.asked < self._fresh_seconds or (usable and now < self._away_until):
-                return known.principal
+        if cached is not None:
+            usable = time.time() - cached.confirmed < self._stale_seconds
+            if now - cached.asked < self._fresh_seconds or (usable and now < self._away_until):
+                return cached.principal
             # Requests that come meanwhile are answered from memory: one of them asks.
-            known.asked = now
+            cached.asked = now
         elif self._informing and now < self._away_until:
             raise ConnectionError("the database cannot be reached, and this credential is not known without it")
         network = network_of(address)
-        wait = 0.0 if known is not None else self._wrong.wait_seconds(network, count=False)
+        wait = 0.0 if cached is not None else self._wrong.wait_seconds(network, count=False)
         if wait:
             detail = "Too many wrong keys have come from this address."
             raise Problem(429, "too-many-requests", detail, headers={"Retry-After": str(math.ceil(wait))})
         forgotten = self._forgotten
         try:
-            async with self._in_time(self._patience_seconds if known is not None else ANSWER_SECONDS):
+            async with self._in_time(self._patience_seconds if cached is not None else ANSWER_SECONDS):
                 async with self._database.read() as connection:
                     principal = await (keys.find if kind == "key" else keys.find_session)(connection, secret)
         except AWAY as error:
             self._away_until = time.monotonic() + self._retry_seconds
-            if known is not None and time.time() - known.confirmed < self._stale_seconds:
-                return known.principal
+            if cached is not None and time.time() - cached.confirmed < self._stale_seconds:
+                return cached.principal
             if isinstance(error, (SQLAlchemyError, ConnectionError)):
                 raise
             raise ConnectionError(f"the database cannot be reached: {error}") from error
@@ -151,7 +149,7 @@ class Authenticator:
     def recall(self) -> None:
         """Load the keys that an earlier process saved to ``file``, in case the database is down."""
         if self._file is not None:
-            earlier = key_cache.load(self._file)
+            earlier = keys.load_known(self._file)
             now = time.time()
             # A clock that ran ahead then makes no key known for longer now.
             confirmed = earlier.confirmed_at if earlier.confirmed_at <= now else now
@@ -203,7 +201,7 @@ class Authenticator:
         if self._file is not None and (live != saved or now - at > SAVED_AGAIN_SECONDS):
             self._saved = live, now
             try:
-                key_cache.save(self._file, live, now)
+                keys.save_known(self._file, live, now)
             except OSError as error:
                 log.warning("%s cannot be written, so a restart needs the database: %s", self._file, error)
 
@@ -211,7 +209,7 @@ class Authenticator:
         # What was read from the file is old: the first request asks, if the database answers.
         asked = time.monotonic() - (time.time() - confirmed)
         self._known.pop(name, None)
-        self._known[name] = _Known(principal, confirmed, asked)
+        self._known[name] = _Cached(principal, confirmed, asked)
         if len(self._known) > self._size:
             self._known.popitem(last=False)
 
@@ -256,7 +254,7 @@ def same_origin(request: Request) -> bool:
 
 
 KEY_IS_OPTIONAL: dict[str, Any] = {"security": [{}]}
-"""For ``openapi_extra`` of a route that answers without credentials too."""
+"""``openapi_extra`` of a route that also answers without credentials."""
 
 
 async def optional_principal(
@@ -331,3 +329,11 @@ def require(scope: str) -> Callable[..., Awaitable[Principal]]:
         return principal
 
     return dependency
+
+
+JobsReader = Annotated[Principal, Depends(require("jobs:read"))]
+JobsWriter = Annotated[Principal, Depends(require("jobs:write"))]
+FeaturesWriter = Annotated[Principal, Depends(require("features:write"))]
+Admin = Annotated[Principal, Depends(require("admin"))]
+read_features = Depends(require("features:read"))
+write_features = Depends(require("features:write"))

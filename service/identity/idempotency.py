@@ -42,7 +42,7 @@ class Reservation(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What an earlier request with the key did: the job that it created or changed, or else the response."""
+    """Result of an earlier request with the key: the job that it created or changed, or else the response."""
 
     job_id: str | None
     answer: dict[str, Any] | None
@@ -61,15 +61,10 @@ async def once(
 ) -> Result | Done:
     """Return the result of ``act``, or what an earlier request with the key did.
 
-    Args:
-        database: Where keys are stored.
-        key_id: The API key of the request.
-        key: The idempotency key; without one, ``act`` is just called.
-        body: What was requested, and of which object.
-        act: Does the work and completes the reservation that it receives.
+    ``body``: what was requested, and of which object. ``act`` does the work and completes the reservation that it
+    receives; without a ``key`` it is just called.
 
-    Raises:
-        Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
+    Raises as :func:`take`.
     """
     if key is None:
         return await act(None)
@@ -84,11 +79,7 @@ async def once(
 
 
 async def reserve(database: Database, key_id: str, key: str, body: str) -> Reservation | Done:
-    """Reserve the key in a transaction of its own, or return what an earlier request with it did.
-
-    Raises:
-        Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
-    """
+    """Reserve the key in a transaction of its own, or return what an earlier request with it did."""
     async with database.write() as connection:
         return await take(database, connection, key_id, key, body)
 
@@ -98,13 +89,7 @@ async def take(
 ) -> Reservation | Done:
     """Claim the key until the transaction ends; a parallel request waits for that end.
 
-    Args:
-        database: Where keys are stored.
-        connection: The transaction.
-        key_id: The API key of the request.
-        key: The idempotency key.
-        body: What was requested, and of which object.
-        job_id: The job that is created in this transaction, which completes the key.
+    ``job_id``: the job that is created in this transaction, which completes the key.
 
     Raises:
         Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
@@ -121,8 +106,8 @@ async def take(
         done = await _before(connection, key_id, key, str(fresh["body_hash"]), now)
         if done is not None:
             return done
-        ours = table.update().where(_at(key_id, key)).values(fresh)
-        if (await connection.execute(ours)).rowcount:
+        overtaken = table.update().where(_at(key_id, key)).values(fresh)
+        if (await connection.execute(overtaken)).rowcount:
             break  # else it was freed between the two
     return Reservation(key_id, key, str(fresh["token"]))
 
@@ -159,11 +144,7 @@ async def complete(
 ) -> None:
     """Complete the key in the transaction of the work; does nothing for a request without a key.
 
-    Args:
-        connection: The transaction of the work.
-        reservation: The reserved key; None for a request without a key.
-        job_id: The job that was created or changed; either this or ``answer`` is given.
-        answer: The response, as JSON.
+    Either ``job_id``, the job that was created or changed, or ``answer``, the response as JSON, is given.
 
     Raises:
         Problem: 409 if another request has taken over the key.

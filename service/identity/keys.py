@@ -13,9 +13,11 @@ import dataclasses
 import datetime
 import hashlib
 import hmac
+import json
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -29,6 +31,7 @@ from service.core.tenants import DEFAULT_TENANT
 
 SCOPES = ("jobs:read", "jobs:write", "features:read", "features:write", "admin")
 FIRST_KEY_NAME = "admin"
+KNOWN_KEYS_FILE = "known_keys.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,3 +265,51 @@ def write_admin_key(settings: Settings, key: str) -> None:
     path = settings.admin_key_file
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f"{key}\n".encode(), mode=0o600)
+
+
+class KnownKeys(NamedTuple):
+    """Keys in a file, for a process that serves vectors and starts while the database is down.
+
+    The file (0600) holds what the database contained when it last answered: SHA-256 of each key, its id, name, tenant,
+    scopes and expiry. It never holds a key itself: a key has 192 random bits, so its hash gives no access.
+    ``principals`` by the key's digest; ``confirmed_at``: when the database confirmed them, seconds since 1970.
+    """
+
+    principals: dict[str, Principal]
+    confirmed_at: float
+
+
+def load_known(path: Path) -> KnownKeys:
+    """Return the file's content; no keys if it is missing or incomplete (then the database is asked)."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        principals = {row["hash"]: _known_principal(row) for row in document["keys"]}
+        return KnownKeys(principals, float(document["confirmed_at"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return KnownKeys({}, 0.0)
+
+
+def save_known(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -> None:
+    """Replace the file atomically.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    rows = [
+        {
+            "hash": digest,
+            "key_id": principal.key_id,
+            "name": principal.name,
+            "tenant": principal.tenant,
+            "scopes": principal.scopes,
+            "expires_at": None if principal.expires_at is None else principal.expires_at.isoformat(),
+        }
+        for digest, principal in principals.items()
+    ]
+    write_file(path, json.dumps({"confirmed_at": confirmed_at, "keys": rows}).encode(), mode=0o600, durable=False)
+
+
+def _known_principal(row: Mapping[str, str]) -> Principal:
+    expires = row["expires_at"]
+    at = None if expires is None else datetime.datetime.fromisoformat(expires)
+    return Principal(row["key_id"], row["name"], tuple(row["scopes"]), at, row.get("tenant", DEFAULT_TENANT))

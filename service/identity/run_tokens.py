@@ -78,14 +78,14 @@ def _secret(home: Path) -> bytes:
         try:
             return path.read_bytes()
         except FileNotFoundError:
-            scratch = path.with_name(f".{SECRET_FILE}.{secrets.token_hex(8)}")
-            with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            temporary = path.with_name(f".{SECRET_FILE}.{secrets.token_hex(8)}")
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(secrets.token_hex(32).encode())
                 file.flush()
                 os.fsync(file.fileno())
             try:
-                os.link(scratch, path)
+                os.link(temporary, path)
             except FileExistsError:
                 pass
             finally:
-                scratch.unlink()
+                temporary.unlink()

@@ -1,4 +1,4 @@
-"""Whether a run fits its host beside the running ones: its needs, the host's resources, and messages about both.
+"""Admission of a run beside the running ones: its needs, the host's resources, and messages about both.
 
 Jobs are served in order: the job at the head of the queue waits until there is room for it, and no other passes it but
 one of its tenant's with a higher priority, so that a large job is not starved by small ones. A run's needs are reserved
@@ -51,7 +51,7 @@ class ResourceRequest(NamedTuple):
 
     def taken(self, workers: int | None) -> ResourceRequest:
         """Return the needs of an attempt with so many workers; None: with all of them."""
-        return next((one for one in self.choices() if one.workers == workers), self)
+        return next((choice for choice in self.choices() if choice.workers == workers), self)
 
 
 def needs_of(
@@ -66,7 +66,7 @@ def needs_of(
         workers * memory.total + RUN_BYTES,
         workers * resources.gpus_per_worker,
         counted,
-        tuple((count, count * one.total + RUN_BYTES) for count, one in (fewer or {}).items()),
+        tuple((count, count * rank.total + RUN_BYTES) for count, rank in (fewer or {}).items()),
     )
 
 
@@ -84,7 +84,7 @@ def host(settings: Settings) -> FreeResources:
 def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] | None:
     """Return needs that can never fit this host, with the arithmetic and the remedy; or None."""
     # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
-    short = [one for one in _short(needs, room) if needs.counted or one[0] != "memory"]
+    short = [scarce for scarce in _short(needs, room) if needs.counted or scarce[0] != "memory"]
     if not short:
         return None
     figures = "; ".join(
@@ -103,11 +103,7 @@ def obstacle(
 ) -> str | None:
     """Return the reason why a run cannot start now, with figures; None if it can.
 
-    Args:
-        needs: What the run would use.
-        room: What runs may use of the host.
-        held: By job, what the runs that have not exited yet use of the host.
-        max_runs: Maximum number of simultaneous runs.
+    ``held``: what the runs that have not exited yet use of the host, by job.
     """
     if not held:
         return None  # one that fits alone is never kept waiting by rounding
@@ -134,12 +130,8 @@ def cluster_obstacle(
 ) -> str | None:
     """Return the reason why a run cannot start on the cluster now; None if it can.
 
-    Args:
-        needs: What the run would use; every worker must fit on one node.
-        nodes: What is free on each node; None if the cluster does not report it, and only the number of runs is
-            limited.
-        held: By job, what the runs that have not exited yet use.
-        max_runs: Maximum number of simultaneous runs.
+    Every worker must fit on one of ``nodes``; None if the cluster does not report what is free on each, and only the
+    number of runs is limited.
     """
     if len(held) >= max_runs:
         return _too_many(held, max_runs)
@@ -148,26 +140,22 @@ def cluster_obstacle(
     each = FreeResources(
         needs.cores / needs.workers, (needs.memory_bytes - RUN_BYTES) // needs.workers, needs.gpus / needs.workers
     )
-    places = sum(
-        min(int(there // needed) for needed, there in zip(each, node, strict=True) if needed) for node in nodes
+    capacity = sum(
+        min(int(free_amount // needed) for needed, free_amount in zip(each, node, strict=True) if needed)
+        for node in nodes
     )
-    if places >= needs.workers:
+    if capacity >= needs.workers:
         return None
     free = ", ".join(f"{_figure('cores', node.cpus)} and {_size(node.memory_bytes)}" for node in nodes) or "nothing"
     needed = f"{_figure('cores', each.cpus)} and {_size(each.memory_bytes)}"
-    return f"{needs.workers} workers of {needed} are needed, the cluster has places for {places}: free are {free}"
+    return f"{needs.workers} workers of {needed} are needed, the cluster has places for {capacity}: free are {free}"
 
 
 Refuse = Callable[[ResourceRequest], str | None]
 
 
 def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | None, str | None]:
-    """Return the largest request of a run for which there is room, and why not a larger one.
-
-    Args:
-        needs: What the run would use, and what it may do with.
-        refuse: Says why there is no room for one; None if there is.
-    """
+    """Return the largest request of a run for which there is room, and why not a larger one."""
     why = None
     for choice in needs.choices():
         reason = refuse(choice)
@@ -202,7 +190,7 @@ def _short(needs: ResourceRequest, room: FreeResources) -> list[tuple[str, float
         ("memory", float(needs.memory_bytes), float(room.memory_bytes)),
         ("GPUs", needs.gpus, room.gpus),
     )
-    return [(name, needed, there) for name, needed, there in pairs if needed > there + 1e-9]
+    return [(name, needed, available) for name, needed, available in pairs if needed > available + 1e-9]
 
 
 def _in_words(needs: ResourceRequest) -> str:

@@ -56,8 +56,8 @@ class JobQueue:
         longest = datetime.timedelta(seconds=backoff_seconds(99, self._context.settings.retry_backoff_seconds))
         due = sa.or_(job.not_before.is_(None), job.not_before <= now, job.not_before > now + longest)
         # A job that ran here before has its checkpoints here.
-        ours = sa.or_(job.home_id.is_(None), job.home_id == self._context.home_id)
-        ready = sa.and_(job.state == "queued", due, ours, job.released.is_(True))
+        of_this_home = sa.or_(job.home_id.is_(None), job.home_id == self._context.home_id)
+        ready = sa.and_(job.state == "queued", due, of_this_home, job.released.is_(True))
         waiting = sa.and_(ready, _older_of_its_schedule().is_(None))
         async with self._context.database.read() as connection:
             turn_of = sa.select(job.tenant).where(waiting).order_by(job.id).limit(1).scalar_subquery()
@@ -69,20 +69,21 @@ class JobQueue:
         if head is None:
             await self._explain(ready, _after_older())
             return False
-        taken: ResourceRequest | None = None
+        request: ResourceRequest | None = None
         if head["needs"] is None:
-            self._count(head)
+            # In the background: the queue waits for it, but existing runs do not.
+            self._counting.start(head["id"], lambda: self._counted(head))
             reason: str | None = "the rows of its dataset are counted, to know the memory that it needs"
         else:
-            taken, reason = await self._room_for(ResourceRequest.read(head["needs"]), held)
-        if taken is None:
+            request, reason = await self._room_for(ResourceRequest.read(head["needs"]), held)
+        if request is None:
             await self._explain(ready, _told(head, str(reason)))
             return False
         async with self._context.database.write() as connection:
             query = sa.select(tables.job).where(waiting, job.id == head["id"]).with_for_update(skip_locked=True)
             row = await first_row(connection, JobRow, query)
             if row is not None:
-                await self._take(connection, row, taken.workers, reason)
+                await self._take(connection, row, request.workers, reason)
         return row is not None
 
     async def _held(self, connection: AsyncConnection, tenant: str) -> dict[str, ResourceRequest]:
@@ -120,19 +121,15 @@ class JobQueue:
             return None, str(error)
         return admission.choose(needs, lambda choice: admission.cluster_obstacle(choice, nodes, held, max_runs))
 
-    async def _explain(self, ready: sa.ColumnElement[bool], told: sa.ColumnElement[str]) -> None:
+    async def _explain(self, ready: sa.ColumnElement[bool], reason: sa.ColumnElement[str]) -> None:
         """Record why each job that could be taken waits, if it changed."""
         job = tables.job.c
-        untold = sa.and_(ready, job.reason.is_distinct_from(told))
+        untold = sa.and_(ready, job.reason.is_distinct_from(reason))
         async with self._context.database.read() as connection:
             if await connection.scalar(sa.select(job.id).where(untold).limit(1)) is None:
                 return
         async with self._context.database.write() as connection:
-            await connection.execute(tables.job.update().where(untold).values(reason=told))
-
-    def _count(self, row: JobRow) -> None:
-        """Predict in the background what a job needs: the queue waits for it, but existing runs do not."""
-        self._counting.start(row["id"], lambda: self._counted(row))
+            await connection.execute(tables.job.update().where(untold).values(reason=reason))
 
     async def _counted(self, row: JobRow) -> None:
         logs.job_id.set(row["id"])
@@ -189,8 +186,8 @@ class JobQueue:
         reason = None
         if workers is not None:
             claimed["attempts"] = job_records.with_attempt(row["attempts"], attempt, workers, because)
-            asked = StoredJob(row["spec"]).resources.num_workers
-            reason = because and f"{workers} of {asked} workers: {because}"
+            all_workers = StoredJob(row["spec"]).resources.num_workers
+            reason = because and f"{workers} of {all_workers} workers: {because}"
         await job_records.move(connection, row, "claimed", attempt=attempt, reason=reason, not_before=None, **claimed)
 
 

@@ -47,7 +47,9 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
     Raises:
         Problem: 422 that names each field that does not fit.
     """
-    _refuse_unstorable(spec)
+    if len(spec.labels) > MAX_LABELS:
+        message = f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}"
+        raise invalid(FieldProblem("labels", message, "leave some out"))
     name = spec.dataset.name
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
     if document is None:
@@ -60,14 +62,6 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
         raise invalid(*error.problems) from None
     await check_start(connection, spec, tenant)
     return dataset
-
-
-def _refuse_unstorable(spec: JobSpec) -> None:
-    """Raise 422 for values that a run could use but a database cannot store."""
-    if len(spec.labels) > MAX_LABELS:
-        raise invalid(
-            FieldProblem("labels", f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}", "leave some out")
-        )
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:
@@ -135,15 +129,8 @@ async def create(
 ) -> JobRow:
     """Create a queued job and return its row.
 
-    Args:
-        connection: The transaction.
-        spec: What to run.
-        dataset: The dataset that the spec names, a copy of which is stored.
-        tenant: The owner of the job.
-        schedule: Id and name of the schedule that fired it; None for a submitted job.
-        job_id: Its id; None for a new one.
-        needs: Resources that it needs of its host, if known.
-        beside: Further rows to write with it, each with its table.
+    ``schedule``: id and name of the schedule that fired it. ``needs``: resources of its host, if known. ``beside``:
+    further rows to write with it, each with its table.
     """
     columns: dict[str, Any] = {
         **dict.fromkeys(column.name for column in tables.job.c),
@@ -164,13 +151,13 @@ async def create(
         "traceparent": tracing.traceparent(),
     }
     row = as_row(JobRow, columns)
-    said = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
+    event = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
     # What is None is left to the database: written, it would be JSON's null.
     rows: list[tuple[sa.Table, Mapping[str, object]]] = [
         (tables.job, {name: one for name, one in row.items() if one is not None})
     ]
     rows += [(tables.job_label, {"job_id": row["id"], "key": key, "value": one}) for key, one in spec.labels.items()]
-    rows += [(tables.job_event, {"job_id": row["id"], "type": "state", "data": said}), *beside]
+    rows += [(tables.job_event, {"job_id": row["id"], "type": "state", "data": event}), *beside]
     await insert_together(connection, rows)
     return row
 
@@ -210,7 +197,7 @@ def with_attempt(
     attempts: list[dict[str, Any]] | None, attempt: int, workers: int, because: str | None
 ) -> list[dict[str, Any]]:
     """Return the attempts of a job with one more, or with this one's workers set anew; the last MAX_ATTEMPTS."""
-    earlier = [one for one in attempts or [] if one["attempt"] != attempt]
+    earlier = [other for other in attempts or [] if other["attempt"] != attempt]
     return [*earlier, {"attempt": attempt, "workers": workers, "because": because}][-MAX_ATTEMPTS:]
 
 
@@ -263,8 +250,8 @@ async def tell_publication(connection: AsyncConnection, row: JobRow) -> None:
 
 
 def _told(row: JobRow) -> dict[str, Any]:
-    told = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
-    return {"job": row["id"], **told, "labels": StoredJob(row["spec"]).labels}
+    fields = {name: row[name] for name in ("name", "state", "attempt", "schedule", "error", "publication")}
+    return {"job": row["id"], **fields, "labels": StoredJob(row["spec"]).labels}
 
 
 def _events_of(publication: Mapping[str, Any]) -> Iterator[webhook_records.Event]:
@@ -325,11 +312,7 @@ async def starts(connection: AsyncConnection) -> set[str]:
 async def delete(database: Database, settings: Settings, job_id: str, *, sweeping: bool = False) -> None:
     """Remove an ended job, its checkpoints and its log; versions that it published stay.
 
-    Args:
-        database: Where the job is stored.
-        settings: Where its run directory is.
-        job_id: The job.
-        sweeping: Whether retention removes it, which must keep a job that something is to start from.
+    ``sweeping``: retention removes it, which must keep a job that something is to start from.
 
     Raises:
         Problem: 409 while it runs or, with ``sweeping``, if something is to start from it.
@@ -356,12 +339,8 @@ def listing(
 ) -> sa.Select[Any]:
     """Return a query for jobs by filter.
 
-    Args:
-        tenant: The owner; None for all tenants.
-        state: Only jobs in this state, unless None.
-        name: Only jobs of this name, unless None.
-        label: Only jobs with this label, ``key=value`` or ``key``, unless None.
-        search: Only jobs whose name contains this, or whose id it is, unless None.
+    ``tenant`` None selects all tenants; ``label`` is ``key=value`` or ``key``; ``search`` is a part of the name, or the
+    id.
     """
     query = _LISTED
     if tenant is not None:
@@ -387,7 +366,7 @@ async def views(connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) 
     for metric in (await connection.execute(_METRICS, {"ids": begun})).mappings() if begun else ():
         metrics_of[metric["job_id"]].append({"epoch": metric["epoch"], "split": metric["split"], **metric["values"]})
     for metrics in metrics_of.values():
-        metrics.sort(key=lambda one: (one["epoch"], SPLITS.index(one["split"]) if one["split"] in SPLITS else 9))
+        metrics.sort(key=lambda row: (row["epoch"], SPLITS.index(row["split"]) if row["split"] in SPLITS else 9))
     return [_view(row, metrics_of[row["id"]]) for row in rows]
 
 

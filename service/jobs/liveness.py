@@ -68,12 +68,9 @@ class Liveness:
     def look(self, job_id: str, attempt: tuple[int, str | None], size: int, age_seconds: float) -> Looked:
         """Return the time for which the run has been silent and running.
 
-        Args:
-            job_id: The job.
-            attempt: Its number and lease.
-            size: Size of what the run has reported so far.
-            age_seconds: Wall-clock time since the launch. It is used once, when this attempt is first seen, which may
-                be by a service that was started after it.
+        ``attempt``: its number and lease. ``size``: bytes that the run has reported so far. ``age_seconds``: wall-clock
+        time since the launch, used once, when this attempt is first seen; that may be by a service that was started
+        after it.
         """
         now = self._monotonic()
         seen = self._runs.get(job_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import re
@@ -46,14 +47,9 @@ def read_log(run_dir: Path, offset: int, limit: int = LOG_BYTES) -> bytes:
 
 def whole_characters(text: bytes) -> int:
     """Return the number of bytes before a UTF-8 character that ``text`` cuts off at its end."""
-    for back in range(1, min(4, len(text) + 1)):
-        byte = text[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(text) - back if length > back else len(text)
-    return len(text)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text)
+    return len(text) - len(decoder.getstate()[0])
 
 
 def log_offset(run_dir: Path, offset: int) -> int:

@@ -105,9 +105,9 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
         await preempted(connection, row, base_seconds)
     elif kind == "state" and fields.get("state") == "failed":
         ended = read_exit(run_dir, row["attempt"]) or {}
-        said = {"code": "failed", "message": "the run failed", "remedy": "see its log"}
+        unexplained = {"code": "failed", "message": "the run failed", "remedy": "see its log"}
         # A full disk may have taken the error event, and left room for exit.json.
-        error = row["error"] or (_error(ended["error"]) if ended.get("error") else said)
+        error = row["error"] or (_error(ended["error"]) if ended.get("error") else unexplained)
         await fail(connection, row, error, bool(ended.get("retryable")), base_seconds)
     elif kind == "state" and fields.get("state") in ("running", "publishing", *TERMINAL_STATES):
         await job_records.move(connection, row, fields["state"])
@@ -151,11 +151,11 @@ async def _metric(connection: AsyncConnection, row: JobRow, fields: dict[str, An
 async def _history(connection: AsyncConnection, row: JobRow, metrics: list[dict[str, Any]]) -> None:
     """Store those of the metrics that an earlier attempt could not tell."""
     table = tables.job_metric
-    found = await connection.execute(sa.select(table.c.epoch, table.c.split).where(table.c.job_id == row["id"]))
-    told = {(epoch, split) for epoch, split in found}
-    for one in metrics:
-        if (int(one["epoch"]), str(one["split"])) not in told:
-            await _metric(connection, row, one)
+    rows = await connection.execute(sa.select(table.c.epoch, table.c.split).where(table.c.job_id == row["id"]))
+    stored = {(epoch, split) for epoch, split in rows}
+    for metric in metrics:
+        if (int(metric["epoch"]), str(metric["split"])) not in stored:
+            await _metric(connection, row, metric)
 
 
 async def fail(

@@ -22,12 +22,11 @@ from service.core.task_health import TaskHealth
 from service.jobs import job_records
 from service.jobs.executors.base import Executor, ExecutorUnavailable
 from service.jobs.follower import Follower
-from service.jobs.home import HomeLock, home_id
 from service.jobs.job_queue import JobQueue
 from service.jobs.job_row import JobRow
 from service.jobs.launcher import Launcher
 from service.jobs.reaper import Reaper
-from service.jobs.runner_context import RunnerContext
+from service.jobs.runner_context import HomeLock, RunnerContext, home_id
 from service.jobs.states import ACTIVE
 from service.jobs.stored_runs import remove_run
 

@@ -1,14 +1,18 @@
-"""What the parts of the runner share."""
+"""State shared by the parts of the runner, and the EVENKEEL_HOME whose jobs it runs: its id, and its lock."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
+from embeddings.durable_files import write_file
 from embeddings.store import Store
+from service.core import tables
 from service.core.database import Database
 from service.core.settings import Settings
 from service.jobs.executors.base import Executor
@@ -33,8 +37,7 @@ class RunnerContext:
 class BackgroundTasks:
     """At most one task for each job; a failure is logged, and the next round begins the task again.
 
-    Args:
-        failure: What is logged of a task that failed, such as ``could not be ended``.
+    ``failure`` is logged of a task that failed, such as ``could not be ended``.
     """
 
     def __init__(self, failure: str):
@@ -58,3 +61,50 @@ class BackgroundTasks:
         self._tasks.pop(job_id, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("job %s %s; it is tried again", job_id, self._failure, exc_info=task.exception())
+
+
+class HomeLock:
+    """The lock on ``runner.lock``, which one runner at a time holds; the kernel releases it when the process dies."""
+
+    def __init__(self, home: Path):
+        self._home = home
+        self._descriptor: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._descriptor is not None
+
+    def acquire(self) -> bool:
+        """Take the lock if it is free, and return whether this process holds it."""
+        if self._descriptor is not None:
+            return True
+        descriptor = os.open(self._home / "runner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_home_id(home: Path) -> str | None:
+    """Return the id of the home; None if no job has run under it."""
+    try:
+        return (home / "home.id").read_text("ascii").strip()
+    except FileNotFoundError:
+        return None
+
+
+def home_id(home: Path) -> str:
+    """Return an id that stays with the directory, wherever it is mounted and whatever the host's name."""
+    identifier = read_home_id(home)
+    if identifier is None:
+        identifier = tables.new_id("home")
+        write_file(home / "home.id", f"{identifier}\n".encode())
+    return identifier

@@ -1,4 +1,4 @@
-"""What runs have in a run storage, from the service's side: where it is, and its removal. Blocking."""
+"""Files of runs in a run storage, as the service sees them: their location and removal. Blocking."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def num_bytes(run_dir: Path, prefix: str = "") -> int:
         StorageError: it is away.
     """
     storage = storage_of(run_dir)
-    return 0 if storage is None else sum(one.num_bytes for one in open_storage(storage).list(prefix))
+    return 0 if storage is None else sum(file.num_bytes for file in open_storage(storage).list(prefix))
 
 
 def remove_stored(run_dir: Path, prefix: str = "") -> None:
@@ -42,7 +42,7 @@ def remove_stored(run_dir: Path, prefix: str = "") -> None:
     storage = storage_of(run_dir)
     if storage is not None:
         files = open_storage(storage)
-        files.delete([one.name for one in files.list(prefix)])
+        files.delete([file.name for file in files.list(prefix)])
 
 
 def remove_run(directory: Path) -> None:

@@ -20,7 +20,7 @@ from service.core.errors import Problem, invalid
 from service.core.settings import Settings
 from service.datasets import registry
 from service.datasets.file_cache import FileCache
-from service.datasets.problems import data_problem
+from service.datasets.paths import data_problem
 from service.identity import idempotency, run_tokens
 from service.identity.keys import Principal
 from service.jobs import job_records, run_events
@@ -57,18 +57,12 @@ async def submit(
     Job and key are stored in one transaction at the end. A key is looked up earlier only if the job would be refused,
     since an accepted job stays accepted even if its dataset is gone by now.
 
-    Args:
-        database: Where jobs and keys are stored.
-        settings: Data roots and limits.
-        spec: The job.
-        principal: Who submits it.
-        idempotency_key: Makes repeated submissions create one job.
-        entry: Returns the audit log entry, written with the job, for the job's id.
+    ``entry`` returns the audit log entry, written with the job, for the job's id.
 
     Raises:
         Problem: 422 for a job that does not fit, 409 if the first request with the key is still in progress.
     """
-    asked = f"submit {principal.tenant} {spec.model_dump_json()}"
+    request_text = f"submit {principal.tenant} {spec.model_dump_json()}"
     try:
         job_records.refuse_firing_date(spec)
         async with database.read() as connection:
@@ -77,16 +71,18 @@ async def submit(
     except Problem:
         if idempotency_key is not None:
             async with database.read() as connection:
-                done = await idempotency.done_before(connection, principal.key_id, idempotency_key, asked)
-            if done is not None:
-                return await _made_before(database, done)
+                done = await idempotency.done_before(connection, principal.key_id, idempotency_key, request_text)
+                if done is not None:
+                    return await _shown(connection, done)
         raise
     job_id = tables.new_id("job")
     async with database.write() as connection:
         if idempotency_key is not None:
-            taken = await idempotency.take(database, connection, principal.key_id, idempotency_key, asked, job_id)
-            if isinstance(taken, idempotency.Done):
-                return await _shown(connection, taken)
+            reserved = await idempotency.take(
+                database, connection, principal.key_id, idempotency_key, request_text, job_id
+            )
+            if isinstance(reserved, idempotency.Done):
+                return await _shown(connection, reserved)
         await job_records.refuse_too_many(database, connection, settings, principal.tenant)
         if spec.init_from is not None:  # what it starts from may be swept away meanwhile
             await job_records.check_start(connection, spec, principal.tenant)
@@ -100,11 +96,6 @@ async def submit(
             beside=() if entry is None else [(tables.audit, entry(job_id))],
         )
         return job_records.view_of_new(row)
-
-
-async def _made_before(database: Database, done: idempotency.Done) -> dict[str, Any]:
-    async with database.read() as connection:
-        return await _shown(connection, done)
 
 
 async def _shown(connection: AsyncConnection, done: idempotency.Done) -> dict[str, Any]:
@@ -199,7 +190,7 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 class Lineage(NamedTuple):
-    """What a run starts from: the version served now, the checkpoints of an earlier run, and its version if held.
+    """Origin of a run: the version served now, the checkpoints of an earlier run, and its version if held.
 
     ``served_checkpoint``: the checkpoints of the run behind the version served now, where they are kept.
     """
@@ -276,7 +267,7 @@ def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path |
 
 
 def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
-    """Return the place of a job's checkpoints; None if they are gone from here."""
+    """Return the location of a job's checkpoints; None if they no longer exist here."""
     if not job_id:
         return None
     # Where they are not in a directory of this host, the run says so if they are gone.
@@ -303,7 +294,11 @@ def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) ->
             written = store.collection(spec.publish.collection).versions()
             before = json.loads((directory / rundir.RUN_FILE).read_text("utf-8"))
     earlier = Lineage(*(before.get(name) for name in Lineage._fields))
-    if any((one["job"], one["parent"]) == (before.get("run_id"), earlier.parent_version) for one in written if before):
+    if any(
+        (manifest["job"], manifest["parent"]) == (before.get("run_id"), earlier.parent_version)
+        for manifest in written
+        if before
+    ):
         return earlier
     now = lineage(settings, store, spec)
     goes_on = earlier.start_version is not None or now.start_version is not None
@@ -315,11 +310,6 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
 
     ``run.json`` has absolute, checked paths, and the store of the job's tenant, which is the only one that the run
     writes to.
-
-    Args:
-        settings: The service's settings.
-        store: The service's store.
-        row: The job.
 
     Raises:
         Problem: 422 if its files or what it starts from are missing.

@@ -35,9 +35,7 @@ class OutOfStep(NamedTuple):
 def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
     """Yield the inconsistencies that were found.
 
-    Args:
-        client: A client of the service.
-        runs: The service's run directories, if they are on this machine; an operator's key alone tells whose they are.
+    ``runs``: the service's run directories, if they are on this machine; an operator's key alone tells whose they are.
 
     Raises:
         ServiceError: The service cannot be queried.
@@ -45,15 +43,14 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
     newest: dict[str, str] = {}
     erasures: dict[str, list[dict[str, Any]]] = {}
     strangers = []
-    for collection in client.collections():
-        name = collection["name"]
+    for name in [collection["name"] for collection in client.collections()]:
         versions = client.versions(name)
         erasures[name] = list(client.items(f"/collections/{part(name)}/erasures"))
-        newest[name] = max((one["version"] for one in versions), default="")
+        newest[name] = max((version["version"] for version in versions), default="")
         strangers += [
-            f"{name} {one['version']} by {one['job']}"
-            for one in versions
-            if one["state"] != "expired" and one.get("job") and not _known(client, one["job"])
+            f"{name} {version['version']} by {version['job']}"
+            for version in versions
+            if version["state"] != "expired" and version.get("job") and not _known(client, version["job"])
         ]
     if strangers:
         yield OutOfStep(
@@ -64,12 +61,14 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
         )
     operator = _is_operator(client)
     # Collections are one tenant's, while an operator that names none sees the jobs of all.
-    own = {HEADER: DEFAULT_TENANT} if operator else None
+    tenant_header = {HEADER: DEFAULT_TENANT} if operator else None
     lost = []
-    for job in client.items("/jobs", LOOKED_AT, own, state="succeeded"):
-        told = job["publication"] or {}
-        if told.get("status") == "published" and told["version"] > newest.get(told["collection"], ""):
-            lost.append(f"{told['collection']} {told['version']} by {job['id']}")
+    for job in client.items("/jobs", LOOKED_AT, tenant_header, state="succeeded"):
+        publication = job["publication"] or {}
+        if publication.get("status") == "published":
+            collection, version = publication["collection"], publication["version"]
+            if version > newest.get(collection, ""):
+                lost.append(f"{collection} {version} by {job['id']}")
     if lost:
         yield OutOfStep(
             "store",
@@ -77,7 +76,7 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
             "the store is older than the database: submit their specs again, or trigger their days; the numbers of "
             "those versions are given out anew",
         )
-    forgotten = _forgotten_erasures(client.items("/audit", AUDIT_LOOKED_AT, own), erasures)
+    forgotten = _forgotten_erasures(client.items("/audit", AUDIT_LOOKED_AT, tenant_header), erasures)
     if forgotten:
         yield OutOfStep(
             "erasures",
@@ -87,8 +86,8 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
         )
     if not operator:
         return
-    there = islice(sorted(runs.glob("job_*"), reverse=True), LOOKED_AT)
-    orphans = [one.name for one in there if not _known(client, one.name)]
+    newest_runs = islice(sorted(runs.glob("job_*"), reverse=True), LOOKED_AT)
+    orphans = [run.name for run in newest_runs if not _known(client, run.name)]
     if orphans:
         yield OutOfStep(
             "runs",
@@ -100,28 +99,23 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
 def _forgotten_erasures(
     entries: Iterable[Mapping[str, Any]], erasures: Mapping[str, Iterable[Mapping[str, Any]]]
 ) -> list[str]:
-    """Return the erasures of the audit log, newest first, that their collection has no note of.
-
-    Args:
-        entries: The audit log, newest first.
-        erasures: What each collection says was erased and readmitted.
-    """
+    """Return the erasures of the audit log, newest first, that their collection has no note of."""
     notes: dict[tuple[str, str], list[datetime.datetime]] = {}
-    for name, told in erasures.items():
-        for note in told:
+    for name, collection_notes in erasures.items():
+        for note in collection_notes:
             if note["kind"] == "erase" and note["key"] is not None:
                 notes.setdefault((name, note["key"]), []).append(datetime.datetime.fromisoformat(note["at"]))
     forgotten = []
     done = [entry for entry in entries if entry["action"] == ERASE and entry["status"] == 200]
     for entry in reversed(done):
         name, at = entry["object"].split("/")[-2], datetime.datetime.fromisoformat(entry["at"])
-        known = notes.get((name, entry["key_id"]), [])
+        candidates = notes.get((name, entry["key_id"]), [])
         # The note is written first, the entry with the answer: each entry takes the latest note before it.
-        own_note = max((noted for noted in known if noted <= at), default=None)
+        own_note = max((noted for noted in candidates if noted <= at), default=None)
         if own_note is None:
             forgotten.append(f"{name} at {entry['at']} by {entry['key_name']}")
         else:
-            known.remove(own_note)
+            candidates.remove(own_note)
     return forgotten[::-1]
 
 

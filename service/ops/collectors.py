@@ -39,7 +39,7 @@ HOUR = datetime.timedelta(hours=1)
 PATIENCE_SECONDS = 3.0
 """Longest wait of a scrape, which may take ten seconds, for the database and for the store's server."""
 MAX_JOB_NAMES = 200
-"""Names are the users' own: a service that is given a new one for each job must not grow without end."""
+"""Most job names with metrics: users choose the names, perhaps a new one for each job."""
 _PROGRESS = {
     "examples_per_second": ("evenkeel_run_examples_per_second", "Training examples a second."),
     "step_seconds": ("evenkeel_run_step_seconds", "Mean time of a step."),
@@ -76,7 +76,8 @@ async def of_service(settings: Settings, database: Database, store: Store, store
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 families += await of_database(database)
-                known_tenants = await _tenants(database)
+                async with database.read() as connection:
+                    known_tenants = [row.name for row in await connection.execute(keys.tenants())]
         except AWAY as error:
             log.error("metrics: the database cannot be read: %s: %s", type(error).__name__, error)
     if settings.role == "scheduler":
@@ -86,12 +87,6 @@ async def of_service(settings: Settings, database: Database, store: Store, store
         return families + await asyncio.to_thread(of_store, store, known_tenants)
     # Each collection would wait for the server.
     return [*families, _damaged(store.damaged())]
-
-
-async def _tenants(database: Database) -> list[str]:
-    """Return all tenants that have had a key."""
-    async with database.read() as connection:
-        return [row.name for row in await connection.execute(keys.tenants())]
 
 
 async def of_database(database: Database) -> list[Metric]:
@@ -193,8 +188,8 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
             continue
         unreadable.add_metric([name], 0)
         for state in VERSION_STATES:
-            versions.add_metric([name, state], sum(one["state"] == state for one in manifests))
-        served = next((index for index, one in enumerate(manifests) if one["state"] == "published"), None)
+            versions.add_metric([name, state], sum(manifest["state"] == state for manifest in manifests))
+        served = next((index for index, manifest in enumerate(manifests) if manifest["state"] == "published"), None)
         if served is not None:
             age.add_metric([name], _seconds(datetime.datetime.fromisoformat(manifests[served]["created_at"]), now))
             rows.add_metric([name], manifests[served]["rows"])

@@ -22,12 +22,11 @@ import psutil
 from packaging.specifiers import SpecifierSet
 
 from service.client import Client, ProblemError, ServiceError, Unreachable, home
-from service.core.check import Check, Level
 from service.core.settings import Settings
-from service.jobs.executors.placement import THIS_HOST, Placement
+from service.jobs.executors.base import THIS_HOST, Check, Level, Placement
 from service.jobs.executors.registry import executor_class, placement_of
 from service.ops.backup_check import out_of_step
-from service.ops.places import check_places
+from service.ops.locations import check_locations
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
@@ -55,7 +54,7 @@ def examine(spec: Path | None = None) -> list[Check]:
     checks = [check_python(), *check_packages()]
     if not any(check.level == "fail" for check in checks):
         checks += check_load()
-    for check in (check_memory, check_shared_memory, check_disk, check_places, check_executor, check_service):
+    for check in (check_memory, check_shared_memory, check_disk, check_locations, check_executor, check_service):
         checks += check()
     if spec is not None:
         checks += check_spec(spec)
@@ -119,12 +118,8 @@ def check_packages(version_of: Callable[[str], str] = importlib.metadata.version
         yield Check("abi", "warn", f"{pair}: {error}", "run `make setup`, which installs a pair that was tested")
         return
     if not torch.startswith(partner + "."):
-        yield Check(
-            "abi",
-            "fail",
-            f"{pair}: fbgemm {fbgemm} is built for torch {partner}",
-            "run `make setup`: it installs a pair",
-        )
+        message = f"{pair}: fbgemm {fbgemm} is built for torch {partner}"
+        yield Check("abi", "fail", message, "run `make setup`: it installs a pair")
     else:
         yield Check("abi", "ok", pair)
 
@@ -141,12 +136,8 @@ def check_load() -> Iterator[Check]:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     except subprocess.TimeoutExpired:
-        yield Check(
-            "load",
-            "warn",
-            f"loading torch and fbgemm took over {LOAD_SECONDS} seconds",
-            "is the disk or the machine busy?",
-        )
+        message = f"loading torch and fbgemm took over {LOAD_SECONDS} seconds"
+        yield Check("load", "warn", message, "is the disk or the machine busy?")
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -157,12 +148,8 @@ def check_load() -> Iterator[Check]:
     if devices:
         yield Check("gpu", "ok", ", ".join(devices))
     elif shutil.which("nvidia-smi"):
-        yield Check(
-            "gpu",
-            "warn",
-            "nvidia-smi is here, but torch sees no GPU: trains on CPU",
-            "`make setup EXTRA=cuda`, and check the driver",
-        )
+        message = "nvidia-smi is here, but torch sees no GPU: trains on CPU"
+        yield Check("gpu", "warn", message, "`make setup EXTRA=cuda`, and check the driver")
     else:
         yield Check("gpu", "ok", "none: trains on CPU")
 
@@ -192,12 +179,8 @@ def check_shared_memory() -> Iterator[Check]:
     except OSError:
         return
     if free < SHARED_MEMORY_WARN_BYTES:
-        yield Check(
-            "shm",
-            "warn",
-            f"{_gb(free)} free in /dev/shm: ranks exchange through it, and Ray falls back to the disk",
-            "in a container, set shm_size to 1gb or more",
-        )
+        message = f"{_gb(free)} free in /dev/shm: ranks exchange through it, and Ray falls back to the disk"
+        yield Check("shm", "warn", message, "in a container, set shm_size to 1gb or more")
     else:
         yield Check("shm", "ok", f"{_gb(free)} free in /dev/shm")
 
@@ -248,27 +231,21 @@ def check_service() -> Iterator[Check]:
             yield from _port(client.url, error)
             return
         except ProblemError as error:
-            yield Check(
-                "service",
-                "fail",
-                f"{client.url} answers, but is not ready: {error.message}",
-                error.remedy or "see the service's log",
-            )
+            message = f"{client.url} answers, but is not ready: {error.message}"
+            yield Check("service", "fail", message, error.remedy or "see the service's log")
             return
         except ServiceError as error:
-            yield Check(
-                "port",
-                "fail",
-                f"{error.message}",
-                "another program has the port: `evenkeel serve --port N`, EVENKEEL_URL to match",
-            )
+            remedy = "another program has the port: `evenkeel serve --port N`, EVENKEEL_URL to match"
+            yield Check("port", "fail", error.message, remedy)
             return
         unwell = [f"{name} {status}" for name, status in (ready.get("checks") or {}).items() if status != "ok"]
         if ready.get("status") == "degraded":
             message = f"{client.url} answers, but {'; '.join(unwell)}"
             yield Check("service", "fail", message, "see the service's log")
         else:
-            yield Check("service", "ok", f"ready at {client.url}{''.join(f'; {one}' for one in unwell)}")
+            yield Check(
+                "service", "ok", f"ready at {client.url}{''.join(f'; {status_text}' for status_text in unwell)}"
+            )
         try:
             client.jobs(limit=1)
         except ServiceError as error:
@@ -291,16 +268,12 @@ def _port(url: str, error: Unreachable) -> Iterator[Check]:
         return
     try:
         with socket.create_connection((host, port), timeout=2):
-            taken = True
+            in_use = True
     except OSError:
-        taken = False
-    if taken:
-        yield Check(
-            "port",
-            "fail",
-            f"port {port} is taken by something that does not speak HTTP",
-            "`evenkeel serve --port N`, EVENKEEL_URL to match",
-        )
+        in_use = False
+    if in_use:
+        message = f"port {port} is taken by something that does not speak HTTP"
+        yield Check("port", "fail", message, "`evenkeel serve --port N`, EVENKEEL_URL to match")
         return
     yield Check("port", "ok", f"port {port} is free")
     yield Check("service", "warn", f"not running at {url}", "`evenkeel serve` starts it; `evenkeel train` needs none")
@@ -327,12 +300,8 @@ def check_spec(path: Path) -> Iterator[Check]:
     have = os.cpu_count() or 1
     placement = _placement()
     if cpus > have and placement.uses_this_host:
-        yield Check(
-            "spec",
-            "fail",
-            f"{path}: asks for {cpus:g} CPUs, {have} are here",
-            "lower resources.num_workers or cpus_per_worker",
-        )
+        message = f"{path}: asks for {cpus:g} CPUs, {have} are here"
+        yield Check("spec", "fail", message, "lower resources.num_workers or cpus_per_worker")
         return
     yield Check("spec", "ok", f"{path}: job '{job.name}', {cpus:g} of {have} CPUs")
     yield from _has_gpus(job, placement)

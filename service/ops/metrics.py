@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 _DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-"""Buckets: a fetch takes a millisecond or two, a dry run that counts rows minutes."""
+"""Histogram buckets: a fetch takes a millisecond or two, a dry run that counts rows minutes."""
 NUM_IDS = (1, 10, 100, 1000, 10000)
 
 

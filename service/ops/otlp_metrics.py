@@ -52,10 +52,10 @@ def interval_seconds() -> float:
     Raises:
         RuntimeError: the variable is no number of milliseconds.
     """
-    given = os.environ.get(INTERVAL_VARIABLE, "").strip() or DEFAULT_INTERVAL_MS
-    if not given.isdecimal() or int(given) == 0:
-        raise RuntimeError(f"{INTERVAL_VARIABLE} is '{given}': set it to milliseconds, or leave it out")
-    return int(given) / 1000
+    text = os.environ.get(INTERVAL_VARIABLE, "").strip() or DEFAULT_INTERVAL_MS
+    if not text.isdecimal() or int(text) == 0:
+        raise RuntimeError(f"{INTERVAL_VARIABLE} is '{text}': set it to milliseconds, or leave it out")
+    return int(text) / 1000
 
 
 async def run(sender: export.MetricExporter, collect: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
@@ -63,12 +63,12 @@ async def run(sender: export.MetricExporter, collect: Callable[[], Awaitable[Ite
     from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    who = tracing.resource(**{"service.instance.id": str(uuid.uuid4())})
+    resource = tracing.resource(**{"service.instance.id": str(uuid.uuid4())})
 
     async def send() -> None:
-        metrics = [one for family in await collect() if (one := converted(family)) is not None]
+        metrics = [metric for family in await collect() if (metric := converted(family)) is not None]
         scope = ScopeMetrics(scope=InstrumentationScope(tracing.NAME), metrics=metrics, schema_url="")
-        data = MetricsData([ResourceMetrics(resource=who, scope_metrics=[scope], schema_url="")])
+        data = MetricsData([ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")])
         if await asyncio.to_thread(sender.export, data) is not MetricExportResult.SUCCESS:
             raise ConnectionError(
                 "the OpenTelemetry collector did not take the metrics: see OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -86,19 +86,21 @@ def converted(family: Metric) -> export.Metric | None:
 
     if not family.samples:
         return None
-    begun = {_labels(one): int(one.value * _NS) for one in family.samples if one.name == f"{family.name}_created"}
+    begun = {
+        _labels(sample): int(sample.value * _NS) for sample in family.samples if sample.name == f"{family.name}_created"
+    }
     cumulative = export.AggregationTemporality.CUMULATIVE
     data: export.Sum | export.Histogram | export.Gauge
     if family.type == "counter":
-        counts = [one for one in family.samples if one.name == f"{family.name}_total"]
-        data = export.Sum([_number(one, begun) for one in counts], cumulative, is_monotonic=True)
+        counts = [sample for sample in family.samples if sample.name == f"{family.name}_total"]
+        data = export.Sum([_number(sample, begun) for sample in counts], cumulative, is_monotonic=True)
     elif family.type == "histogram":
         series: dict[Labels, list[Sample]] = {}
-        for one in family.samples:
-            series.setdefault(_labels(one), []).append(one)
+        for sample in family.samples:
+            series.setdefault(_labels(sample), []).append(sample)
         data = export.Histogram([_distribution(labels, ones, begun) for labels, ones in series.items()], cumulative)
     else:
-        data = export.Gauge([_number(one, begun) for one in family.samples])
+        data = export.Gauge([_number(sample, begun) for sample in family.samples])
     return export.Metric(name=family.name, description=family.documentation, unit=family.unit, data=data)
 
 
@@ -116,10 +118,12 @@ def _number(sample: Sample, begun: dict[Labels, int]) -> export.NumberDataPoint:
 def _distribution(labels: Labels, samples: list[Sample], begun: dict[Labels, int]) -> export.HistogramDataPoint:
     from opentelemetry.sdk.metrics.export import HistogramDataPoint
 
-    up_to = {float(one.labels[_BUCKET_LABEL]): int(one.value) for one in samples if _BUCKET_LABEL in one.labels}
+    up_to = {
+        float(sample.labels[_BUCKET_LABEL]): int(sample.value) for sample in samples if _BUCKET_LABEL in sample.labels
+    }
     bounds = sorted(up_to)
     counts = [up_to[bound] - up_to.get(before, 0) for before, bound in zip([-math.inf, *bounds], bounds, strict=False)]
-    total = next(one.value for one in samples if one.name.endswith("_sum"))
+    total = next(sample.value for sample in samples if sample.name.endswith("_sum"))
     return HistogramDataPoint(
         dict(labels), begun.get(labels, 0), time.time_ns(), sum(counts), total, counts, bounds[:-1],
         min=None, max=None,  # type: ignore[arg-type]  # optional in the protocol; Prometheus keeps neither

@@ -1,4 +1,4 @@
-"""Whether the service can do its work: database, disk, feature store and background tasks, for /readyz and people."""
+"""Readiness of the service: database, disk, feature store and background tasks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class Readiness(NamedTuple):
 async def readiness(state: Any) -> Readiness:
     """Check every part.
 
-    Args:
-        state: The application's: settings, database, store_health, task_health.
+    ``state`` is the application's: settings, database, store_health, task_health.
     """
     level, said_of_disk = _disk(state.settings)
     checks = {"database": await _database(state.database), "disk": said_of_disk}

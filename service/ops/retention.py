@@ -29,7 +29,7 @@ from service.core.task_health import TaskHealth, repeat
 from service.core.tenants import store_of
 from service.identity import idempotency
 from service.jobs import job_records, stored_runs
-from service.jobs.home import read_home_id
+from service.jobs.runner_context import read_home_id
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, DATA_PARTS, RUN_FILE, TASK_RESULTS
 from trainer.runs.protocol import LOG_FILE
@@ -40,12 +40,12 @@ log = logging.getLogger("evenkeel.retention")
 LOOK_SECONDS = 60.0
 EVERY = datetime.timedelta(days=1)
 AGAIN = datetime.timedelta(minutes=10)
-"""After a sweep that failed."""
+"""Wait after a failed sweep."""
 ROWS = "rows"
 
 
 class Swept(NamedTuple):
-    """What was removed, or in a dry run would be."""
+    """Removed items by kind; in a dry run those that would be removed."""
 
     jobs: int = 0
     checkpoints: int = 0
@@ -154,24 +154,16 @@ async def sweep_home(
 ) -> Swept:
     """Remove what ended jobs left under this home, and their rows.
 
-    Args:
-        database: Where jobs are stored.
-        settings: How long data is kept, and where.
-        store: The service's store.
-        home: The id of the home.
-        now: The time to measure ages from.
-        dry_run: Whether to remove nothing.
-
     Raises:
         StoreError: A collection cannot be read, so what is still needed is unknown.
     """
     days, job = settings.retention, tables.job.c
     youngest = _before(now, min(days.jobs, days.checkpoints, days.logs))
     ended = sa.and_(job.state.in_(TERMINAL), job.released.is_(True), job.finished_at < youngest)
-    ours = sa.or_(job.home_id == home, job.home_id.is_(None))
+    of_home = sa.or_(job.home_id == home, job.home_id.is_(None))
     needed = await needed_jobs(database, settings, store)
     async with database.read() as connection:
-        query = sa.select(job.id, job.finished_at).where(ended, ours).order_by(job.id)
+        query = sa.select(job.id, job.finished_at).where(ended, of_home).order_by(job.id)
         rows = [(row.id, row.finished_at) for row in await connection.execute(query)]
     swept = Swept()
     for job_id, finished_at in rows:
@@ -187,11 +179,11 @@ async def sweep_home(
             continue
         if finished_at < _before(now, days.checkpoints) and job_id not in needed:
             for name in (CHECKPOINTS, BEST, "data", DATA_PARTS, TASK_RESULTS):
-                gone = await asyncio.to_thread(_held, directory, name)
-                if gone is not None:
+                num_bytes = await asyncio.to_thread(_held, directory, name)
+                if num_bytes is not None:
                     if not dry_run and not await _give_up(database, settings, job_id, name):
                         break
-                    swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=gone))
+                    swept = _sum(swept, Swept(checkpoints=name == CHECKPOINTS, bytes=num_bytes))
         if finished_at < _before(now, days.logs) and (directory / LOG_FILE).exists():
             swept = _sum(swept, Swept(logs=1, bytes=_size(directory / LOG_FILE)))
             if not dry_run:
@@ -256,7 +248,9 @@ def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
         tenant_store = store_of(store, tenant)
         for name in tenant_store.collections():
             manifests = tenant_store.collection(name).versions()
-            job_ids |= {one["job"] for one in manifests if one["state"] != "expired" and one.get("job")}
+            job_ids |= {
+                manifest["job"] for manifest in manifests if manifest["state"] != "expired" and manifest.get("job")
+            }
     return job_ids
 
 
@@ -273,8 +267,8 @@ def _before(now: datetime.datetime, days: float) -> datetime.datetime:
     return now - datetime.timedelta(days=days)
 
 
-def _sum(one: Swept, other: Swept) -> Swept:
-    return Swept(*map(sum, zip(one, other, strict=True)))
+def _sum(first: Swept, second: Swept) -> Swept:
+    return Swept(*map(sum, zip(first, second, strict=True)))
 
 
 def _size(path: Path) -> int:

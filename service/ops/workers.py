@@ -20,8 +20,9 @@ log = logging.getLogger("evenkeel")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 QUICK_SECONDS = 5.0
-"""A worker that lives for less did not get to work; after as many of these in a row as make no sense, all end."""
+"""A worker that lives for less counts as failed to start."""
 MAX_QUICK_DEATHS = 5
+"""Failed starts in a row after which all workers end."""
 _PR_SET_PDEATHSIG = 1
 
 

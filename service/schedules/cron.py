@@ -24,7 +24,7 @@ MISSED_SEARCHED = 5000
 FREQUENT_DAYS = 31
 
 SET_FAR = datetime.timedelta(hours=3)
-"""A clock that is set further than this has not been changed for summer: cron begins anew."""
+"""Largest clock change that counts as daylight saving; after a larger one cron begins anew."""
 CHANGES_APART = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)
 UTC = datetime.UTC
@@ -172,9 +172,9 @@ def plan(
         due: list[Instant] = []
         for at in firings(expression, timezone, before):
             if at > now or len(due) == ALL_AT_ONCE:
-                return Plan([Due(one, None) for one in due], at)
+                return Plan([Due(at_due, None) for at_due in due], at)
             due.append(at)
-        return Plan([Due(one, None) for one in due], None)
+        return Plan([Due(at_due, None) for at_due in due], None)
     past, following = _past(expression, timezone, before, now, MISSED_SEARCHED)
     if following is not None and following <= now:
         start = now - datetime.timedelta(days=FREQUENT_DAYS)

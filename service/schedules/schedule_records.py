@@ -190,11 +190,11 @@ def fired(schedule_id: str) -> sa.Select[Any]:
 def fired_view(row: FiredRow, schedule: str) -> dict[str, Any]:
     """Return a firing as users see it, with what came of its job."""
     publication = row["publication"] or {}
-    told = {name: publication.get(name) for name in ("status", "version", "held_in_a_row")}
+    outcome = {name: publication.get(name) for name in ("status", "version", "held_in_a_row")}
     return {
         **firing_view(row, schedule),
         "job_state": row["job_state"],
-        "publication": told if told["status"] not in (None, "none") else None,
+        "publication": outcome if outcome["status"] not in (None, "none") else None,
     }
 
 
@@ -234,11 +234,7 @@ async def trigger(
 ) -> dict[str, Any]:
     """Fire a schedule now, paused or not.
 
-    Args:
-        connection: The transaction.
-        tenant: The owner of the schedule.
-        name: The schedule.
-        firing_date: The date of the firing; None for today in the schedule's time zone.
+    ``firing_date`` None: today in the schedule's time zone.
 
     Raises:
         Problem: 409 if a job of the schedule has not ended and overlap is ``forbid``, 422 if its job can no longer be
@@ -308,8 +304,8 @@ async def tell_missed(connection: AsyncConnection, row: ScheduleRow, firings: Se
     """
     if firings:
         last = firing_view(firings[-1], row["name"])
-        told = {**last, "num_missed": len(firings), "first_fire_at": firings[0]["fire_at_utc"]}
-        await webhook_records.tell(connection, row["tenant"], "schedule.missed", told)
+        payload = {**last, "num_missed": len(firings), "first_fire_at": firings[0]["fire_at_utc"]}
+        await webhook_records.tell(connection, row["tenant"], "schedule.missed", payload)
 
 
 def _insert_once(connection: AsyncConnection, firing: FiringRow) -> sa.Insert:
@@ -319,7 +315,7 @@ def _insert_once(connection: AsyncConnection, firing: FiringRow) -> sa.Insert:
 
 
 class _Started(NamedTuple):
-    """What came of a firing: columns of its row."""
+    """Outcome of a firing: columns of its row."""
 
     outcome: Outcome
     job_id: str | None = None

@@ -1,4 +1,4 @@
-"""The pages of the dashboard: one enters here, and its routes and its place in the navigation follow."""
+"""The pages of the dashboard; routes and navigation are made from this list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from service.web.content import (
     access,
-    collection,
     collections,
     compare,
     datasets,
@@ -18,10 +17,10 @@ from service.web.content import (
     submit,
     versions,
 )
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 
-Gather = Callable[[Visit], Awaitable[dict[str, Any]]]
-"""From a visit to what a template shows."""
+Gather = Callable[[DashboardRequest], Awaitable[dict[str, Any]]]
+"""Returns the values that a template shows."""
 
 
 class Page(NamedTuple):
@@ -31,7 +30,7 @@ class Page(NamedTuple):
         address: ``/``, or below ``/dashboard/``, where a session is recognized; it may have names in braces.
         title: Its name in the navigation and in the browser's title.
         template: What is in the frame, of ``templates/``.
-        gather: What the template shows; ``page``, ``pages``, ``visit`` and ``source`` are the frame's names.
+        gather: What the template shows; ``page``, ``pages``, ``request`` and ``source`` are the frame's names.
         under: The address of the page of the navigation that it belongs to; None: it is one of those itself.
         scope: The scope without which it says which one is lacking, and nothing else.
         is_live: Whether the page's script keeps it as it is on the server. One with a form for work in progress is not.
@@ -84,7 +83,7 @@ PAGES: tuple[Page, ...] = (
     ),
     Page("/dashboard/collections", "Vectors", "collections.html", collections.gather, scope="features:read"),
     Page(
-        "/dashboard/collections/{collection}", "Collection", "collection.html", collection.gather,
+        "/dashboard/collections/{collection}", "Collection", "collection.html", collections.gather_one,
         under="/dashboard/collections", scope="features:read", scripts=("neighbors.js",),
     ),
     Page("/dashboard/schedules", "Schedules", "schedules.html", schedules.gather, scope="jobs:read"),

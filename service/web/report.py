@@ -7,14 +7,14 @@ import json
 from typing import Any
 
 from service.web import rendering
-from service.web.charts.calibration import calibration_chart
-from service.web.charts.lines import Series, line_chart
+from service.web.charts.lines import Series, calibration_chart, line_chart
 from service.web.content.held import why_held
+from service.web.content.job_rows import curve, measured
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
 from trainer.spec.stored_specs import StoredJob
 
 OVERFIT = 0.002
-"""A validation AUC (RMSE) that falls (rises) by more than this from its best epoch to its last is worth a word."""
+"""Loss of validation AUC (or gain of RMSE) from the best epoch to the last that is reported as overfitting."""
 
 
 def report(job: dict[str, Any]) -> dict[str, Any]:
@@ -24,12 +24,12 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
         ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, ``drift``, the drift of the rows
         since the run that this one continues (None without one), and the ``warnings`` about its rows.
     """
-    there = [name for one in job["metrics"] for name, value in one.items() if value is not None]
-    name, sign = next(((found, 1.0) for found in figures_named("auc", there)), ("rmse", -1.0))
+    names_with_value = [name for metric in job["metrics"] for name, value in metric.items() if value is not None]
+    name, sign = next(((figure, 1.0) for figure in figures_named("auc", names_with_value)), ("rmse", -1.0))
     if sign < 0:
-        name = next(iter(figures_named("rmse", there)), name)
-    validation = [one for one in job["metrics"] if one["split"] == "validation" and one.get(name) is not None]
-    best = max(validation, key=lambda one: sign * one[name], default=None)
+        name = next(iter(figures_named("rmse", names_with_value)), name)
+    validation = measured(job["metrics"], "validation", name)
+    best = max(validation, key=lambda metric: sign * metric[name], default=None)
     last = validation[-1] if validation else None
     finding = "no validation AUC yet"
     if best is not None and last is not None:
@@ -48,7 +48,7 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     fields = {name: job[name] for name in names}
     lineage = job.get("lineage") or {}
-    conclusions = {"finding": finding, "best": best, "last": last}
+    conclusions: dict[str, Any] = {"finding": finding, "best": best, "last": last}
     conclusions |= {"drift": lineage.get("drift"), "warnings": lineage.get("warnings") or []}
     return {**fields, **conclusions, "metrics": job["metrics"], "spec": job["spec"]}
 
@@ -61,19 +61,13 @@ def _word(figure: str, word: str) -> str:
 
 def _figures(job: dict[str, Any], metric: str) -> list[str]:
     """Return the figures that are of a metric, of several labels one for each."""
-    return figures_named(metric, (name for one in job["metrics"] for name in one))
+    return figures_named(metric, (name for metric_row in job["metrics"] for name in metric_row))
 
 
 def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
     """Return the curves of one metric over epochs, None if there is no value."""
-    curves = [
-        Series(
-            split,
-            [(m["epoch"], m[name]) for m in job["metrics"] if m["split"] == split and m.get(name) is not None],
-        )
-        for split in ("validation", "test")
-    ]
-    curves = [one for one in curves if one.points]
+    curves = [Series(split, curve(job["metrics"], split, name)) for split in ("validation", "test")]
+    curves = [series for series in curves if series.points]
     if not curves:
         return None
     return {"word": word, "curves": curves, "svg": line_chart(curves, f"{word} per epoch of {job['name']}", word)}
@@ -81,30 +75,30 @@ def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
 
 def _tables(job: dict[str, Any], metric: str) -> list[tuple[dict[str, Any], str]]:
     """Return the last metrics of each held-out split that have a table, with the table's name, label by label."""
-    return [(one, name) for name in _figures(job, metric) for one in _last_with(job, name)]
+    return [(row, name) for name in _figures(job, metric) for row in _last_with(job, name)]
 
 
 def _last_with(job: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """Return, for each held-out split, the metrics of the last epoch that has the table ``name``."""
-    last = {one["split"]: one for one in job["metrics"] if one.get(name)}
+    last = {row["split"]: row for row in job["metrics"] if row.get(name)}
     return [last[split] for split in ("validation", "test") if split in last]
 
 
-def _calibration(one: dict[str, Any], figure: str) -> dict[str, Any]:
-    points = [(row["prediction"], row["share"]) for row in one[figure]]
+def _calibration(metric: dict[str, Any], figure: str) -> dict[str, Any]:
+    points = [(row["prediction"], row["share"]) for row in metric[figure]]
     what = _word(figure, "Share of positives")
-    title = f"{what} by prediction, {one['split']}, epoch {one['epoch']}"
+    title = f"{what} by prediction, {metric['split']}, epoch {metric['epoch']}"
     return {"title": title, "svg": calibration_chart(points, title)}
 
 
-def _buckets(one: dict[str, Any], figure: str) -> dict[str, Any]:
-    columns = list(one[figure][0])
+def _buckets(metric: dict[str, Any], figure: str) -> dict[str, Any]:
+    columns = list(metric[figure][0])
     label = figure.partition("/")[2]
     of = f"AUC of {label}, " if label else ""
     return {
-        "title": f"Items by how often they were trained on, {of}{one['split']}, epoch {one['epoch']}",
+        "title": f"Items by how often they were trained on, {of}{metric['split']}, epoch {metric['epoch']}",
         "columns": columns,
-        "cells": [[_cell(row.get(name)) for name in columns] for row in one[figure]],
+        "cells": [[_cell(row.get(name)) for name in columns] for row in metric[figure]],
     }
 
 
@@ -113,18 +107,18 @@ def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
     charts = [
         _chart(job, name, _word(name, word)) for metric, word in CHARTED.items() for name in _figures(job, metric)
     ]
-    return [one for one in charts if one is not None]
+    return [chart for chart in charts if chart is not None]
 
 
 def figures_of(job: dict[str, Any]) -> dict[str, Any]:
     """Return the job's metrics as tables: ``columns`` and ``cells`` by epoch, ``calibrations`` and ``buckets``."""
-    columns = ["epoch", "split", *(name for one in job["metrics"] for name in one if not is_table(name))]
+    columns = ["epoch", "split", *(name for metric in job["metrics"] for name in metric if not is_table(name))]
     columns = list(dict.fromkeys(columns))
     return {
         "columns": columns,
-        "cells": [[_cell(one.get(name)) for name in columns] for one in job["metrics"]],
-        "calibrations": [_calibration(one, name) for one, name in _tables(job, "calibration")],
-        "buckets": [_buckets(one, name) for one, name in _tables(job, "frequency_buckets")],
+        "cells": [[_cell(metric.get(name)) for name in columns] for metric in job["metrics"]],
+        "calibrations": [_calibration(metric, name) for metric, name in _tables(job, "calibration")],
+        "buckets": [_buckets(metric, name) for metric, name in _tables(job, "frequency_buckets")],
     }
 
 

@@ -30,13 +30,13 @@ log = logging.getLogger("evenkeel.webhooks")
 
 BATCH_SIZE = 20
 PER_WEBHOOK = 5
-"""Deliveries of one webhook in a batch, which takes as long as the slowest receiver in it."""
+"""Most deliveries of one webhook in a batch, which takes as long as its slowest receiver."""
 TIMEOUT_SECONDS = 10.0
 LEASE = datetime.timedelta(seconds=60)
 CLOCKS_APART = datetime.timedelta(minutes=5)
-"""Clocks of processes on one database differ by less; one that is further ahead is wrong."""
+"""Largest difference between the clocks of processes on one database."""
 WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
-"""After each failed attempt; after the last of them, some 32 hours on, a delivery is given up."""
+"""Waits after failed attempts; after the last, some 32 hours on, a delivery is given up."""
 SHOWN_BYTES = 300
 SWEEP_SECONDS = 3600.0
 GONE = 410
@@ -53,11 +53,7 @@ async def run(
 ) -> None:
     """Make due deliveries every ``settings.webhook_seconds`` until cancelled.
 
-    Args:
-        database: Where deliveries are stored.
-        settings: The interval, and the networks that may be called.
-        health: Told how each round went.
-        count: Called after each attempt with its outcome, one of :data:`OUTCOMES`.
+    ``count`` is called after each attempt with its outcome, one of :data:`OUTCOMES`.
     """
     swept = -SWEEP_SECONDS
 
@@ -75,12 +71,12 @@ async def run(
 
 async def deliver_due(database: Database, allowed: Sequence[Network], count: Count = lambda outcome: None) -> int:
     """Make one batch of due deliveries concurrently and return the number of attempts."""
-    taken = await _take(database)
-    if taken:
+    due = await _take(database)
+    if due:
         limits = httpx.Timeout(TIMEOUT_SECONDS)
         async with httpx.AsyncClient(timeout=limits, follow_redirects=False, trust_env=False) as client:
-            await asyncio.gather(*(_deliver(database, client, row, allowed, count) for row in taken))
-    return len(taken)
+            await asyncio.gather(*(_deliver(database, client, row, allowed, count) for row in due))
+    return len(due)
 
 
 class _Due(DeliveryRow):
@@ -102,7 +98,7 @@ async def _take(database: Database) -> list[_Due]:
         if await connection.scalar(sa.select(table.c.id).join(hook).where(due).limit(1)) is None:
             return []
     columns = (table, hook.c.url, hook.c.secret)
-    query = sa.select(*columns).join(hook).where(due, table.c.id.in_(_by_turns(due))).order_by(table.c.next_at)
+    query = sa.select(*columns).join(hook).where(due, table.c.id.in_(_fair_batch(due))).order_by(table.c.next_at)
     async with database.write() as connection:
         query = query.with_for_update(of=table, skip_locked=True)
         rows = await all_rows(connection, _Due, query)
@@ -113,17 +109,24 @@ async def _take(database: Database) -> list[_Due]:
     return rows
 
 
-def _by_turns(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def _fair_batch(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Return a query for the ids of a batch: the oldest of each tenant, then its next, at most PER_WEBHOOK of one.
 
-    So the many deliveries that one tenant's receiver does not take keep nobody else's waiting.
+    One tenant's many failing deliveries thus do not delay those of others.
     """
     table, hook = tables.webhook_delivery.c, tables.webhook.c
-    place = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
-    placed = sa.select(table.id, table.next_at, hook.tenant, place.label("place")).join(tables.webhook).where(due)
-    one = placed.subquery().c
-    turn = sa.func.row_number().over(partition_by=one.tenant, order_by=(one.place, one.next_at))
-    turns = sa.select(one.id, one.next_at, turn.label("turn")).where(one.place <= PER_WEBHOOK).subquery().c
+    position = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
+    numbered = (
+        sa.select(table.id, table.next_at, hook.tenant, position.label("position")).join(tables.webhook).where(due)
+    )
+    delivery = numbered.subquery().c
+    turn = sa.func.row_number().over(partition_by=delivery.tenant, order_by=(delivery.position, delivery.next_at))
+    turns = (
+        sa.select(delivery.id, delivery.next_at, turn.label("turn"))
+        .where(delivery.position <= PER_WEBHOOK)
+        .subquery()
+        .c
+    )
     return sa.select(turns.id).order_by(turns.turn, turns.next_at).limit(BATCH_SIZE)
 
 

@@ -20,8 +20,7 @@ import pytest
 from service.core.errors import Problem
 from service.jobs.executors.base import Executor, ExecutorUnavailable
 from service.jobs.executors.local import LocalRuns
-from service.jobs.executors.ray_api import RayApi
-from service.jobs.executors.ray_jobs import JOB_FILE, RayJobs
+from service.jobs.executors.ray_jobs import JOB_FILE, RayApi, RayJobs
 from tests.support.ray_cluster import Cluster
 from trainer.runs import run_process
 from trainer.runs.protocol import LOG_FILE

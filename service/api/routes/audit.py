@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import AwareDatetime, BaseModel
 
 from service.core import pagination, tables
 from service.core.pagination import Page, Paging
 from service.core.rows import AuditRow
 from service.identity import audit
-from service.identity.auth import require
-from service.identity.keys import Principal
+from service.identity.auth import Admin
 
 router = APIRouter(prefix="/v1/audit", tags=["audit"])
 
@@ -38,7 +37,7 @@ class AuditEntry(BaseModel):
 @router.get("")
 async def list_entries(
     request: Request,
-    admin: Annotated[Principal, Depends(require("admin"))],
+    admin: Admin,
     paging: Paging,
     key: Annotated[str | None, Query(description="Id of a key.")] = None,
     since: tables.Instant | None = None,

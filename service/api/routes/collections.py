@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
@@ -15,15 +15,11 @@ from service.features.snapshots import PARQUET, identity_of, parquet_chunks
 from service.features.store_access import ids_as, in_store, rereading, store_of, unchanged
 from service.features.summaries import summary
 from service.identity import idempotency
-from service.identity.auth import require
+from service.identity.auth import FeaturesWriter, read_features
 from service.identity.idempotency import IdempotencyKey
-from service.identity.keys import Principal
 from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
-
-read_features = Depends(require("features:read"))
-write_features = Depends(require("features:write"))
 
 
 class Promotion(BaseModel):
@@ -87,7 +83,7 @@ async def promote(
     collection: str,
     version: str,
     body: Promotion,
-    principal: Annotated[Principal, Depends(require("features:write"))],
+    principal: FeaturesWriter,
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Make a version the current one, atomically, and return its manifest.
@@ -111,8 +107,8 @@ async def promote(
                 await idempotency.complete(connection, reservation, answer=manifest)
         return manifest
 
-    asked = f"promote {principal.tenant} {collection} {version} {body.model_dump_json()}"
-    made = await idempotency.once(request.app.state.database, principal.key_id, idempotency_key, asked, act)
+    request_text = f"promote {principal.tenant} {collection} {version} {body.model_dump_json()}"
+    made = await idempotency.once(request.app.state.database, principal.key_id, idempotency_key, request_text, act)
     return made.answer or {} if isinstance(made, idempotency.Done) else made
 
 
@@ -142,9 +138,9 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
     if (body.id is None) == (body.vector is None):
         raise errors.invalid(FieldProblem("id", "give id or vector, one of them"))
 
-    def search(there: Collection) -> dict[str, Any]:
-        erasures = there.num_erasures()
-        reader = there.open(body.version)
+    def search(target: Collection) -> dict[str, Any]:
+        erasures = target.num_erasures()
+        reader = target.open(body.version)
         query: Any = body.vector
         if body.id is not None:
             (query,) = ids_as(reader.manifest.id_type, [body.id])
@@ -160,8 +156,8 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
         }
 
     def answer() -> dict[str, Any]:
-        there = existing(request, collection)
-        return rereading(there, lambda: search(there))
+        target = existing(request, collection)
+        return rereading(target, lambda: search(target))
 
     return await in_store(answer)
 

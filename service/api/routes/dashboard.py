@@ -15,7 +15,7 @@ from service.identity.auth import optional_principal, unauthorized
 from service.identity.keys import Principal
 from service.web import pages, rendering
 from service.web.pages import Gather, Page, Part, source_of
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 
 router = APIRouter(tags=["dashboard"], include_in_schema=False)
 
@@ -48,11 +48,11 @@ async def whole(request: Request, principal: Principal | None, page: Page) -> Re
     if principal is None:
         html = rendering.page("login.html")
     else:
-        visit = _visit(request, principal)
+        page_request = _asked(request, principal)
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        frame = {"page": page, "pages": pages.PAGES, "visit": visit, "source": source_of(address)}
+        frame = {"page": page, "pages": pages.PAGES, "request": page_request, "source": source_of(address)}
         try:
-            template, values = await _content(visit, page)
+            template, values = await _content(page_request, page)
         except Problem as problem:
             status, template, values = problem.status, "problem.html", {"problem": problem.body()}
             frame["source"] = None
@@ -64,9 +64,9 @@ async def changing(request: Request, principal: Principal | None, page: Page | P
     """Return the frame of a page, or a part of one; 304 while it is unchanged."""
     if principal is None:
         raise unauthorized("The session has ended.")
-    visit = _visit(request, principal)
-    template, values = await _content(visit, page)
-    html = rendering.page(template, visit=visit, **values)
+    page_request = _asked(request, principal)
+    template, values = await _content(page_request, page)
+    html = rendering.page(template, request=page_request, **values)
     etag = f'"{hashlib.blake2b(html.encode(), digest_size=16).hexdigest()}"'
     headers = {"ETag": etag, "Cache-Control": "no-store"}
     if unchanged(request, etag):
@@ -74,23 +74,23 @@ async def changing(request: Request, principal: Principal | None, page: Page | P
     return HTMLResponse(html, headers=headers)
 
 
-async def _content(visit: Visit, page: Page | Part) -> tuple[str, dict[str, Any]]:
-    """Return the template of a page and what it shows, or which scope the visitor lacks."""
-    if page.scope is not None and not visit.allows(page.scope):
+async def _content(request: DashboardRequest, page: Page | Part) -> tuple[str, dict[str, Any]]:
+    """Return the template of a page and its values, or which scope the key lacks."""
+    if page.scope is not None and not request.allows(page.scope):
         return "lacking.html", {"scope": page.scope}
     gather: Gather = page.gather
     with store_problems():
-        return page.template, await gather(visit)
+        return page.template, await gather(request)
 
 
-def _visit(request: Request, principal: Principal) -> Visit:
-    return Visit(request.app, principal, request.path_params, request.query_params)
+def _asked(request: Request, principal: Principal) -> DashboardRequest:
+    return DashboardRequest(request.app, principal, request.path_params, request.query_params)
 
 
-for one in pages.PAGES:
-    add_routes(router, one)
-for one_part in pages.PARTS:
-    add_part(router, one_part)
+for page in pages.PAGES:
+    add_routes(router, page)
+for part in pages.PARTS:
+    add_part(router, part)
 
 
 @router.get("/static/{name}")

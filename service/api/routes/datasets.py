@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.core import errors, pagination, tables, thread_pools
 from service.core.pagination import Page, Paging
 from service.core.rows import DatasetRow
 from service.datasets import registry
-from service.identity.auth import require
-from service.identity.keys import Principal
+from service.identity.auth import JobsReader, JobsWriter
 from trainer.spec import DatasetSpec, Name
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
-Reader = Annotated[Principal, Depends(require("jobs:read"))]
-Writer = Annotated[Principal, Depends(require("jobs:write"))]
 
 
 class InferRequest(BaseModel):
@@ -34,7 +31,7 @@ class InferRequest(BaseModel):
     status_code=201,
     responses=errors.also(200, "Registered before, just so.") | errors.responses(409),
 )
-async def register(request: Request, response: Response, body: DatasetSpec, principal: Writer) -> dict[str, Any]:
+async def register(request: Request, response: Response, body: DatasetSpec, principal: JobsWriter) -> dict[str, Any]:
     await asyncio.to_thread(registry.check_files, request.app.state.settings.for_tenant(principal.tenant), body)
     database = request.app.state.database
     async with database.write() as connection:
@@ -45,7 +42,7 @@ async def register(request: Request, response: Response, body: DatasetSpec, prin
 
 
 @router.get("")
-async def list_datasets(request: Request, principal: Reader, paging: Paging) -> Page[dict[str, Any]]:
+async def list_datasets(request: Request, principal: JobsReader, paging: Paging) -> Page[dict[str, Any]]:
     table = tables.dataset
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
@@ -55,20 +52,20 @@ async def list_datasets(request: Request, principal: Reader, paging: Paging) -> 
 
 
 @router.post("/infer")
-async def propose(request: Request, body: InferRequest, principal: Writer) -> dict[str, Any]:
+async def propose(request: Request, body: InferRequest, principal: JobsWriter) -> dict[str, Any]:
     """Propose a manifest for a file under the data roots; review and correct it before registering it."""
     settings = request.app.state.settings.for_tenant(principal.tenant)
     return await thread_pools.in_thread(registry.propose, settings, body.uri, body.name)
 
 
 @router.get("/{name}", responses=errors.responses(404))
-async def get(request: Request, name: str, principal: Reader) -> dict[str, Any]:
+async def get(request: Request, name: str, principal: JobsReader) -> dict[str, Any]:
     async with request.app.state.database.read() as connection:
         return registry.view(await registry.get(connection, principal.tenant, name))
 
 
 @router.get("/{name}/profile", responses=errors.responses(404))
-async def profile(request: Request, name: str, principal: Reader) -> dict[str, Any]:
+async def profile(request: Request, name: str, principal: JobsReader) -> dict[str, Any]:
     """Return the number of rows, the label rate, and each column's type, nulls, distinct values and range."""
     async with request.app.state.database.read() as connection:
         row = await registry.get(connection, principal.tenant, name)
@@ -77,6 +74,6 @@ async def profile(request: Request, name: str, principal: Reader) -> dict[str, A
 
 
 @router.delete("/{name}", status_code=204, responses=errors.responses(404, 409))
-async def delete(request: Request, name: str, principal: Writer) -> None:
+async def delete(request: Request, name: str, principal: JobsWriter) -> None:
     async with request.app.state.database.write() as connection:
         await registry.delete(connection, principal.tenant, name)

@@ -6,24 +6,22 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from embeddings.refresh import scratch
 from service.api.routes.collections import existing
 from service.core import errors
-from service.features.store_access import ids_as, in_store, problem_of, store_of
-from service.identity.auth import Principal, require
+from service.features.store_access import ids_as, in_store, store_of, store_problems
+from service.identity.auth import FeaturesWriter, read_features
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 Result = TypeVar("Result")
 # Who erases waits for the one who is at it, for minutes perhaps: not in the threads that fetches need.
 _threads = ThreadPoolExecutor(4, thread_name_prefix="erasure")
-
-Writer = Annotated[Principal, Depends(require("features:write"))]
 
 
 class Ids(BaseModel):
@@ -51,14 +49,12 @@ class Readmitted(BaseModel):
 async def _in_turn(call: Callable[[], Result]) -> Result:
     """Make ``call`` as ``in_store`` does, in a thread reserved for this kind of work."""
     context = contextvars.copy_context()
-    try:
+    with store_problems():
         return await asyncio.get_running_loop().run_in_executor(_threads, lambda: context.run(call))
-    except ValueError as error:
-        raise problem_of(error) from error
 
 
 @router.post("/{collection}/erase", responses=errors.responses(404, 507))
-async def erase(request: Request, collection: str, body: Ids, principal: Writer) -> Erased:
+async def erase(request: Request, collection: str, body: Ids, principal: FeaturesWriter) -> Erased:
     """Remove the rows of the ids from every kept version; they stay out until they are readmitted.
 
     They are removed from scratch collections of earlier versions too, which the answer does not count.
@@ -75,7 +71,7 @@ async def erase(request: Request, collection: str, body: Ids, principal: Writer)
 
 
 @router.post("/{collection}/readmit", responses=errors.responses(404, 507))
-async def readmit(request: Request, collection: str, body: Ids, principal: Writer) -> Readmitted:
+async def readmit(request: Request, collection: str, body: Ids, principal: FeaturesWriter) -> Readmitted:
     """Allow erased ids to be published again, by the next run that finds them."""
 
     def admit() -> int:
@@ -85,7 +81,7 @@ async def readmit(request: Request, collection: str, body: Ids, principal: Write
     return Readmitted(ids=await _in_turn(admit))
 
 
-@router.get("/{collection}/erasures", dependencies=[Depends(require("features:read"))], responses=errors.responses(404))
+@router.get("/{collection}/erasures", dependencies=[read_features], responses=errors.responses(404))
 async def erasures(request: Request, collection: str) -> dict[str, Any]:
     """List erasures and readmissions, newest first: time, reason, key, number of ids and of rows, but never the ids."""
     return {"items": await in_store(lambda: existing(request, collection).erasures()[::-1]), "next_cursor": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pyarrow.parquet as pq
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,14 +14,12 @@ from embeddings.store import NAME_PATTERN
 from service.api.routes.collections import existing
 from service.core import errors, json_schema, thread_pools
 from service.datasets.paths import allowed, data_files
-from service.features.store_access import in_store, problem_of
-from service.identity.auth import require
+from service.features.store_access import in_store, store_problems
+from service.identity.auth import read_features, write_features
 from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/collections/{collection}", tags=["gate"])
 
-read_features = Depends(require("features:read"))
-write_features = Depends(require("features:write"))
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
 
 
@@ -38,16 +36,18 @@ class CanaryRequest(BaseModel):
 
 @router.get("/canaries", dependencies=[read_features], responses=errors.responses(404))
 async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
-    return await in_store(
-        lambda: {"items": [probe.summary(one) for one in _settings(request, collection, probe.SETTINGS)]}
-    )
+    def collect() -> dict[str, Any]:
+        canaries = existing(request, collection).settings(probe.SETTINGS)
+        return {"items": [probe.summary(canary) for canary in canaries.values()]}
+
+    return await in_store(collect)
 
 
 @router.post("/canaries", status_code=201, dependencies=[write_features], responses=errors.responses(404, 507))
 async def add_canaries(request: Request, collection: str, body: CanaryRequest) -> dict[str, Any]:
     """Fit a canary on the current version; it is evaluated on every candidate from now on."""
-    given = (body.name is not None, body.uri is not None, body.copy_from is not None)
-    if given not in ((True, True, False), (False, False, True)):
+    fields_sent = (body.name is not None, body.uri is not None, body.copy_from is not None)
+    if fields_sent not in ((True, True, False), (False, False, True)):
         raise errors.invalid(FieldProblem("name", "give name and uri, or copy_from"))
 
     def fitted() -> dict[str, Any]:
@@ -71,10 +71,8 @@ async def add_canaries(request: Request, collection: str, body: CanaryRequest) -
         probes = target.settings(probe.SETTINGS)
         return {"items": [probe.summary(probes[name]) for name in names]}
 
-    try:
+    with store_problems():
         return await thread_pools.in_thread(fitted)
-    except ValueError as error:
-        raise problem_of(error) from error
 
 
 @router.delete("/canaries/{name}", status_code=204, dependencies=[write_features], responses=errors.responses(404))
@@ -87,7 +85,3 @@ async def delete_canary(request: Request, collection: str, name: str) -> Respons
 
     await in_store(remove)
     return Response(status_code=204)
-
-
-def _settings(request: Request, collection: str, kind: str) -> list[dict[str, Any]]:
-    return list(existing(request, collection).settings(kind).values())

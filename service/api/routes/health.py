@@ -32,12 +32,12 @@ async def readyz(request: Request) -> dict[str, Any]:
     for free disk space, or the feature store's server is unreachable. In the role ``vectors`` it means that the
     database is down, which this role does not need. That role is not ready while it has no vectors to serve.
     """
-    found = await readiness.readiness(request.app.state)
-    if found.unfit:
-        failed = [{"field": name, "message": found.checks[name]} for name in found.unfit]
+    state = await readiness.readiness(request.app.state)
+    if state.unfit:
+        failed = [{"field": name, "message": state.checks[name]} for name in state.unfit]
         detail = "; ".join(f"{error['field']}: {error['message']}" for error in failed)
         raise errors.Problem(503, "not-ready", detail, failed, {"Retry-After": "5"})
-    return {"status": found.status, "checks": found.checks}
+    return {"status": state.status, "checks": state.checks}
 
 
 @router.get(

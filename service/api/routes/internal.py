@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from embeddings.durable_files import write_json
 from service.core import tables
 from service.core.errors import Problem, invalid
 from service.core.rows import first_row
 from service.identity import run_tokens
 from service.identity.auth import unauthorized
 from service.identity.run_tokens import Claim
-from service.jobs import run_reports
 from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE
 from trainer.runs.directory import RUN_FILE
+from trainer.runs.events import EVENTS_FILE
+from trainer.runs.protocol import EXIT_FILE
 from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/internal/runs/{run_id}", include_in_schema=False)
@@ -85,7 +89,7 @@ async def events(
     if not lines.endswith(b"\n"):
         raise invalid(FieldProblem("body", "events come in whole lines", "send up to the last line's end"))
     directory = request.app.state.settings.run_dir(claim.run_id)
-    end, row = await _written(request, claim, lambda: run_reports.append_events(directory, offset, lines))
+    end, row = await _written(request, claim, lambda: append_events(directory, offset, lines))
     renewed = None
     if claim.is_old:
         assert row["lease"] is not None  # the claim holds
@@ -105,7 +109,7 @@ async def last_word(request: Request, claim: Claimed) -> None:
             FieldProblem("body", f"is not the exit.json of attempt {claim.attempt}", "send the file as it is")
         )
     directory = request.app.state.settings.run_dir(claim.run_id)
-    await _written(request, claim, lambda: run_reports.write_exit(directory, document))
+    await _written(request, claim, lambda: write_json(directory / EXIT_FILE, document))
 
 
 async def _written(request: Request, claim: Claim, write: Callable[[], Result]) -> tuple[Result, JobRow]:
@@ -135,3 +139,24 @@ async def _held(connection: AsyncConnection, claim: Claim) -> JobRow:
 def _given_up(claim: Claim) -> NoReturn:
     detail = f"Attempt {claim.attempt} of {claim.run_id} was given up, or has ended: it has nothing more to say."
     raise Problem(409, "run-given-up", detail)
+
+
+def append_events(run_dir: Path, offset: int, lines: bytes) -> int:
+    """Append whole ``lines`` that belong at byte ``offset`` and return where the file then ends.
+
+    Lines that exist already are skipped, and nothing is written if something before them is missing. The file is
+    durable on return; blocking.
+    """
+    descriptor = os.open(run_dir / EVENTS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        end = os.fstat(descriptor).st_size
+        if offset > end:
+            return end
+        fresh = lines[end - offset :]
+        while fresh:
+            written = os.write(descriptor, fresh)
+            end, fresh = end + written, fresh[written:]
+        os.fsync(descriptor)
+        return end
+    finally:
+        os.close(descriptor)

@@ -14,7 +14,7 @@ from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
 from service.core.rows import AuditRow
 from service.identity import idempotency
-from service.identity.auth import identify, require
+from service.identity.auth import JobsReader, JobsWriter, identify, require
 from service.identity.idempotency import IdempotencyKey
 from service.identity.keys import Principal
 from service.jobs import job_records, output, submission
@@ -62,7 +62,7 @@ async def submit(
     request: Request,
     response: Response,
     body: JobSpec,
-    principal: Annotated[Principal, Depends(require("jobs:write"))],
+    principal: JobsWriter,
     dry_run: bool = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
@@ -87,7 +87,7 @@ async def submit(
 @router.get("")
 async def list_jobs(
     request: Request,
-    principal: Annotated[Principal, Depends(require("jobs:read"))],
+    principal: JobsReader,
     paging: Paging,
     state: State | None = None,
     name: str | None = None,
@@ -124,7 +124,7 @@ async def cancel(request: Request, response: Response, job_id: str) -> JobView:
 async def retry(
     request: Request,
     job_id: str,
-    principal: Annotated[Principal, Depends(require("jobs:write"))],
+    principal: JobsWriter,
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Queue a failed or cancelled job again; it continues from its last checkpoint."""

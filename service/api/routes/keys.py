@@ -17,9 +17,9 @@ from service.identity import keys
 from service.identity.auth import (
     COOKIE,
     KEY_IS_OPTIONAL,
+    Admin,
     address_of,
     optional_principal,
-    require,
     same_origin,
     unauthorized,
 )
@@ -28,7 +28,6 @@ from trainer.spec import Name
 from trainer.spec.problems import FieldProblem
 
 router = APIRouter(tags=["keys"])
-Admin = Annotated[Principal, Depends(require("admin"))]
 
 
 class KeyRequest(BaseModel):

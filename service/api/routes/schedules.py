@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,16 +14,13 @@ from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
 from service.core.rows import Catchup, FiredRow, Outcome, Overlap, ScheduleRow
 from service.identity import idempotency
-from service.identity.auth import require
+from service.identity.auth import JobsReader, JobsWriter
 from service.identity.idempotency import IdempotencyKey
-from service.identity.keys import Principal
 from service.jobs import job_records
 from service.schedules import schedule_records
 from service.schedules.schedule_records import SchedulePatch, ScheduleSpec
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
-Reader = Annotated[Principal, Depends(require("jobs:read"))]
-Writer = Annotated[Principal, Depends(require("jobs:write"))]
 
 
 class ScheduleView(BaseModel):
@@ -74,7 +71,7 @@ class TriggerRequest(BaseModel):
 
 
 @router.post("", status_code=201, responses=errors.responses(409))
-async def create(request: Request, response: Response, body: ScheduleSpec, principal: Writer) -> ScheduleView:
+async def create(request: Request, response: Response, body: ScheduleSpec, principal: JobsWriter) -> ScheduleView:
     database = request.app.state.database
     async with database.write() as connection:
         row = await schedule_records.create(database, connection, body, principal.tenant)
@@ -83,30 +80,32 @@ async def create(request: Request, response: Response, body: ScheduleSpec, princ
 
 
 @router.get("")
-async def list_schedules(request: Request, principal: Reader, paging: Paging) -> Page[ScheduleView]:
+async def list_schedules(request: Request, principal: JobsReader, paging: Paging) -> Page[ScheduleView]:
     table = tables.schedule
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
-        page = await pagination.page(connection, ScheduleRow, query, table.c.name, paging, _as_it_is, descending=False)
+        page = await pagination.page(
+            connection, ScheduleRow, query, table.c.name, paging, pagination.whole_row, descending=False
+        )
         last = await schedule_records.last_publications(connection, [row["id"] for row in page.items])
     views = [_view(row, last.get(row["id"])) for row in page.items]
     return Page[ScheduleView](items=views, next_cursor=page.next_cursor)
 
 
 @router.get("/{name}", responses=errors.responses(404))
-async def get(request: Request, name: str, principal: Reader) -> ScheduleView:
+async def get(request: Request, name: str, principal: JobsReader) -> ScheduleView:
     async with request.app.state.database.read() as connection:
         return await _shown(connection, await schedule_records.get(connection, principal.tenant, name))
 
 
 @router.patch("/{name}", responses=errors.responses(404))
-async def change(request: Request, name: str, body: SchedulePatch, principal: Writer) -> ScheduleView:
+async def change(request: Request, name: str, body: SchedulePatch, principal: JobsWriter) -> ScheduleView:
     async with request.app.state.database.write() as connection:
         return await _shown(connection, await schedule_records.change(connection, principal.tenant, name, body))
 
 
 @router.delete("/{name}", status_code=204, responses=errors.responses(404))
-async def delete(request: Request, name: str, principal: Writer) -> None:
+async def delete(request: Request, name: str, principal: JobsWriter) -> None:
     async with request.app.state.database.write() as connection:
         await schedule_records.delete(connection, principal.tenant, name)
 
@@ -116,7 +115,7 @@ async def trigger(
     request: Request,
     response: Response,
     name: str,
-    principal: Writer,
+    principal: JobsWriter,
     body: TriggerRequest | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> FiringView:
@@ -130,15 +129,15 @@ async def trigger(
             await idempotency.complete(connection, reservation, answer=fired.model_dump(mode="json"))
         return fired
 
-    asked = f"trigger {principal.tenant} {name} {date}"
-    made = await idempotency.once(database, principal.key_id, idempotency_key, asked, act)
+    request_text = f"trigger {principal.tenant} {name} {date}"
+    made = await idempotency.once(database, principal.key_id, idempotency_key, request_text, act)
     firing = FiringView(**(made.answer or {})) if isinstance(made, idempotency.Done) else made
     response.headers["Location"] = f"/v1/jobs/{firing.job_id}"
     return firing
 
 
 @router.get("/{name}/firings", responses=errors.responses(404))
-async def firings(request: Request, name: str, principal: Reader, paging: Paging) -> Page[FiringView]:
+async def firings(request: Request, name: str, principal: JobsReader, paging: Paging) -> Page[FiringView]:
     """List the firings of a schedule, newest first."""
     async with request.app.state.database.read() as connection:
         schedule = await schedule_records.get(connection, principal.tenant, name)
@@ -150,10 +149,6 @@ async def firings(request: Request, name: str, principal: Reader, paging: Paging
         return await pagination.page(
             connection, FiredRow, query, tables.firing.c.fire_at_utc, paging, view, read=pagination.instant
         )
-
-
-def _as_it_is(row: ScheduleRow) -> ScheduleRow:
-    return row
 
 
 async def _shown(connection: AsyncConnection, row: ScheduleRow) -> ScheduleView:

@@ -37,10 +37,10 @@ JSON = "application/json"
 FORMATS = {ARROW: "arrow", JSON: "json"}
 MAX_IDS = 10_000
 MAX_VALUES = {ARROW: 2**26, JSON: 2**24}
-"""Numbers in one answer. Ten thousand vectors of the usual dims are far below."""
+"""Most numbers in a response, by media type; ten thousand vectors of usual dims are far below."""
 BRIEF_VALUES = {ARROW: 2**15, JSON: 2**13}
 BRIEF_PRODUCTS = 2**22
-"""Numbers in an answer, and products for those that are computed, that take a millisecond at most."""
+"""Most numbers in a response, and most products to compute them, that take a millisecond at most."""
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
 _DOCUMENTED: dict[str, Any] = {
@@ -250,8 +250,8 @@ def _schema(id_type: str, dtype: np.dtype[Any], dim: int, version: str, view: st
 def json_body(fetched: Fetched, version: str, view: str) -> bytes:
     """Return the content of :func:`arrow_stream` as JSON; the vector of a missing id is null."""
     items = [
-        {"id": one, "status": STATUS_NAMES[status], "vector": vector if status != MISSING else None}
-        for one, status, vector in zip(fetched.ids, fetched.status.tolist(), fetched.vectors, strict=True)
+        {"id": identifier, "status": STATUS_NAMES[status], "vector": vector if status != MISSING else None}
+        for identifier, status, vector in zip(fetched.ids, fetched.status.tolist(), fetched.vectors, strict=True)
     ]
     document = {"version": version, "view": view, "dim": fetched.vectors.shape[1], "items": items}
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -7,7 +7,7 @@ import hashlib
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from embeddings.rff.advice import MIN_EPSILON, SAMPLED_ROWS, dim_for, warnings_of
@@ -18,18 +18,16 @@ from service.api.routes.collections import existing
 from service.core import errors
 from service.core.pagination import Paging, page_of
 from service.features.store_access import accepted, in_store, store_of, unchanged
-from service.identity.auth import require
+from service.identity.auth import read_features, write_features
 from trainer.spec import NAME_PATTERN, Name, View
 
 router = APIRouter(prefix="/v1/views", tags=["views"])
 
-read_features = Depends(require("features:read"))
-write_features = Depends(require("features:write"))
 
 SAFETENSORS = "application/octet-stream"
 ONNX = "application/onnx"
 LAYERS = {SAFETENSORS: ("safetensors", safetensors_layer), ONNX: ("onnx", onnx_layer)}
-"""By media type: the ending of the file's name, and what writes it."""
+"""Media type: the ending of the file's name, and the function that writes it."""
 
 
 class ViewRequest(View):
@@ -66,9 +64,9 @@ async def create(
         collection = existing(request, body.collection)
         if dry_run:
             return _preview(collection, parameters, epsilon), 200
-        known = body.name in collection.view_names()
+        exists = body.name in collection.view_names()
         view = collection.create_view(**parameters)
-        return _with_warnings(collection, view, "current"), 200 if known else 201
+        return _with_warnings(collection, view, "current"), 200 if exists else 201
 
     answer, status = await in_store(make)
     headers = {} if dry_run else {"Location": f"/v1/views/{body.name}"}
@@ -80,9 +78,9 @@ def _preview(collection: Collection, parameters: dict[str, Any], epsilon: float)
     answer: dict[str, Any] = {"view": view, "exists": exists, "advice": None, "warnings": []}
     if view["kind"] == "rff":
         vectors = _sampled(collection, "current")
-        given = {name: view[name] for name in ("sigma", "seed", "frequencies")}
-        answer["advice"] = dim_for(epsilon, vectors, **given).as_dict()
-        answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **given, vectors=vectors)
+        drawn_by = {name: view[name] for name in ("sigma", "seed", "frequencies")}
+        answer["advice"] = dim_for(epsilon, vectors, **drawn_by).as_dict()
+        answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **drawn_by, vectors=vectors)
     return answer
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import AwareDatetime, BaseModel, Field
 
 from service.core import errors, pagination, tables
 from service.core.pagination import Page, Paging
 from service.core.rows import DeliveryRow, WebhookRow
 from service.core.ssrf_guard import TargetError, resolve
-from service.identity.auth import require
-from service.identity.keys import Principal
+from service.identity.auth import Admin
 from service.webhooks import webhook_records
 from service.webhooks.webhook_records import WebhookPatch, WebhookSpec
 from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
-Admin = Annotated[Principal, Depends(require("admin"))]
 
 
 class WebhookView(BaseModel):

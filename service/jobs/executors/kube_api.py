@@ -80,11 +80,6 @@ class KubeApi:
 
     Each call raises ExecutorUnavailable if the API server does not answer, does not let us, or is overloaded; after an
     answer with Retry-After nothing is asked until then.
-
-    Args:
-        configuration: How the API server is reached (:func:`cluster_configuration`).
-        namespace: The namespace of all objects.
-        answer_seconds: How long an answer may take.
     """
 
     def __init__(self, configuration: Configuration, namespace: str, answer_seconds: float = ANSWER_SECONDS):
@@ -216,24 +211,24 @@ class KubeApi:
             raise ExecutorUnavailable(f"{self._who()} does not answer {method} {path}: {error}") from error
 
     def _failure(self, method: str, path: str, error: Any) -> Exception:
-        status, said = error.status, _message(error.body)
-        asked = f"{self._who()} answers {method} {path} with {status}: {said}"
+        status, message = error.status, _message(error.body)
+        description = f"{self._who()} answers {method} {path} with {status}: {message}"
         if status == 410:
-            return Expired(asked)
+            return Expired(description)
         if status == 409 and method == "POST":
-            return AlreadyExists(asked)
+            return AlreadyExists(description)
         if status in (400, 413, 422):
-            return Refused(said)
+            return Refused(message)
         if status in (401, 403):
-            return ExecutorUnavailable(f"{asked}; {ACCESS_REMEDY}")
+            return ExecutorUnavailable(f"{description}; {ACCESS_REMEDY}")
         wait = str((error.headers or {}).get("Retry-After", ""))
         if wait.isdigit():
             self._not_before = time.monotonic() + float(wait)
-        return ExecutorUnavailable(asked)
+        return ExecutorUnavailable(description)
 
 
 class Expired(Exception):
-    """What was read is too old to go on from (410)."""
+    """A watch or list whose resource version is too old to continue (410)."""
 
 
 def _message(body: str | bytes | None) -> str:

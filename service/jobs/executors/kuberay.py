@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embeddings.durable_files import write_json
-from service.core.check import Check
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.jobs.executors import pod_log
-from service.jobs.executors.base import Executor, ExecutorUnavailable, check_cluster_runs
+from service.jobs.executors.base import (
+    ENTRYPOINT,
+    Check,
+    ClusterExecutor,
+    ExecutorUnavailable,
+    check_cluster_runs,
+    read_record,
+)
 from service.jobs.executors.kube_api import AlreadyExists, KubeApi, Refused, cluster_configuration, default_namespace
-from service.jobs.executors.placement import Placement
 from service.jobs.executors.ray_job_manifest import (
     ATTEMPT_LABEL,
-    ENTRYPOINT,
     FENCE_LABEL,
     MANAGED,
     ROLE_LABEL,
@@ -35,8 +37,7 @@ from service.jobs.executors.ray_job_manifest import (
     ray_job,
     token_secret,
 )
-from trainer.runs.directory import RUN_FILE, THIS_CLUSTER
-from trainer.runs.protocol import LOG_FILE
+from trainer.runs.directory import RUN_FILE
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -44,34 +45,21 @@ RECORD_FILE = "kuberay.json"
 MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED.items())
 ENDED = ("Complete", "Failed", "ValidationFailed")
 """Deployment states after which KubeRay starts nothing; Suspended and Waiting are not among them."""
-LOG_SECONDS = 3.0
-"""Between looks at a log."""
-LOG_SHARE = 20.0
-"""Fetch logs for at most 1/LOG_SHARE of the time."""
 GONE_SECONDS = 60.0
-"""Longest wait for deleted pods to leave, before they are forced, and after."""
+"""Longest wait for deleted pods to disappear: once before they are killed, once after."""
 WATCH_SECONDS = 1.0
 TEMPLATE_REMEDY = "correct the cluster template (EVENKEEL_KUBERAY_TEMPLATE) or the job's resources"
 
 
-class KubeRayJobs(Executor):
+class KubeRayJobs(ClusterExecutor):
     """Executes runs as RayJobs.
 
-    Args:
-        api: The API server and the namespace.
-        template: The cluster that each run gets.
-        stop_seconds: Time from SIGTERM to SIGKILL that a run is given by Ray; it is part of the submission.
-        shared_runs: Location of the run directories on the cluster, if it differs from here.
-        queue: A LocalQueue of Kueue that decides when a run starts; None to start at once.
-        entrypoint: What is started.
+    ``template``: the cluster that each run gets. ``queue``: a LocalQueue of Kueue that decides when a run starts; None
+    to start at once.
     """
 
     settings_read = ("internal_url", "shared_runs")
-    options = {
-        "TEMPLATE": "file with the RayClusterSpec that each run gets a copy of",
-        "NAMESPACE": "where RayJobs are made; that of this pod if left out",
-        "QUEUE": "LocalQueue of Kueue that decides when a run starts; none if left out",
-    }
+    options = ("TEMPLATE", "NAMESPACE", "QUEUE")
 
     def __init__(
         self,
@@ -83,13 +71,10 @@ class KubeRayJobs(Executor):
         queue: str | None = None,
         entrypoint: Sequence[str] = ENTRYPOINT,
     ):
+        super().__init__(stop_seconds, shared_runs, entrypoint)
         self._api = api
         self._template = template
-        self._stop_seconds = stop_seconds
-        self._shared_runs = shared_runs
         self._queue = queue
-        self._entrypoint = tuple(entrypoint)
-        self._log_due: dict[str, float] = {}
 
     @classmethod
     def from_settings(cls, settings: Settings) -> KubeRayJobs:
@@ -100,10 +85,6 @@ class KubeRayJobs(Executor):
             shared_runs=settings.shared_runs,
             queue=dict(settings.executor_options).get("QUEUE"),
         )
-
-    @classmethod
-    def placement(cls, settings: Settings) -> Placement:
-        return Placement(uses_this_host=False, ray_address=THIS_CLUSTER)
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
@@ -134,24 +115,24 @@ class KubeRayJobs(Executor):
         run = json.loads((run_dir / RUN_FILE).read_text("utf-8"))
         if self.is_alive(run_dir):
             raise RuntimeError(f"{run_dir}: its RayJob is still running; end it first")
-        directory = self._shared_runs / run["run_id"] if self._shared_runs is not None else run_dir.resolve()
+        directory = self._on_cluster(run, run_dir)
         document = ray_job(
             run, directory, self._template, self._stop_seconds, queue=self._queue, entrypoint=self._entrypoint
         )
         name = str(document["metadata"]["name"])
         write_json(run_dir / RECORD_FILE, {"name": name})
-        if (found := self._api.get("rayjobs", name)) is None:
+        if (job := self._api.get("rayjobs", name)) is None:
             secret = token_secret(run)
             try:
                 if secret is not None:
                     self._replace_secret(secret)
-                found = self._create(document)
+                job = self._create(document)
             except Refused as error:
                 wrong = {"field": "EVENKEEL_KUBERAY_TEMPLATE", "message": str(error), "remedy": TEMPLATE_REMEDY}
                 raise Problem(422, "ray-job-refused", f"Kubernetes refuses the RayJob: {error}", [wrong]) from error
             if secret is not None:
-                self._give(secret, found)
-        if found["metadata"].get("labels", {}).get(FENCE_LABEL) != fence(run):
+                self._give(secret, job)
+        if job["metadata"].get("labels", {}).get(FENCE_LABEL) != fence(run):
             raise RuntimeError(f"RayJob {name} in {self._api.namespace} is another service's: delete it first")
         return name
 
@@ -175,17 +156,7 @@ class KubeRayJobs(Executor):
                     raise RuntimeError(f"{run_dir}: pods of it are there long after they were killed")
                 force, deadline = True, time.monotonic() + GONE_SECONDS
             self._api.wait("pods", _of(run_dir), WATCH_SECONDS)
-        self._log_due.pop(str(run_dir), None)
         return by_itself
-
-    def suspend(self, run_dir: Path, /, suspended: bool = True) -> bool:
-        """Take the attempt's pods away, or let it go on from its last checkpoint; return False if it is gone.
-
-        KubeRay kills the pods without asking the run.
-        """
-        changes = {"spec": {"suspend": suspended}}
-        patched = [self._api.patch("rayjobs", job["metadata"]["name"], changes) for job in self._jobs(run_dir)]
-        return any(patched)
 
     def close(self) -> None:
         self._api.close()
@@ -219,10 +190,10 @@ class KubeRayJobs(Executor):
         try:
             return self._api.create("rayjobs", document)
         except (AlreadyExists, ExecutorUnavailable):
-            found = self._api.get("rayjobs", document["metadata"]["name"])
-            if found is None:
+            job = self._api.get("rayjobs", document["metadata"]["name"])
+            if job is None:
                 raise
-            return found
+            return job
 
     def _stop(self, run_dir: Path, grace_seconds: float) -> bool:
         """Ask the attempt to end and wait for it; return False if it has not by itself.
@@ -250,7 +221,7 @@ class KubeRayJobs(Executor):
         selector = _of(run_dir)
         left = {resource: self._api.list(resource, selector) for resource in ("rayjobs", "rayclusters", "pods")}
         names = {_name(item) for items in left.values() for item in items}
-        if "name" in (record := _recorded(run_dir)):
+        if "name" in (record := read_record(run_dir / RECORD_FILE)):
             names.add(record["name"])
         for name in names:
             # The submitter, to which KubeRay gives the name of its RayJob, not its labels; and the Secret, as listing
@@ -266,29 +237,23 @@ class KubeRayJobs(Executor):
 
     def _follow(self, run_dir: Path, jobs: Sequence[Mapping[str, Any]], last: bool) -> None:
         """Append to the run's log what its submitter has logged since, and at the end what KubeRay says of it."""
-        record, started = _recorded(run_dir), time.monotonic()
-        if "name" not in record or record.get("ended"):
+        record, started = read_record(run_dir / RECORD_FILE), time.monotonic()
+        if "name" not in record or record.get("ended") or not self._log_is_due(run_dir, last):
             return
-        if not last and started < self._log_due.get(str(run_dir), 0.0):
-            return
-        position = pod_log.Position(**record.get("position", {}))
+        position = Position(**record.get("position", {}))
         try:
             fresh = b""
             for pod in self._submitters(run_dir):
-                text, position = pod_log.fresh(self._api.log(pod["metadata"]["name"], position.time), position)
+                text, position = fresh_lines(self._api.log(pod["metadata"]["name"], position.time), position)
                 fresh += text
         except ExecutorUnavailable as error:
             log.warning("%s: its log could not be fetched: %s", record["name"], error)
             return
         if last:
             fresh += b"".join(_verdict(job) for job in jobs if job["metadata"]["name"] == record["name"])
-        if fresh:
-            with open(run_dir / LOG_FILE, "ab", opener=_private) as file:
-                file.write(fresh)
+        self._append_log(run_dir, fresh, started, last)
         if fresh or last:
             write_json(run_dir / RECORD_FILE, record | {"position": position._asdict(), "ended": last})
-        taken = time.monotonic() - started
-        self._log_due[str(run_dir)] = time.monotonic() + max(LOG_SECONDS, LOG_SHARE * taken)
 
 
 def _of(run_dir: Path) -> str:
@@ -340,13 +305,41 @@ def _verdict(job: Mapping[str, Any]) -> bytes:
     return f"KubeRay: {status.get('reason', 'Failed')}: {status.get('message', '')}\n".encode()
 
 
-def _recorded(run_dir: Path) -> dict[str, Any]:
-    try:
-        document = json.loads((run_dir / RECORD_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+class Position(NamedTuple):
+    """How far a pod's log was read: the time of the last line, and how many lines with that time were read.
+
+    Kubernetes gives no offsets, and rotates logs.
+    """
+
+    time: str = ""
+    lines: int = 0
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def fresh_lines(text: bytes, position: Position) -> tuple[bytes, Position]:
+    """Return the lines after a position, without their times, and the position after them.
+
+    ``text`` has lines ``TIME TEXT``, from some time at or before the position on. Times are RFC 3339 in UTC with a
+    fraction of any length; they do not fall.
+    """
+    reached = _key(position.time)
+    skip, lines = position.lines, []
+    for line in text.splitlines(keepends=True):
+        time, _, rest = line.partition(b" ")
+        key = _key(when := time.decode("ascii", "replace"))
+        if key < reached:
+            continue
+        if key == reached:
+            if skip:
+                skip -= 1
+                continue
+            position = Position(when, position.lines + 1)
+        else:
+            reached, skip, position = key, 0, Position(when, 1)
+        lines.append(rest)
+    return b"".join(lines), position
+
+
+def _key(time: str) -> tuple[str, str]:
+    """Return a sort key of a time: fractions without trailing zeros."""
+    seconds, _, fraction = time.rstrip("Z").partition(".")
+    return seconds, fraction.ljust(9, "0")

@@ -7,10 +7,8 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from service.core.check import Check
 from service.core.settings import Settings
-from service.jobs.executors.base import Executor
-from service.jobs.executors.placement import Placement
+from service.jobs.executors.base import Check, Executor, Placement
 from trainer.runs import run_process
 from trainer.runs.standby import Standby
 
@@ -19,7 +17,7 @@ class LocalRuns(Executor):
     """Executes runs on this host; their ranks join the Ray cluster of EVENKEEL_RAY_ADDRESS, if that is set.
 
     ``command`` is started in place of a training, followed by ``--run-dir D``; it is started anew each time, while a
-    training is forked from a standby process.
+    training is forked from a warm process.
     """
 
     settings_read = ("ray_address", "stored_runs")

@@ -13,14 +13,8 @@ from typing import Any
 
 import yaml
 
-from trainer.runs.protocol import (
-    ATTEMPT_VARIABLE,
-    REPORT_TOKEN_VARIABLE,
-    REPORT_URL_VARIABLE,
-    RUN_DIR_VARIABLE,
-    RUN_ID_VARIABLE,
-    STOP_SECONDS_VARIABLE,
-)
+from service.jobs.executors.base import ENTRYPOINT, variables_of
+from trainer.runs.protocol import REPORT_TOKEN_VARIABLE, REPORT_URL_VARIABLE
 from trainer.spec.job import Resources
 from trainer.spec.stored_specs import StoredJob
 
@@ -30,10 +24,9 @@ RUN_LABEL, ATTEMPT_LABEL, FENCE_LABEL, ROLE_LABEL = (
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
 MAX_NAME = 47
-"""KubeRay derives the names of the cluster and its services from that of a RayJob."""
-NOTICE = ("python", "-m", "trainer.runs.preemption")
+"""Longest name of a RayJob; KubeRay derives the names of the cluster and its services from it."""
+PRE_STOP = ("python", "-m", "trainer.runs.preemption")
 """Command that runs in a pod before it is ended: the ranks write a checkpoint."""
-ENTRYPOINT = ("python", "-m", "trainer.launch.entrypoint")
 OVERHEAD_BYTES = 2**30
 """Memory of a worker's pod beside its rank: Ray's own processes and object store."""
 KEEP_CLUSTER_SECONDS = 60
@@ -45,9 +38,7 @@ Document = dict[str, Any]
 class ClusterTemplate:
     """A RayClusterSpec of which each run gets a copy: a head, and a worker group ``cpu``, ``gpu`` or both.
 
-    Args:
-        document: The spec; its worker groups are told apart by ``groupName``.
-        source: Where it comes from, for messages.
+    ``source``: where the document comes from, for messages.
 
     Raises:
         ValueError: It has no head, or no worker group of a known name.
@@ -158,29 +149,19 @@ def ray_job(
 ) -> Document:
     """Return the RayJob of an attempt.
 
-    Args:
-        run: ``run.json``.
-        directory: The run directory, where the cluster has it.
-        template: The cluster to copy.
-        stop_seconds: Time from SIGTERM to SIGKILL when the run is asked to end.
-        queue: A LocalQueue of Kueue, which then decides when the run starts; None to start at once.
-        entrypoint: What is started, followed by ``--run-dir DIRECTORY``.
+    ``directory``: the run directory, where the cluster has it. ``queue``: a LocalQueue of Kueue, which then decides
+    when the run starts.
 
     Raises:
         ValueError: The template has no place for it, or its name or directory cannot be used.
     """
-    attempt, labels = run.get("attempt", 1), labels_of(run)
+    labels = labels_of(run)
     if shlex.quote(str(directory)) != str(directory):
         raise ValueError(f"{directory}: a run directory with characters that a shell reads; rename it")
-    name = object_name(run["run_id"], attempt)
+    name = object_name(run["run_id"], run.get("attempt", 1))
     workers = (run.get("workers") or {}).get("number")
     cluster = template.cluster(StoredJob(run.get("job") or {}).resources, workers)
-    variables = {
-        RUN_ID_VARIABLE: str(run["run_id"]),
-        RUN_DIR_VARIABLE: str(directory),
-        ATTEMPT_VARIABLE: str(attempt),
-        STOP_SECONDS_VARIABLE: str(math.ceil(stop_seconds)),
-    }
+    variables = variables_of(run, directory, stop_seconds)
     environment: list[Document] = [{"name": variable, "value": value} for variable, value in variables.items()]
     if report := run.get("report"):
         environment += [
@@ -219,15 +200,17 @@ def _own(template: Document, labels: Mapping[str, str], role: str, environment: 
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), **labels, ROLE_LABEL: role}
     if environment:
-        ours = {variable["name"] for variable in environment}
+        names = {variable["name"] for variable in environment}
         container = template["spec"]["containers"][0]
-        container["env"] = [one for one in container.get("env") or [] if one["name"] not in ours] + environment
+        container["env"] = [
+            variable for variable in container.get("env") or [] if variable["name"] not in names
+        ] + environment
 
 
 def _warn_before_the_end(template: Document, seconds: int) -> None:
     """Let a pod whose node is drained, or that is evicted, have its run stop first; what the template says stays."""
     spec = template["spec"]
-    spec["containers"][0].setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": list(NOTICE)}})
+    spec["containers"][0].setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": list(PRE_STOP)}})
     # Kubernetes' own is 30 seconds.
     spec.setdefault("terminationGracePeriodSeconds", max(30, seconds + 10))
 

@@ -2,60 +2,178 @@
 
 There is one submission per attempt, named ``RUN-ATTEMPT``. It is recorded in ``ray_job.json`` of the run directory
 before it is submitted, so that after a crash at any point the run is found again.
+
+Ray's own client would import Ray. Measured on Ray 2.60: a submission id that was used before gives 500; a job that has
+not started cannot be deleted (500) and is not stopped, but starts and is ended at once when its turn comes; the log is
+always returned whole.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shlex
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+import httpx
 
 from embeddings.durable_files import write_json
-from service.core.check import Check
 from service.core.errors import Problem
 from service.core.settings import EXECUTOR_SETTINGS, Settings
-from service.jobs.executors.base import Executor, ExecutorUnavailable, FreeResources, check_cluster_runs
-from service.jobs.executors.placement import Placement
-from service.jobs.executors.ray_api import TOKEN_REMEDY, RayApi, ray_token
-from trainer.runs.directory import RUN_FILE, THIS_CLUSTER
-from trainer.runs.protocol import (
-    ATTEMPT_VARIABLE,
-    LOG_FILE,
-    REPORT_TOKEN_VARIABLE,
-    REPORT_URL_VARIABLE,
-    RUN_DIR_VARIABLE,
-    RUN_ID_VARIABLE,
-    STOP_SECONDS_VARIABLE,
+from service.jobs.executors.base import (
+    ENTRYPOINT,
+    Check,
+    ClusterExecutor,
+    ExecutorUnavailable,
+    FreeResources,
+    check_cluster_runs,
+    read_record,
+    variables_of,
 )
+from trainer.runs.directory import RUN_FILE
+from trainer.runs.protocol import REPORT_TOKEN_VARIABLE, REPORT_URL_VARIABLE, RUN_DIR_VARIABLE
 
 log = logging.getLogger("evenkeel.runner")
 
 JOB_FILE = "ray_job.json"
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-LOG_SECONDS = 3.0
-"""The cluster hands out a log as a whole: not at each look."""
-LOG_SHARE = 20.0
-"""Fetch logs for at most 1/LOG_SHARE of the time, however long they have grown."""
 PENDING_SECONDS = 3.0
-"""Time after which a stopped job that is still PENDING counts as ended: it is one that waits."""
+"""Time after which a stopped job that is still PENDING counts as ended: it waits for resources."""
 FORCED_SECONDS = 60.0
-"""From SIGKILL until the cluster has noticed."""
+"""Longest time from SIGKILL until the cluster reports the end."""
 POLL_SECONDS = 0.2
 
+ANSWER_SECONDS = 10.0
+SUBMIT_SECONDS = 60.0
+"""Longest wait for a submission; the dashboard asks an agent, which may just be starting."""
+TOKEN_REMEDY = (
+    "generate one secret, and set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (a file with it) both here and wherever "
+    "`ray start` runs"
+)
 
-class RayJobs(Executor):
+
+def ray_token(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the cluster's token, searched as by Ray: RAY_AUTH_TOKEN, file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    source = os.environ if environment is None else environment
+    if source.get("RAY_AUTH_TOKEN", "").strip():
+        return source["RAY_AUTH_TOKEN"].strip()
+    named = source.get("RAY_AUTH_TOKEN_PATH", "").strip()
+    path = Path(named) if named else Path(source.get("HOME") or Path.home()) / ".ray" / "auth_token"
+    try:
+        return path.read_text("ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+class RayApi:
+    """A client for ``address``, ``http://HOST:8265``.
+
+    Each call raises ExecutorUnavailable if the cluster does not answer as expected.
+    """
+
+    def __init__(self, address: str, token: str):
+        self.address = address.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._certificates = ssl.create_default_context()
+
+    def refuse_open_cluster(self) -> None:
+        """Check that the cluster demands a token; if it does not, anyone who reaches it can run code on it.
+
+        Raises:
+            Problem: The cluster answers without a token.
+        """
+        try:
+            answer = self._request("GET", "/api/version")
+        except httpx.HTTPError as error:
+            raise self._unknown(error) from error
+        if answer.is_success:
+            detail = f"The Ray cluster at {self.address} answers requests without a token: nothing is submitted to it."
+            wrong = {"field": "EVENKEEL_RAY_ADDRESS", "message": detail, "remedy": TOKEN_REMEDY}
+            raise Problem(503, "open-cluster", detail, [wrong])
+
+    def job(self, submission_id: str) -> dict[str, Any] | None:
+        """Return the cluster's record of a job, or None if it has none.
+
+        Its ``status`` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
+        """
+        answer = self._ask("GET", _path(submission_id))
+        return None if answer.status_code == 404 else dict(answer.json())
+
+    def submit(self, document: Mapping[str, Any]) -> None:
+        """Submit a job.
+
+        Raises:
+            ExecutorUnavailable: The cluster did not accept it; its id may have been used before: ask :meth:`job`.
+        """
+        self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
+
+    def stop(self, submission_id: str) -> None:
+        """Ask a job to stop: SIGTERM, and SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S."""
+        self._ask("POST", _path(submission_id, "/stop"))
+
+    def log(self, submission_id: str) -> bytes:
+        """Return the job's whole log."""
+        answer = self._ask("GET", _path(submission_id, "/logs"))
+        return b"" if answer.status_code == 404 else str(answer.json()["logs"]).encode()
+
+    def room(self) -> list[FreeResources] | None:
+        """Return the free resources of each node, some seconds old; None if the cluster reports none."""
+        answer = self._ask("GET", "/api/cluster_status").json()
+        report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+        nodes = report.get("usageByNode")
+        if not nodes:
+            return None
+
+        def free(node: Mapping[str, Any], name: str) -> float:
+            used, total = node.get(name) or (0.0, 0.0)
+            return float(total) - float(used)
+
+        return [
+            FreeResources(free(node, "CPU"), int(free(node, "memory")), free(node, "GPU")) for node in nodes.values()
+        ]
+
+    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            answer = self._request(method, path, headers=self._headers, **options)
+        except httpx.HTTPError as error:
+            raise self._unknown(error) from error
+        if answer.status_code in (401, 403):
+            message = (
+                f"the Ray cluster at {self.address} does not take our token ({answer.status_code}): {TOKEN_REMEDY}"
+            )
+            raise ExecutorUnavailable(message)
+        if not answer.is_success and answer.status_code != 404:
+            last_line = (answer.text.strip().splitlines() or [""])[-1][:300]
+            raise ExecutorUnavailable(
+                f"the Ray cluster at {self.address} answers {method} {path} with {answer.status_code}: {last_line}"
+            )
+        return answer
+
+    def _request(self, method: str, path: str, *, timeout: float = ANSWER_SECONDS, **options: Any) -> httpx.Response:
+        url = self.address + path
+        return httpx.request(method, url, timeout=timeout, verify=self._certificates, trust_env=False, **options)
+
+    def _unknown(self, error: httpx.HTTPError) -> ExecutorUnavailable:
+        return ExecutorUnavailable(
+            f"the Ray cluster at {self.address} does not answer: {str(error) or type(error).__name__}"
+        )
+
+
+def _path(submission_id: str, rest: str = "") -> str:
+    return f"/api/jobs/{quote(submission_id, safe='')}{rest}"
+
+
+class RayJobs(ClusterExecutor):
     """Executes runs as jobs of a Ray cluster.
 
-    ``stop_seconds``: time from SIGTERM to SIGKILL. Ray takes it with the submission, so it is the same for every
-    ending. ``shared_runs``: location of the run directories on the cluster, if it differs from here. ``resources``:
-    custom Ray resources that place the driver (on the head node if empty; always 0 CPUs, because the ranks of a small
-    cluster need them all).
+    ``resources``: custom Ray resources that place the driver (on the head node if empty; always 0 CPUs, because the
+    ranks of a small cluster need them all).
     """
 
     settings_read = tuple(EXECUTOR_SETTINGS)
@@ -67,14 +185,11 @@ class RayJobs(Executor):
         *,
         shared_runs: Path | None = None,
         resources: Mapping[str, float] | None = None,
-        entrypoint: Sequence[str] = ("python", "-m", "trainer.launch.entrypoint"),
+        entrypoint: Sequence[str] = ENTRYPOINT,
     ):
+        super().__init__(stop_seconds, shared_runs, entrypoint)
         self._api = api
-        self._stop_seconds = stop_seconds
-        self._shared_runs = shared_runs
         self._resources = dict(resources or {})
-        self._entrypoint = tuple(entrypoint)
-        self._log_due: dict[str, float] = {}
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RayJobs:
@@ -88,10 +203,6 @@ class RayJobs(Executor):
             shared_runs=settings.shared_runs,
             resources=dict(settings.driver_resources),
         )
-
-    @classmethod
-    def placement(cls, settings: Settings) -> Placement:
-        return Placement(uses_this_host=False, ray_address=THIS_CLUSTER)
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
@@ -152,9 +263,9 @@ class RayJobs(Executor):
         return submission_id
 
     def is_alive(self, run_dir: Path, /) -> bool:
-        record = _read(run_dir)
-        job = None if record is None else self._api.job(record["submission_id"])
-        if record is None or job is None:
+        record = read_record(run_dir / JOB_FILE)
+        job = self._api.job(record["submission_id"]) if "submission_id" in record else None
+        if job is None:
             return False
         # A job that waits is ended by its next word, and until then holds nothing.
         alive = job["status"] not in ENDED and not (job["status"] == "PENDING" and record["asked_to_stop"])
@@ -163,17 +274,17 @@ class RayJobs(Executor):
 
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
         """End the attempt; the grace is that of the submission, whatever ``grace_seconds`` says (see the class)."""
-        record = _read(run_dir)
-        if record is None or not self.is_alive(run_dir):
+        record = read_record(run_dir / JOB_FILE)
+        if not self.is_alive(run_dir):
             return True
         submission_id = record["submission_id"]
         write_json(run_dir / JOB_FILE, {**record, "asked_to_stop": True})
         # Before the cluster is asked: whom it kills when the grace is over has had all of it.
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         self._api.stop(submission_id)
         while True:
             job = self._api.job(submission_id)
-            passed = time.monotonic() - asked
+            passed = time.monotonic() - asked_at
             if job is None or job["status"] in ENDED:
                 self._fetch_log(run_dir, record, last=True)
                 return passed < self._stop_seconds
@@ -192,15 +303,12 @@ class RayJobs(Executor):
         It contains no code: the cluster's image has it. A ``report`` in run.json means that the run fetches the rest
         from the service and reports its events to it.
         """
-        directory = self._shared_runs / run["run_id"] if self._shared_runs is not None else run_dir.resolve()
+        directory = self._on_cluster(run, run_dir)
+        variables = variables_of(run, directory, self._stop_seconds)
         # With a run storage it is one of the cache of the host that the cluster chooses.
         stored = run.get("storage") is not None
-        variables = {
-            RUN_ID_VARIABLE: str(run["run_id"]),
-            **({} if stored else {RUN_DIR_VARIABLE: str(directory)}),
-            ATTEMPT_VARIABLE: str(run.get("attempt", 1)),
-            STOP_SECONDS_VARIABLE: str(math.ceil(self._stop_seconds)),
-        }
+        if stored:
+            del variables[RUN_DIR_VARIABLE]
         if run.get("report"):
             variables |= {REPORT_URL_VARIABLE: run["report"]["url"], REPORT_TOKEN_VARIABLE: run["report"]["token"]}
         return {
@@ -216,25 +324,19 @@ class RayJobs(Executor):
     def _fetch_log(self, run_dir: Path, record: dict[str, Any], last: bool) -> None:
         """Append what the job has logged since; a crash in between repeats lines, and loses none."""
         submission_id, started = record["submission_id"], time.monotonic()
-        if record.get("log_ended") or (not last and started < self._log_due.get(submission_id, 0.0)):
+        if record.get("log_ended") or not self._log_is_due(run_dir, last):
             return
         try:
-            said = self._api.log(submission_id)
+            text = self._api.log(submission_id)
         except ExecutorUnavailable as error:
             log.warning("%s: its log could not be fetched: %s", submission_id, error)
             return
-        fresh = said[record["log_bytes"] :]
-        if fresh:
-            with open(run_dir / LOG_FILE, "ab", opener=_private) as file:
-                file.write(fresh)
+        fresh = text[record["log_bytes"] :]
+        self._append_log(run_dir, fresh, started, last)
         if fresh or last:
-            told = {"log_bytes": len(said), "log_ended": last}
-            record |= told
-            write_json(run_dir / JOB_FILE, (_read(run_dir) or record) | told)
-        taken = time.monotonic() - started
-        self._log_due[submission_id] = time.monotonic() + max(LOG_SECONDS, LOG_SHARE * taken)
-        if last:
-            self._log_due.pop(submission_id, None)
+            progress = {"log_bytes": len(text), "log_ended": last}
+            record |= progress
+            write_json(run_dir / JOB_FILE, (read_record(run_dir / JOB_FILE) or record) | progress)
 
 
 def _free(address: str, nodes: Sequence[FreeResources] | None) -> Check:
@@ -245,15 +347,3 @@ def _free(address: str, nodes: Sequence[FreeResources] | None) -> Check:
     where = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     free = f"{cpus:g} CPUs and {gpus:g} GPUs free on {where}"
     return Check("executor", "ok", f"{address} answers, token on, nobody is let in without; {free}")
-
-
-def _read(run_dir: Path) -> dict[str, Any] | None:
-    try:
-        document = json.loads((run_dir / JOB_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) and "submission_id" in document else None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -6,10 +6,9 @@ from importlib.metadata import entry_points
 
 from embeddings.outside_packages import Registry
 from service.core.settings import EXECUTOR_SETTINGS, Settings
-from service.jobs.executors.base import Executor
+from service.jobs.executors.base import Executor, Placement
 from service.jobs.executors.kuberay import KubeRayJobs
 from service.jobs.executors.local import LocalRuns
-from service.jobs.executors.placement import Placement
 from service.jobs.executors.ray_jobs import RayJobs
 
 EXECUTORS: Registry[type[Executor]] = Registry(
@@ -26,40 +25,32 @@ def executor_class(settings: Settings) -> type[Executor]:
     """
     name = settings.executor
     try:
-        found = EXECUTORS[name]
+        executor = EXECUTORS[name]
     except KeyError:
         names = [*EXECUTORS, *(entry.name for entry in entry_points(group=EXECUTORS.group))]
         raise ValueError(f"EVENKEEL_EXECUTOR is '{name}': set it to {' or '.join(names)}, or leave it out") from None
-    if not (isinstance(found, type) and issubclass(found, Executor)):
+    if not (isinstance(executor, type) and issubclass(executor, Executor)):
         raise ValueError(
-            f"EVENKEEL_EXECUTOR is '{name}': {found!r} is not a subclass of {Executor.__module__}.Executor"
+            f"EVENKEEL_EXECUTOR is '{name}': {executor!r} is not a subclass of {Executor.__module__}.Executor"
         )
     for setting, variable in EXECUTOR_SETTINGS.items():
-        if getattr(settings, setting) and setting not in found.settings_read:
+        if getattr(settings, setting) and setting not in executor.settings_read:
             readers = " or ".join(other for other, kind in EXECUTORS.items() if setting in kind.settings_read)
             raise ValueError(f"{variable} is not read by {name}: needs EVENKEEL_EXECUTOR={readers}")
     for option, _ in settings.executor_options:
-        if option not in found.options:
+        if option not in executor.options:
             prefix = f"EVENKEEL_{name.upper()}_"
-            known = ", ".join(prefix + one for one in found.options) or f"nothing that begins with {prefix}"
-            raise ValueError(f"{prefix}{option} is not known: {name} reads {known}")
-    found.check_settings(settings)
-    return found
+            variables = ", ".join(prefix + known for known in executor.options) or f"nothing that begins with {prefix}"
+            raise ValueError(f"{prefix}{option} is not known: {name} reads {variables}")
+    executor.check_settings(settings)
+    return executor
 
 
 def executor_of(settings: Settings) -> Executor:
-    """Make the executor that the settings name.
-
-    Raises:
-        ValueError: As :func:`executor_class`, and if it needs something else, such as a token.
-    """
+    """Make the executor that the settings name; raise ValueError also if something else is missing, such as a token."""
     return executor_class(settings).from_settings(settings)
 
 
 def placement_of(settings: Settings) -> Placement:
-    """Return the placement of runs of the executor that the settings name.
-
-    Raises:
-        ValueError: As :func:`executor_class`.
-    """
+    """Return the placement of runs of the executor that the settings name."""
     return executor_class(settings).placement(settings)

@@ -1,8 +1,11 @@
-"""What charts share: round ticks, and the numbers beside them."""
+"""Parts shared by charts: round ticks, the numbers beside them, and pieces of SVG."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+from markupsafe import Markup, escape
 
 NUM_COLOURS = 6
 
@@ -32,3 +35,30 @@ def whole_ticks(first: int, last: int, at_most: int = 10) -> list[int]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
     begin = first if step == 1 else math.ceil(first / step) * step
     return list(range(begin, last + 1, step)) or [first]
+
+
+def svg(parts: Iterable[str], width: int, height: int, title: str, kind: str = "chart") -> Markup:
+    """Return the chart of these parts; ``title`` is read to those who do not see it."""
+    head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return Markup(head + "".join(parts) + "</svg>")
+
+
+def text(x: float, y: float, words: str, anchor: str = "end") -> str:
+    return f'<text class="tick" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def grid_line(x: tuple[float, float], y: tuple[float, float]) -> str:
+    return f'<line class="grid" x1="{x[0]:.1f}" x2="{x[1]:.1f}" y1="{y[0]:.1f}" y2="{y[1]:.1f}"/>'
+
+
+def path(points: Iterable[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def dot(x: float, y: float, tip: str, kind: str, radius: int = 4, reach: int = 11) -> str:
+    """Draw a point that shows ``tip`` under a pointer within ``reach``."""
+    return (
+        f'<g class="point {kind}"><title>{escape(tip)}</title>'
+        f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="{reach}"/>'
+        f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/></g>'
+    )

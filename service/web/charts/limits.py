@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
+
+from service.web.charts.axes import dot, path, svg
 
 WIDTH, HEIGHT = 240, 84
 LEFT, RIGHT, TOP, BOTTOM = 8, 8, 10, 10
@@ -23,17 +25,14 @@ class Measured(NamedTuple):
 def limit_chart(measured: Sequence[Measured], title: str, at_most: bool) -> Markup:
     """Draw the values as a line with a dot for each version, the limit as a dashed one, what it refuses shaded.
 
-    Args:
-        measured: The versions, oldest first.
-        title: What the chart is called to those who do not see it.
-        at_most: Whether the limit is the largest value that passes; otherwise the smallest.
+    ``at_most``: the limit is the largest value that passes, otherwise the smallest.
 
     Raises:
         ValueError: There is no version.
     """
     if not measured:
         raise ValueError("a chart needs a version")
-    values = [one.value for one in measured if one.value is not None] + [one.limit for one in measured]
+    values = [point.value for point in measured if point.value is not None] + [point.limit for point in measured]
     low, high = min(values), max(values)
     margin = (high - low or abs(high) or 1.0) * 0.12
     low, high = low - margin, high + margin
@@ -45,28 +44,18 @@ def limit_chart(measured: Sequence[Measured], title: str, at_most: bool) -> Mark
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    limits = [(x(number), y(one.limit)) for number, one in enumerate(measured)]
+    limits = [(x(number), y(point.limit)) for number, point in enumerate(measured)]
     edge = [(0.0, limits[0][1]), *limits, (float(WIDTH), limits[-1][1])]
     beyond = 0 if at_most else HEIGHT
-    refused = _path([(0.0, beyond), *edge, (float(WIDTH), beyond)])
-    there = [(x(number), y(one.value), one) for number, one in enumerate(measured) if one.value is not None]
+    refused = path([(0.0, beyond), *edge, (float(WIDTH), beyond)])
+    drawn = [(x(number), y(point.value), point) for number, point in enumerate(measured) if point.value is not None]
     parts = [
-        f'<svg class="chart small" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
         f'<polygon class="refused" points="{refused}"/>',
-        f'<polyline class="limit" points="{_path(edge)}"/>',
-        f'<polyline class="line series-1" points="{_path([(left, top) for left, top, _ in there])}"/>',
+        f'<polyline class="limit" points="{path(edge)}"/>',
+        f'<polyline class="line series-1" points="{path((left, top) for left, top, _ in drawn)}"/>',
     ]
-    for left, top, one in there:
-        verdict = "failed" if one.failed else "passed"
-        tip = escape(f"{one.version}: {one.value:.4g}, limit {one.limit:.4g}, {verdict}")
-        parts.append(
-            f'<g class="point {"fail" if one.failed else "series-1"}"><title>{tip}</title>'
-            f'<circle class="hit" cx="{left:.1f}" cy="{top:.1f}" r="9"/>'
-            f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="{4 if one.failed else 3}"/></g>'
-        )
-    parts.append("</svg>")
-    return Markup("".join(str(part) for part in parts))
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{left:.1f},{top:.1f}" for left, top in points)
+    for left, top, point in drawn:
+        tip = f"{point.version}: {point.value:.4g}, limit {point.limit:.4g}, {'failed' if point.failed else 'passed'}"
+        kind, radius = ("fail", 4) if point.failed else ("series-1", 3)
+        parts.append(dot(left, top, tip, kind, radius, reach=9))
+    return svg(parts, WIDTH, HEIGHT, title, "chart small")

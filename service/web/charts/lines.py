@@ -1,20 +1,30 @@
-"""Line charts over epochs or steps."""
+"""Line charts over epochs or steps, and charts of calibration: predictions beside what came true."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from service.web.charts.axes import NUM_COLOURS, nice_ticks, tick_texts, whole_ticks
+from service.web.charts.axes import (
+    NUM_COLOURS,
+    dot,
+    grid_line,
+    nice_ticks,
+    path,
+    svg,
+    text,
+    tick_texts,
+    whole_ticks,
+)
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 44
 MIN_SPAN = 0.01
-"""AUCs that differ by less are drawn as close as they are."""
+"""Smallest range of the value axis, so that AUCs that hardly differ are drawn close together."""
 MAX_DOTS = 60
-"""Most points of a line that is drawn with a dot at each."""
+"""Most points of a line for which dots are drawn."""
 
 
 class Series(NamedTuple):
@@ -27,54 +37,75 @@ class Series(NamedTuple):
 def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: str = "epoch") -> Markup:
     """Draw ``series``; each point shows its values under the pointer. The markup has no style of its own.
 
-    Args:
-        series: The lines.
-        title: What the chart is called to those who do not see it.
-        unit: What the values are.
-        axis: What they are drawn over.
-
     Raises:
         ValueError: There are no points.
     """
-    values = [value for one in series for _, value in one.points]
+    values = [value for curve in series for _, value in curve.points]
     if not values:
         raise ValueError("a chart needs a point")
-    places = [place for one in series for place, _ in one.points]
+    steps = [step for curve in series for step, _ in curve.points]
     low, high = min(values), max(values)
     if high - low < MIN_SPAN:
         middle = (low + high) / 2
         low, high = middle - MIN_SPAN / 2, middle + MIN_SPAN / 2
     ticks = nice_ticks(low, high)
     low, high = ticks[0], ticks[-1]
-    first, last = min(places), max(places)
+    first, last = min(steps), max(steps)
 
-    def x(place: float) -> float:
+    def x(step: float) -> float:
         width = WIDTH - LEFT - RIGHT
-        return LEFT + (width / 2 if first == last else 14 + (place - first) / (last - first) * (width - 28))
+        return LEFT + (width / 2 if first == last else 14 + (step - first) / (last - first) * (width - 28))
 
     def y(value: float) -> float:
-        return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return _height(value, low, high)
 
-    parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    for tick, text in zip(ticks, tick_texts(ticks), strict=True):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
-    parts.extend(
-        f'<text class="tick" x="{x(place):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{place:,}</text>'
-        for place in whole_ticks(first, last, 10 if axis == "epoch" else 6)
-    )
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(axis)}</text>')
-    for number, one in enumerate(series):
+    parts = _value_axis(ticks)
+    whole = whole_ticks(first, last, 10 if axis == "epoch" else 6)
+    parts += [text(x(step), HEIGHT - BOTTOM + 20, f"{step:,}", "middle") for step in whole]
+    parts.append(text(WIDTH - RIGHT, HEIGHT - 4, axis))
+    for number, curve in enumerate(series):
         colour = f"series-{number % NUM_COLOURS + 1}"
-        path = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in one.points)
-        parts.append(f'<polyline class="line {colour}" points="{path}"/>')
-        for place, value in one.points if len(one.points) <= MAX_DOTS else ():
+        line = path((x(step), y(value)) for step, value in curve.points)
+        parts.append(f'<polyline class="line {colour}" points="{line}"/>')
+        for step, value in curve.points if len(curve.points) <= MAX_DOTS else ():
             shown = f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-            tip = escape(f"{one.name}, {axis} {place}: {unit} {shown}")
-            parts.append(
-                f'<g class="point {colour}"><title>{tip}</title>'
-                f'<circle class="hit" cx="{x(place):.1f}" cy="{y(value):.1f}" r="11"/>'
-                f'<circle class="dot" cx="{x(place):.1f}" cy="{y(value):.1f}" r="4"/></g>'
-            )
-    parts.append("</svg>")
-    return Markup("".join(str(part) for part in parts))
+            parts.append(dot(x(step), y(value), f"{curve.name}, {axis} {step}: {unit} {shown}", colour))
+    return svg(parts, WIDTH, HEIGHT, title)
+
+
+def calibration_chart(points: Sequence[tuple[float, float]], title: str) -> Markup:
+    """Draw the mean prediction and the share of positives of each bin, and the diagonal of perfect calibration.
+
+    Both axes are the same, from 0 to the largest value.
+    """
+    ticks = nice_ticks(0.0, max([0.01, *(value for point in points for value in point)]))
+    top = ticks[-1]
+
+    def x(value: float) -> float:
+        return LEFT + value / top * (WIDTH - LEFT - RIGHT)
+
+    def y(value: float) -> float:
+        return _height(value, 0.0, top)
+
+    parts = _value_axis(ticks)
+    for tick, words in zip(ticks, tick_texts(ticks), strict=True):
+        parts.append(text(x(tick), HEIGHT - BOTTOM + 20, words, "end" if tick == top else "middle"))
+    parts.append(text(WIDTH - RIGHT, HEIGHT - 4, "prediction"))
+    parts.append(grid_line((x(0.0), x(top)), (y(0.0), y(top))))
+    line = path((x(prediction), y(share)) for prediction, share in points)
+    parts.append(f'<polyline class="line series-1" points="{line}"/>')
+    for prediction, share in points:
+        parts.append(dot(x(prediction), y(share), f"predicted {prediction:.4f}, was {share:.4f}", "series-1"))
+    return svg(parts, WIDTH, HEIGHT, title)
+
+
+def _height(value: float, low: float, high: float) -> float:
+    return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+
+def _value_axis(ticks: list[float]) -> list[str]:
+    parts = []
+    for tick, words in zip(ticks, tick_texts(ticks), strict=True):
+        y = _height(tick, ticks[0], ticks[-1])
+        parts += [grid_line((LEFT, WIDTH - RIGHT), (y, y)), text(LEFT - 8, y + 4, words)]
+    return parts

@@ -1,1 +1,1 @@
-"""What each page shows, gathered from database and store and put into words; the templates only lay it out."""
+"""Content of each page, gathered from database and store and put into words; templates only lay it out."""

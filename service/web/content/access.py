@@ -1,4 +1,4 @@
-"""Who may do what, and who did: keys and the audit log, for admins."""
+"""Keys and the audit log, for admins."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from service.core import pagination, tables
 from service.core.pagination import PageRequest
 from service.core.rows import AuditRow, KeyRow
 from service.identity import audit, keys
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 
 NUM_KEYS = 100
 NUM_ENTRIES = 30
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return the keys, without their secrets, and a page of the audit log."""
-    sees = visit.principal.sees
+    sees = request.principal.sees
     query = sa.select(tables.api_key)
     if sees is not None:
         query = query.where(tables.api_key.c.tenant == sees)
-    key = visit.asked("key")
-    async with visit.state.database.read() as connection:
+    key = request.asked("key")
+    async with request.state.database.read() as connection:
         page = await pagination.page(connection, KeyRow, query, tables.api_key.c.id, PageRequest(NUM_KEYS), _key)
         entries = await pagination.page(
             connection,
             AuditRow,
             audit.listing(sees, key, None, None),
             tables.audit.c.id,
-            visit.paging(NUM_ENTRIES),
+            request.paging(NUM_ENTRIES),
             dict,
         )
-    given = {"key": key} if key else {}
-    older = urlencode({**given, "cursor": entries.next_cursor}) if entries.next_cursor else None
+    filters = {"key": key} if key else {}
+    older = urlencode({**filters, "cursor": entries.next_cursor}) if entries.next_cursor else None
     return {
         "keys": page.items, "scopes": keys.SCOPES, "entries": entries.items, "key": key, "older": older,
-        "is_first_page": visit.asked("cursor") is None,
+        "is_first_page": request.asked("cursor") is None,
     }  # fmt: skip
 
 

@@ -9,37 +9,37 @@ from service.core import tables
 from service.core.errors import invalid, not_found
 from service.jobs import job_records
 from service.web.charts.lines import Series, line_chart
-from service.web.content.job_rows import job_row
-from service.web.visit import Visit
+from service.web.content.job_rows import curve, job_row
+from service.web.request import DashboardRequest
 from trainer.spec.evaluation import CHARTED, is_lower_better, is_table
 from trainer.spec.problems import FieldProblem
 
 MAX_JOBS = 6
-"""As many as there are colours."""
+"""Most jobs in a comparison: the charts have six colours."""
 SPLITS = ("validation", "test", "train")
 NO_METRICS = ("epoch", "split", "examples", "users")
 ABSENT = "–"
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return the jobs that the query names as ``job``, in that order, and the metric that it asks for.
 
     Raises:
-        Problem: 422 for more jobs than can be told apart, 404 for one that is not the visitor's tenant's.
+        Problem: 422 for more jobs than can be told apart, 404 for one that is not of the tenant of the key.
     """
-    ids = list(dict.fromkeys(visit.query.getlist("job")))
+    ids = list(dict.fromkeys(request.query.getlist("job")))
     if len(ids) > MAX_JOBS:
         raise invalid(FieldProblem("job", f"there are {len(ids)} jobs", f"compare {MAX_JOBS} at most"))
-    query = job_records.listing(visit.principal.sees, None, None, None).where(tables.job.c.id.in_(ids))
-    async with visit.state.database.read() as connection:
+    query = job_records.listing(request.principal.sees, None, None, None).where(tables.job.c.id.in_(ids))
+    async with request.state.database.read() as connection:
         rows = (await connection.execute(query)).mappings().all()
-        found = {job["id"]: job for job in await job_records.views(connection, [dict(row) for row in rows])}
+        jobs_by_id = {job["id"]: job for job in await job_records.views(connection, [dict(row) for row in rows])}
     for job_id in ids:
-        if job_id not in found:
+        if job_id not in jobs_by_id:
             raise not_found("job", job_id)
-    jobs = [found[job_id] for job_id in ids]
+    jobs = [jobs_by_id[job_id] for job_id in ids]
     metrics = metrics_of(jobs)
-    metric = visit.asked("metric")
+    metric = request.asked("metric")
     metric = metric if metric in metrics else next(iter(metrics), None)
     return {
         "jobs": [job_row(job, tables.now()) for job in jobs],
@@ -53,7 +53,7 @@ async def gather(visit: Visit) -> dict[str, Any]:
 
 def metrics_of(jobs: list[dict[str, Any]]) -> list[str]:
     """Return the names of all figures that a job has one number of for each epoch, those with a chart first."""
-    names = dict.fromkeys(name for job in jobs for one in job["metrics"] for name in one)
+    names = dict.fromkeys(name for job in jobs for metric in job["metrics"] for name in metric)
     numbers = [name for name in names if name not in NO_METRICS and not is_table(name)]
     charted = list(CHARTED)
     return sorted(numbers, key=lambda name: charted.index(name) if name in charted else len(charted))
@@ -63,14 +63,8 @@ def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     """Return a chart for each split that has the metric; a job has the same colour in all of them."""
     charts = []
     for split in SPLITS:
-        series = [
-            Series(
-                job["name"],
-                [(one["epoch"], one[metric]) for one in job["metrics"] if one["split"] == split and metric in one],
-            )
-            for job in jobs
-        ]
-        if any(one.points for one in series):
+        series = [Series(job["name"], curve(job["metrics"], split, metric)) for job in jobs]
+        if any(line.points for line in series):
             charts.append({"split": split, "svg": line_chart(series, f"{split} {metric} per epoch", metric)})
     return charts
 
@@ -80,30 +74,26 @@ def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[st
     rows = []
     for split in SPLITS:
         for metric in metrics:
-            values = [_last(job, split, metric) for job in jobs]
-            there = [value for value in values if value is not None]
-            if there:
-                best = (min if is_lower_better(metric) else max)(there)
+            points = [curve(job["metrics"], split, metric) for job in jobs]
+            values = [point[-1][1] if point else None for point in points]
+            known_values = [value for value in values if value is not None]
+            if known_values:
+                best = (min if is_lower_better(metric) else max)(known_values)
                 rows.append({"split": split, "metric": metric, "values": values, "best": best})
     return rows
-
-
-def _last(job: dict[str, Any], split: str, metric: str) -> float | None:
-    values = [one[metric] for one in job["metrics"] if one["split"] == split and one.get(metric) is not None]
-    return values[-1] if values else None
 
 
 def differences(documents: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return (path, each document's value) of every field that is not the same in all of them."""
     flat = [dict(_leaves(document, "")) for document in documents]
-    paths = dict.fromkeys(path for one in flat for path in one)
-    rows = [(path, [one.get(path, ABSENT) for one in flat]) for path in paths]
+    paths = dict.fromkeys(path for leaves in flat for path in leaves)
+    rows = [(path, [leaves.get(path, ABSENT) for leaves in flat]) for path in paths]
     return [(path, values) for path, values in rows if len(set(values)) > 1]
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _leaves(one, f"{path}.{name}" if path else name)
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else name)
     else:
         yield path, ABSENT if value is None else str(value)

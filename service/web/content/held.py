@@ -8,7 +8,7 @@ from typing import Any
 from embeddings.store import Collection
 
 MAX_NAMED = 3
-"""Checks that the sentence names; the table has all."""
+"""Most failed checks named in the summary; the table lists all."""
 
 
 def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,13 +33,13 @@ def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
     ]  # fmt: skip
     reasons = list(document.get("reasons") or ())
     if failed:
-        named = ", ".join(one["metric"] for one in failed[:MAX_NAMED])
+        named = ", ".join(check["metric"] for check in failed[:MAX_NAMED])
         more = f" and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
         summary = f"{len(failed)} of {len(document['gate'])} checks of the gate failed: {named}{more}."
     else:
         summary = reasons[0] if reasons else "No reason was given."
-    others = [] if failed else reasons[1:]
-    return {"summary": summary, "failed": failed, "others": others, "advice": "", "rows": None}
+    other_reasons = [] if failed else reasons[1:]
+    return {"summary": summary, "failed": failed, "others": other_reasons, "advice": "", "rows": None}
 
 
 def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:
@@ -53,9 +53,7 @@ def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:
 def held_now(collection: Collection, held: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the newest version that is held since the last switch and why; None where none is.
 
-    Args:
-        collection: The collection.
-        held: ``held`` of its summary (service.features.summaries).
+    ``held``: that field of the collection's summary (service.features.summaries).
     """
     if not held["in_a_row"]:
         return None

@@ -19,42 +19,44 @@ from service.ops.readiness import readiness
 from service.schedules import schedule_records
 from service.web.content import collections
 from service.web.content.job_rows import job_row
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 
 UNFINISHED = ("queued", *ACTIVE)
 NUM_UNDER_WAY = 12
 NUM_ENDED = 6
 NUM_FIRINGS = 6
 RECENT = datetime.timedelta(days=1)
-"""Failures of so long are counted."""
+"""Period over which failures are counted."""
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return everything on the page that this key may see; a part that it may not see is None."""
     content: dict[str, Any] = dict.fromkeys(
         ("counts", "under_way", "ended", "schedules", "collections", "held", "store_away")
     )
-    content["health"] = await readiness(visit.state)
-    if visit.allows("jobs:read"):
-        async with visit.state.database.read() as connection:
-            content["counts"] = await _counts(connection, visit.principal.sees)
+    content["health"] = await readiness(request.state)
+    if request.allows("jobs:read"):
+        async with request.state.database.read() as connection:
+            content["counts"] = await _counts(connection, request.principal.sees)
             unfinished = tables.job.c.state.in_(UNFINISHED)
-            content["under_way"] = await _jobs(connection, visit, unfinished, NUM_UNDER_WAY)
+            content["under_way"] = await _jobs(connection, request, unfinished, NUM_UNDER_WAY)
             # Not "in TERMINAL": by an index of states nearly all jobs would be read, and sorted for the newest.
-            content["ended"] = await _jobs(connection, visit, ~unfinished, NUM_ENDED)
-            content["schedules"] = await _next_firings(connection, visit.principal.tenant)
-    store = visit.state.store_health.answer(0)  # waited for above
-    if visit.allows("features:read") and store is not None and not store.reached:
+            content["ended"] = await _jobs(connection, request, ~unfinished, NUM_ENDED)
+            content["schedules"] = await _next_firings(connection, request.principal.tenant)
+    store = request.state.store_health.answer(0)  # waited for above
+    if request.allows("features:read") and store is not None and not store.reached:
         content["store_away"] = store.message  # each collection would wait for the server
-    elif visit.allows("features:read"):
+    elif request.allows("features:read"):
         try:
-            content["collections"] = await in_store(collections.listed, visit)
+            content["collections"] = await in_store(collections.listed, request)
         except Problem as problem:
             if problem.status != 503:
                 raise
             content["store_away"] = problem.detail  # jobs and schedules are to be seen all the same
         else:
-            content["held"] = [one for one in content["collections"] if one["held_now"] is not None]
+            content["held"] = [
+                collection for collection in content["collections"] if collection["held_now"] is not None
+            ]
     return content
 
 
@@ -72,9 +74,9 @@ async def _counts(connection: AsyncConnection, tenant: str | None) -> dict[str, 
 
 
 async def _jobs(
-    connection: AsyncConnection, visit: Visit, chosen: sa.ColumnElement[bool], limit: int
+    connection: AsyncConnection, request: DashboardRequest, chosen: sa.ColumnElement[bool], limit: int
 ) -> list[dict[str, Any]]:
-    query = job_records.listing(visit.principal.sees, None, None, None).where(chosen)
+    query = job_records.listing(request.principal.sees, None, None, None).where(chosen)
     page = await pagination.page(connection, dict[str, Any], query, tables.job.c.id, PageRequest(limit), dict)
     return [job_row(job, tables.now()) for job in await job_records.views(connection, page.items)]
 

@@ -1,11 +1,15 @@
-"""One job: how far it is, its curves and figures, its log, spec, lineage, and what it needs."""
+"""One job: how far it is, its curves and figures, its speed, its log, spec, lineage, and what it needs."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from service.core import tables
 from service.core.errors import not_found
@@ -13,30 +17,33 @@ from service.jobs import job_records
 from service.jobs.job_row import JobView
 from service.jobs.states import TERMINAL, Refused, transition
 from service.web.charts.lines import Series, line_chart
-from service.web.content.job_rows import job_row
-from service.web.content.progress_history import progress_charts
+from service.web.content.job_rows import curve, job_row
 from service.web.report import charts_of, figures_of, report
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
+from trainer.runs.events import EVENTS_FILE
 from trainer.runs.protocol import LOG_FILE
 from trainer.spec.stored_specs import StoredJob
 
 LOG_BYTES = 2**16
-"""Bytes from the end of the log that the page begins with."""
+"""Bytes from the end of the log that the page shows first."""
+READ_BYTES = 2**20
+"""Bytes read from the end of events.jsonl; 1,000 progress events are about a fifth of this."""
+MAX_POINTS = 200
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return the job that the address names.
 
     Raises:
-        Problem: 404 for one that is not the visitor's tenant's.
+        Problem: 404 for one that is not of the tenant of the key.
     """
-    job_id = visit.path["job_id"]
-    async with visit.state.database.read() as connection:
+    job_id = request.path["job_id"]
+    async with request.state.database.read() as connection:
         row = await job_records.get(connection, job_id)
-        if visit.principal.sees not in (None, row["tenant"]):
+        if request.principal.sees not in (None, row["tenant"]):
             raise not_found("job", job_id)
         job = await job_records.view(connection, row)
-    run_dir = visit.state.settings.run_dir(job_id)
+    run_dir = request.state.settings.run_dir(job_id)
     document = report(JobView(**job).model_dump(mode="json"))
     return {
         "job": job_row(job, tables.now()),
@@ -59,24 +66,20 @@ async def gather(visit: Visit) -> dict[str, Any]:
 
 def parent_job(job: dict[str, Any]) -> str | None:
     """Return the job from whose checkpoint a job began, None for one that began anew."""
-    found = re.search(r"job_[0-9a-z]{19}", str((job["lineage"] or {}).get("warm_start") or ""))
-    return StoredJob(job["spec"]).parent_job if found is None else found[0]
+    match = re.search(r"job_[0-9a-z]{19}", str((job["lineage"] or {}).get("warm_start") or ""))
+    return StoredJob(job["spec"]).parent_job if match is None else match[0]
 
 
 def loss_chart(job: dict[str, Any]) -> dict[str, Any] | None:
     """Return the curves of the training loss and of the held-out log loss; None before the first epoch's end."""
     curves = [
-        Series(split, [(one["epoch"], one[name]) for one in job["metrics"] if _has(one, split, name)])
+        Series(split, curve(job["metrics"], split, name))
         for split, name in (("train", "loss"), ("validation", "logloss"), ("test", "logloss"))
     ]
-    curves = [one for one in curves if one.points]
+    curves = [series for series in curves if series.points]
     if not curves:
         return None
     return {"word": "loss", "curves": curves, "svg": line_chart(curves, f"loss per epoch of {job['name']}", "loss")}
-
-
-def _has(metric: dict[str, Any], split: str, name: str) -> bool:
-    return metric["split"] == split and metric.get(name) is not None
 
 
 def _log_offset(file: Path) -> int:
@@ -84,3 +87,42 @@ def _log_offset(file: Path) -> int:
         return max(0, file.stat().st_size - LOG_BYTES)
     except FileNotFoundError:
         return 0
+
+
+def progress_charts(run_dir: Path, attempt: int) -> list[dict[str, Any]]:
+    """Return charts of examples per second and of the training loss over steps; none before there are two points.
+
+    Blocking.
+    """
+    events = [event for event in _progress(run_dir / EVENTS_FILE) if event.get("attempt") == attempt]
+    events = events[:: max(1, len(events) // MAX_POINTS)]
+    charts = []
+    for field, title, unit in (
+        ("examples_per_second", "Examples per second", "examples/s"),
+        ("loss", "Training loss, mean of the epoch so far", "loss"),
+    ):
+        points = [(event["step"], float(event[field])) for event in events if event.get(field) is not None]
+        if len(points) > 1:
+            svg: Markup = line_chart([Series("attempt", points)], title, unit, axis="step")
+            charts.append({"title": title, "svg": svg, "last": points[-1][1]})
+    return charts
+
+
+def _progress(file: Path) -> list[dict[str, Any]]:
+    try:
+        with open(file, "rb") as events:
+            events.seek(max(0, os.fstat(events.fileno()).st_size - READ_BYTES))
+            lines = events.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    progress = []
+    for line in lines:
+        if b'"progress"' not in line:
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):  # cut off: the first of what was read, or one that is being written
+            continue
+        if event.get("type") == "progress" and isinstance(event.get("step"), int):
+            progress.append(event)
+    return progress

@@ -51,6 +51,16 @@ def percent_done(state: str, progress: Mapping[str, Any]) -> int | None:
     return min(99, int(100 * max((progress.get("epoch") or 0) - 1, 0) / epochs))
 
 
+def measured(metrics: list[dict[str, Any]], split: str, name: str) -> list[dict[str, Any]]:
+    """Return the epochs' metrics of a split that have a value of this name."""
+    return [row for row in metrics if row["split"] == split and row.get(name) is not None]
+
+
+def curve(metrics: list[dict[str, Any]], split: str, name: str) -> list[tuple[int, float]]:
+    """Return (epoch, value) of a metric on a split."""
+    return [(row["epoch"], row[name]) for row in measured(metrics, split, name)]
+
+
 def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the latest epoch's AUC on the first of test, validation, train that has one."""
     return last_value(metrics, "auc")
@@ -60,12 +70,11 @@ def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | Non
     """Return the latest epoch's value of any metric, of several labels of the first, chosen as in :func:`last_auc`."""
     name = of_first_label(metrics, name)
     for split in ("test", "validation", "train"):
-        measured = [one for one in metrics if one["split"] == split and one.get(name) is not None]
-        if measured:
-            return {"split": split, "value": measured[-1][name], "epoch": measured[-1]["epoch"]}
+        if rows := measured(metrics, split, name):
+            return {"split": split, "value": rows[-1][name], "epoch": rows[-1]["epoch"]}
     return None
 
 
 def of_first_label(metrics: list[dict[str, Any]], name: str) -> str:
     """Return the name of a metric in these: its own, or of several labels that of the first which has it."""
-    return next(iter(figures_named(name, (figure for one in metrics for figure in one))), name)
+    return next(iter(figures_named(name, (figure for row in metrics for figure in row))), name)

@@ -9,8 +9,8 @@ from service.core import pagination, tables
 from service.jobs import job_records
 from service.jobs.states import STATES
 from service.web.charts.lines import Series, line_chart
-from service.web.content.job_rows import job_row, last_auc, of_first_label
-from service.web.visit import Visit
+from service.web.content.job_rows import curve, job_row, last_auc, of_first_label
+from service.web.request import DashboardRequest
 from trainer.spec.stored_specs import StoredJob
 
 NUM_JOBS = 25
@@ -20,25 +20,25 @@ SPLITS = ("validation", "test", "train")
 FILTERS = ("search", "state", "label")
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return a page of the jobs that the query of the address asks for."""
-    filters = {name: visit.asked(name) for name in FILTERS}
+    filters = {name: request.asked(name) for name in FILTERS}
     state = filters["state"] if filters["state"] in STATES else None
     query = job_records.listing(
-        visit.principal.sees, state, None, filters["label"], search=(filters["search"] or "").lower() or None
+        request.principal.sees, state, None, filters["label"], search=(filters["search"] or "").lower() or None
     )
-    async with visit.state.database.read() as connection:
-        page = await pagination.page(connection, dict[str, Any], query, tables.job.c.id, visit.paging(NUM_JOBS), dict)
+    async with request.state.database.read() as connection:
+        page = await pagination.page(connection, dict[str, Any], query, tables.job.c.id, request.paging(NUM_JOBS), dict)
         shown = await job_records.views(connection, page.items)
-    given = {name: value for name, value in filters.items() if value is not None}
+    set_filters = {name: value for name, value in filters.items() if value is not None}
     return {
         "jobs": [job_row(job, tables.now()) for job in shown],
         "charts": charts(shown),
         "filters": filters,
-        "is_filtered": bool(given),
+        "is_filtered": bool(set_filters),
         "states": STATES,
-        "older": f"?{urlencode({**given, 'cursor': page.next_cursor})}" if page.next_cursor else None,
-        "newest": f"?{urlencode(given)}" if visit.asked("cursor") else None,
+        "older": f"?{urlencode({**set_filters, 'cursor': page.next_cursor})}" if page.next_cursor else None,
+        "newest": f"?{urlencode(set_filters)}" if request.asked("cursor") else None,
     }
 
 
@@ -52,28 +52,26 @@ def charts(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _chart(dataset: str, shown: list[dict[str, Any]]) -> dict[str, Any]:
-    def curve(job: dict[str, Any], split: str) -> list[tuple[int, float]]:
-        auc = of_first_label(job["metrics"], "auc")
-        metrics = [one for one in job["metrics"] if one["split"] == split and one.get(auc) is not None]
-        return [(one["epoch"], one[auc]) for one in metrics]
+    def aucs(job: dict[str, Any], split: str) -> list[tuple[int, float]]:
+        return curve(job["metrics"], split, of_first_label(job["metrics"], "auc"))
 
-    split = next(split for split in SPLITS if any(curve(job, split) for job in shown))
+    split = next(split for split in SPLITS if any(aucs(job, split) for job in shown))
     # Oldest first, so that a job keeps its colour while it is followed.
-    series = [(job, Series(job["name"], curve(job, split))) for job in reversed(shown) if curve(job, split)]
+    series = [(job, Series(job["name"], aucs(job, split))) for job in reversed(shown) if aucs(job, split)]
     lines = [
         {
             "id": job["id"],
             "name": job["name"],
             "optimizer": StoredJob(job["spec"]).optimizer_kind,
-            "points": one.points,
-            "best": max(one.points, key=lambda point: point[1]),
-            "last": one.points[-1],
+            "points": line.points,
+            "best": max(line.points, key=lambda point: point[1]),
+            "last": line.points[-1],
         }
-        for job, one in series
+        for job, line in series
     ]
     title = f"{split} AUC per epoch on {dataset}: " + ", ".join(
         f"{line['name']} ends at {line['last'][1]:.4f}" for line in lines
     )
     epochs = sorted({epoch for line in lines for epoch, _ in line["points"]})
-    svg = line_chart([one for _, one in series], title)
+    svg = line_chart([line for _, line in series], title)
     return {"dataset": dataset, "split": split, "svg": svg, "lines": lines, "epochs": epochs}

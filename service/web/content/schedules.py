@@ -10,35 +10,42 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import pagination, tables
 from service.core.rows import FiredRow, ScheduleRow, first_row
 from service.schedules import schedule_records
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 
 NUM_SCHEDULES = 50
 NUM_FIRINGS = 25
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return a page of the tenant's schedules."""
-    own = sa.select(tables.schedule).where(tables.schedule.c.tenant == visit.principal.tenant)
-    async with visit.state.database.read() as connection:
+    schedules = sa.select(tables.schedule).where(tables.schedule.c.tenant == request.principal.tenant)
+    async with request.state.database.read() as connection:
         page = await pagination.page(
-            connection, ScheduleRow, own, tables.schedule.c.name, visit.paging(NUM_SCHEDULES), _itself, descending=False
+            connection,
+            ScheduleRow,
+            schedules,
+            tables.schedule.c.name,
+            request.paging(NUM_SCHEDULES),
+            pagination.whole_row,
+            descending=False,
         )
         shown = [await _with_last_firing(connection, row) for row in page.items]
     return {"schedules": shown, "more": page.next_cursor}
 
 
-async def gather_one(visit: Visit) -> dict[str, Any]:
+async def gather_one(request: DashboardRequest) -> dict[str, Any]:
     """Return the schedule that the address names, and a page of its firings.
 
     Raises:
         Problem: 404 if the tenant has none of that name.
     """
-    name = visit.path["schedule"]
-    async with visit.state.database.read() as connection:
-        row = await schedule_records.get(connection, visit.principal.tenant, name)
+    name = request.path["schedule"]
+    async with request.state.database.read() as connection:
+        row = await schedule_records.get(connection, request.principal.tenant, name)
         page = await pagination.page(
             connection, FiredRow, schedule_records.fired(row["id"]), tables.firing.c.fire_at_utc,
-            visit.paging(NUM_FIRINGS), lambda one: schedule_records.fired_view(one, name), read=pagination.instant,
+            request.paging(NUM_FIRINGS), lambda firing: schedule_records.fired_view(firing, name),
+            read=pagination.instant,
         )  # fmt: skip
     return {"schedule": schedule_records.view(row), "firings": page.items, "older": page.next_cursor}
 
@@ -48,7 +55,3 @@ async def _with_last_firing(connection: AsyncConnection, row: ScheduleRow) -> di
     firing = await first_row(connection, FiredRow, latest)
     last = None if firing is None else schedule_records.fired_view(firing, row["name"])
     return {**schedule_records.view(row), "last": last}
-
-
-def _itself(row: ScheduleRow) -> ScheduleRow:
-    return row

@@ -12,27 +12,27 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from service.core import tables
 from service.core.errors import not_found
 from service.jobs import job_records
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 from trainer.spec import JobSpec
 from trainer.spec.stored_specs import to_run
 
 NUM_DATASETS = 200
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Return the spec that the form begins with: that of the job that ``from`` of the query names, or a first one.
 
     Raises:
-        Problem: 404 for a job that is not the visitor's tenant's.
+        Problem: 404 for a job that is not of the tenant of the key.
     """
-    source = visit.asked("from")
-    async with visit.state.database.read() as connection:
-        datasets = await _datasets(connection, visit.principal.tenant)
+    source = request.asked("from")
+    async with request.state.database.read() as connection:
+        datasets = await _datasets(connection, request.principal.tenant)
         if source is None:
             spec = first_spec(datasets[0] if datasets else "DATASET")
         else:
             row = await job_records.get(connection, source)
-            if visit.principal.sees not in (None, row["tenant"]):
+            if request.principal.sees not in (None, row["tenant"]):
                 raise not_found("job", source)
             spec = without_defaults(to_run(row["spec"]))
     return {"spec": spec, "copied": source, "datasets": datasets, "schema": schema()}
@@ -57,7 +57,9 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
         # A default that depends on other fields.
         optimizer = {name: value for name, value in short.get("optimizer", {}).items() if name != "decay"}
         shorter = short | ({"optimizer": optimizer} if optimizer else {})
-        return next((one for one in (shorter, short) if JobSpec.model_validate(one) == spec), document)
+        return next(
+            (candidate for candidate in (shorter, short) if JobSpec.model_validate(candidate) == spec), document
+        )
     except ValidationError:
         return document
 
@@ -70,14 +72,14 @@ def schema() -> dict[str, Any]:
 
 def _without_words(part: Any) -> Any:
     if isinstance(part, list):
-        return [_without_words(one) for one in part]
+        return [_without_words(inner) for inner in part]
     if not isinstance(part, dict):
         return part
     # A field may be called so: what it is called by is a text, what it is is not.
     return {
-        name: _without_words(one)
-        for name, one in part.items()
-        if not (name in ("title", "description") and isinstance(one, str))
+        name: _without_words(inner)
+        for name, inner in part.items()
+        if not (name in ("title", "description") and isinstance(inner, str))
     }
 
 

@@ -1,27 +1,43 @@
-"""Two versions of a collection beside each other: their drift, and the map of their vectors."""
+"""Two versions of a collection beside each other: their drift, and the map of their vectors.
+
+The maps before and after a refresh show vectors as they are served, and as they would be without the alignment. Both
+have the same axes: the two directions in which the earlier version's vectors differ most. Without the alignment a run's
+vectors have coordinates of their own, so its map is what a consumer of the earlier version would have read.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
-from embeddings.store import Collection
+import numpy as np
+
+from embeddings.store import Collection, StoreError
+from embeddings.store.version import VersionReader
+from embeddings.vectors.half_precision import as_float32
+from embeddings.vectors.item_vectors import FOUND, Array, as_list, shared_rows, unit_rows
 from service.core.errors import invalid
 from service.features.snapshots import identity_of
 from service.features.store_access import in_store
-from service.web.content.drift import drift
-from service.web.content.vector_map import maps
-from service.web.visit import Visit
+from service.web.charts.movement import half_width, histogram, movement_map
+from service.web.request import DashboardRequest
 from trainer.spec.problems import FieldProblem
 
 NUM_KEPT = 16
-"""Comparisons that are remembered: versions do not change, and a map takes a singular value decomposition."""
+"""Comparisons in memory: versions do not change, and a map takes a singular value decomposition."""
+DRIFT_ITEMS = 20_000
+"""Items whose movement is measured, spread evenly over the ids that both versions found."""
+NUM_BINS = 20
+NUM_MOVED = 10
+MAP_ITEMS = 400
+"""Items on a map, spread evenly over the ids that both versions found."""
+SAME_ROTATION = 1e-6
 _kept: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
 _lock = threading.Lock()
 
 
-async def gather(visit: Visit) -> dict[str, Any]:
+async def gather(request: DashboardRequest) -> dict[str, Any]:
     """Compare the versions ``before`` and ``after`` of the query.
 
     Without them these are the version that is served and the one that it was made from.
@@ -29,19 +45,21 @@ async def gather(visit: Visit) -> dict[str, Any]:
     Raises:
         Problem: 404 for a version that is not there, 422 where they cannot be compared.
     """
-    return await in_store(_compared, visit)
+    return await in_store(_compared, request)
 
 
-def _compared(visit: Visit) -> dict[str, Any]:
-    collection = visit.collection()
-    usable = [one for one in collection.versions() if one["state"] != "expired" and not one["damaged"]]
-    shown: dict[str, Any] = {"name": collection.name, "usable": [one["version"] for one in usable][::-1]}
+def _compared(request: DashboardRequest) -> dict[str, Any]:
+    collection = request.collection()
+    usable = [
+        manifest for manifest in collection.versions() if manifest["state"] != "expired" and not manifest["damaged"]
+    ]
+    shown: dict[str, Any] = {"name": collection.name, "usable": [manifest["version"] for manifest in usable][::-1]}
     if len(usable) < 2:
         return {**shown, "before": None, "after": None}
-    names = [one["version"] for one in usable]
-    after = visit.asked("after") or _served(collection, names)
-    before = visit.asked("before") or _earlier(collection, after, names)
-    return {**shown, "before": before, "after": after, **_pair(collection, before, after, visit.principal.tenant)}
+    names = [manifest["version"] for manifest in usable]
+    after = request.asked("after") or _served(collection, names)
+    before = request.asked("before") or _earlier(collection, after, names)
+    return {**shown, "before": before, "after": after, **_pair(collection, before, after, request.principal.tenant)}
 
 
 def _served(collection: Collection, names: list[str]) -> str:
@@ -55,7 +73,7 @@ def _earlier(collection: Collection, version: str, names: list[str]) -> str:
     parent = collection.manifest(version)["parent"]
     if parent in names:
         return str(parent)
-    return max((one for one in names if one < version), default=names[0])
+    return max((name for name in names if name < version), default=names[0])
 
 
 def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[str, Any]:
@@ -63,14 +81,108 @@ def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[
     if readers[0].dim != readers[1].dim:
         dims = f"{before} has {readers[0].dim} coordinates and {after} {readers[1].dim}"
         raise invalid(FieldProblem("before", dims, "compare versions of one dimension"))
-    key = tenant, collection.name, *((one.version, identity_of(one)) for one in readers)
+    key = tenant, collection.name, *((reader.version, identity_of(reader)) for reader in readers)
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)
             return _kept[key]
-    found = {"drift": drift(*readers), "maps": maps(collection, *readers)}
+    compared = {"drift": drift(*readers), "maps": maps(collection, *readers)}
     with _lock:
-        _kept[key] = found
+        _kept[key] = compared
         while len(_kept) > NUM_KEPT:
             _kept.popitem(last=False)
-    return found
+    return compared
+
+
+def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
+    """Measure the movement of the items that both versions found; None where there is none.
+
+    Returns:
+        ``num_items`` compared; ``mean``, ``low`` (the tenth part that moved most is below) and ``least`` cosine;
+        ``svg``, a histogram of cosines; ``moved``, the ids that moved most, each with its cosine; how many ids
+        ``came`` and ``went``.
+    """
+    pair = shared_directions(before, after, DRIFT_ITEMS)
+    if not pair.ids:
+        return None
+    cosines: Array = np.einsum("nd,nd->n", pair.before, pair.after)
+    lowest = float(np.floor(cosines.min() * 20) / 20)
+    counts, edges = np.histogram(cosines, bins=NUM_BINS, range=(min(lowest, 0.95), 1.0 + 1e-9))
+    order = np.argsort(cosines, kind="stable")[:NUM_MOVED]
+    title = f"{len(pair.ids)} items by cosine between {before.version} and {after.version}"
+    return {
+        "num_items": len(pair.ids),
+        "mean": float(cosines.mean()),
+        "low": float(np.quantile(cosines, 0.1)),
+        "least": float(cosines.min()),
+        "svg": histogram(counts.tolist(), edges.tolist(), title, "cosine to itself"),
+        "moved": [(pair.ids[row], float(cosines[row])) for row in order],
+        "came": len(after) - pair.num_shared,
+        "went": len(before) - pair.num_shared,
+    }
+
+
+class SharedItems(NamedTuple):
+    """Directions of the same items in two versions: ids, float64 [n, d] of each, and how many ids both have in all."""
+
+    ids: list[Any]
+    before: Array
+    after: Array
+    num_shared: int
+
+
+def shared_directions(before: VersionReader, after: VersionReader, limit: int) -> SharedItems:
+    """Return directions of at most ``limit`` items that both versions found, spread evenly over their ids."""
+    old, new = shared_rows(before.keys, after.keys)
+    num_shared = len(old)
+    in_both = (before.statuses[old] == FOUND) & (after.statuses[new] == FOUND)
+    old, new = old[in_both], new[in_both]
+    chosen = np.unique(np.linspace(0, len(old) - 1, min(len(old), limit)).astype(np.int64)) if len(old) else old
+    old, new = old[chosen], new[chosen]
+    directions = [unit_rows(as_float32(reader.vectors[rows]))[0] for reader, rows in ((before, old), (after, new))]
+    return SharedItems(as_list(before.keys[old]), directions[0], directions[1], num_shared)
+
+
+def maps(collection: Collection, before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
+    """Return the two maps, and in words what they show; None where fewer than three items can be compared.
+
+    Returns:
+        ``aligned`` and ``unaligned``, each with ``svg`` and ``cosine``, the mean cosine of an item to itself;
+        ``unaligned`` is None where nothing was turned, and ``note`` says why.
+    """
+    pair = shared_directions(before, after, MAP_ITEMS)
+    if len(pair.ids) < 3:
+        return None
+    middle = pair.before.mean(axis=0)
+    axes = np.linalg.svd(pair.before - middle, full_matrices=False)[2][:2]
+    unturned, note = _unturned(collection, after, pair.after)
+    flat = [
+        (directions - middle) @ axes.T for directions in (pair.before, pair.after, unturned) if directions is not None
+    ]
+    clouds = [[(float(point[0]), float(point[-1])) for point in points] for points in flat]
+    half = half_width(*clouds)
+    names = [str(identifier) for identifier in pair.ids]
+
+    def drawn(cloud: int, directions: Array, how: str) -> dict[str, Any]:
+        cosine = float(np.einsum("nd,nd->n", pair.before, directions).mean())
+        title = f"{len(names)} items in {before.version} and {after.version}, {how}: mean cosine {cosine:.3f}"
+        return {"svg": movement_map(clouds[0], clouds[cloud], names, half, title), "cosine": cosine}
+
+    return {
+        "num_items": len(names),
+        "aligned": drawn(1, pair.after, "aligned"),
+        "unaligned": None if unturned is None else drawn(2, unturned, "not aligned"),
+        "note": note,
+    }
+
+
+def _unturned(collection: Collection, after: VersionReader, directions: Array) -> tuple[Array | None, str]:
+    """Return the directions in the coordinates of the run that made them, None where these are those, and why."""
+    try:
+        rotation = collection.rotation(after.version)
+    except StoreError:
+        return None, f"The rotation of {after.version} is not stored, so what it was without it cannot be shown."
+    if np.abs(rotation - np.eye(len(rotation))).max() < SAME_ROTATION:
+        return None, f"{after.version} was not turned: its run's own coordinates are those that are served."
+    turned: Array = directions @ rotation.T
+    return turned, ""

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from fastapi import FastAPI
 
-from service.api import openapi_examples
+from service.api import openapi
 from service.core.settings import Settings
 from tests.service.api.walkthrough import Tour, Visit, documented, json_of, names_resolve, operations, seed
 
@@ -75,8 +75,8 @@ def shape(document: Any) -> Any:
 async def test_examples_are_what_the_service_takes_and_gives(visits: list[Visit], settings: Settings) -> None:
     found = recorded(visits, settings)
     if os.environ.get("EVENKEEL_WRITE_EXAMPLES"):
-        openapi_examples.FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
-    kept = json.loads(openapi_examples.FILE.read_text("utf-8"))
+        openapi.FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
+    kept = json.loads(openapi.FILE.read_text("utf-8"))
     remedy = f"EVENKEEL_WRITE_EXAMPLES=1 .venv/bin/python -m pytest {__file__} writes them anew"
     assert kept.keys() == found.keys(), remedy
     for operation, example in found.items():

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from service.core import tables
 from service.core.settings import Settings
-from service.identity import key_cache, keys
+from service.identity import keys
 from service.identity.auth import COOKIE, Authenticator
 from service.identity.rate_limit import RateLimit
 from tests.service.service_kit import ORIGIN, client_of, running
@@ -327,7 +327,7 @@ async def test_a_key_revoked_while_the_keys_are_read_is_not_remembered(
 
 async def test_a_file_from_a_clock_that_ran_ahead_lengthens_nothing(app: FastAPI, tmp_path: Path) -> None:
     principal = keys.Principal("k", "name", ("features:read",))
-    key_cache.save(tmp_path / "known", {"digest": principal}, time.time() + 10 * 24 * 3600)
+    keys.save_known(tmp_path / "known", {"digest": principal}, time.time() + 10 * 24 * 3600)
     authenticator = Authenticator(app.state.database, file=tmp_path / "known")
     authenticator.recall()
     (known,) = authenticator._known.values()

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from service.client import Client, ProblemError
-from service.identity import key_cache
+from service.identity.keys import KNOWN_KEYS_FILE, load_known
 from tests.service import published, serving
 from tests.service.starting_postgres import refuse
 from tests.support.free_ports import free_port
@@ -169,7 +169,7 @@ def test_vectors_are_served_while_postgresql_is_away(
                 # The worker that answers knows the keys that were there when it started, used or not.
                 count, failed = load(served.url, keys[0], 0.5)
                 assert (count > 0, failed) == (True, [])
-                known = tmp_path / "home" / key_cache.FILE_NAME
+                known = tmp_path / "home" / KNOWN_KEYS_FILE
                 deadline = time.monotonic() + 300
                 while not known.exists():
                     assert time.monotonic() < deadline
@@ -213,7 +213,7 @@ def test_a_start_without_the_database_serves_the_keys_known_last(
         published.publish(served.settings)
         key = served.key
         assert ask(served.url, key).status_code == 200
-        file = tmp_path / "home" / key_cache.FILE_NAME
+        file = tmp_path / "home" / KNOWN_KEYS_FILE
         deadline = time.monotonic() + 300
         while not file.exists():
             assert time.monotonic() < deadline
@@ -229,7 +229,7 @@ def test_a_start_without_the_database_serves_the_keys_known_last(
     with serving.serving(tmp_path, "vectors", EVENKEEL_DATABASE_URL=proxied_url) as served:
         assert ask(served.url, key).status_code == 503
     file.write_text(file.read_text()[:-9])
-    assert key_cache.load(file).principals == {}
+    assert load_known(file).principals == {}
 
 
 def test_client_names_the_remedy_when_the_database_is_away(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from service.web import pages, rendering
 from service.web.content import jobs
 from service.web.pages import Page
 from service.web.rendering import duration, figure, size, verdicts
-from service.web.visit import Visit
+from service.web.request import DashboardRequest
 from tests.service import published
 from tests.service.web.seeded import job_spec
 
@@ -313,8 +313,8 @@ async def test_another_page_is_linked_and_asked_for_its_own_content(
 ):
     """A page is its data, a template and an entry: the frame and the script know neither."""
 
-    async def gather(visit: Visit) -> dict[str, Any]:
-        return {"scope": f"of {visit.path['name']} {visit.asked('q')}"}
+    async def gather(request: DashboardRequest) -> dict[str, Any]:
+        return {"scope": f"of {request.path['name']} {request.asked('q')}"}
 
     another = Page("/dashboard/another/{name}", "Another", "lacking.html", gather, under="/dashboard/jobs")
     dashboard.add_routes(app, another)

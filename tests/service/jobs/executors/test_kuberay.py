@@ -13,9 +13,9 @@ import pytest
 
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.jobs.executors import kube_api, pod_log
+from service.jobs.executors import kube_api
 from service.jobs.executors.base import ExecutorUnavailable
-from service.jobs.executors.kuberay import KubeRayJobs
+from service.jobs.executors.kuberay import KubeRayJobs, Position, fresh_lines
 from service.jobs.executors.ray_job_manifest import ClusterTemplate, labels_of, object_name, ray_job, token_secret
 from service.jobs.executors.registry import executor_of
 from service.ops import doctor
@@ -149,14 +149,13 @@ def test_a_run_is_suspended_and_goes_on(cluster: KubeCluster, run_dir: Path) -> 
     executor = cluster.executor(GRACE_SECONDS, COMMAND)
     name = executor.launch(run_dir)
     until((run_dir / "begun").exists)
-    assert executor.suspend(run_dir) is True
+    cluster.api.change("rayjobs", name, {"spec": {"suspend": True}})
     until(lambda: state_of(cluster, name) == "Suspended" and not cluster.api.list("pods"))
     assert executor.is_alive(run_dir), "it waits"
     (run_dir / "begun").unlink()
-    assert executor.suspend(run_dir, False) is True
+    cluster.api.change("rayjobs", name, {"spec": {"suspend": False}})
     until((run_dir / "begun").exists)
     assert executor.terminate(run_dir, grace_seconds=GRACE_SECONDS) is True
-    assert executor.suspend(run_dir) is False, "it is gone"
 
 
 def test_a_run_whose_service_lost_its_files_is_found_by_its_labels(cluster: KubeCluster, run_dir: Path) -> None:
@@ -454,14 +453,14 @@ def test_documents_are_those_of_kuberays_crds() -> None:
 
 def test_lines_of_one_moment_are_told_once() -> None:
     one, two = b"2026-01-01T00:00:00.5Z a\n", b"2026-01-01T00:00:00.500000000Z b\n"
-    text, position = pod_log.fresh(one, pod_log.Position())
+    text, position = fresh_lines(one, Position())
     assert text == b"a\n"
-    text, position = pod_log.fresh(one + two, position)
+    text, position = fresh_lines(one + two, position)
     assert text == b"b\n"
     later = b"2026-01-01T00:00:00.51Z c\n2026-01-01T00:00:01Z d\n"
-    text, position = pod_log.fresh(one + two + later, position)
+    text, position = fresh_lines(one + two + later, position)
     assert text == b"c\nd\n"
-    assert pod_log.fresh(later, position)[0] == b"", "and a log that was rotated begins later"
+    assert fresh_lines(later, position)[0] == b"", "and a log that was rotated begins later"
 
 
 # --- settings ---

@@ -9,10 +9,9 @@ import pytest
 
 from service.app import serve
 from service.core.settings import Settings
+from service.jobs.executors.base import Placement
 from service.jobs.executors.local import LocalRuns
-from service.jobs.executors.placement import Placement
-from service.jobs.executors.ray_api import RayApi, ray_token
-from service.jobs.executors.ray_jobs import RayJobs
+from service.jobs.executors.ray_jobs import RayApi, RayJobs, ray_token
 from service.jobs.executors.registry import executor_class, executor_of, placement_of
 from service.ops import doctor
 from tests.support.outside_package import install
@@ -179,9 +178,9 @@ def test_the_doctor_finds_a_cluster_well(ray_cluster: Any, monkeypatch: pytest.M
 
 
 OUTSIDE = """
-from service.core.check import Check
+from service.jobs.executors.base import Check
 from service.jobs.executors.base import Executor
-from service.jobs.executors.placement import Placement
+from service.jobs.executors.base import Placement
 
 class Mine(Executor):
     settings_read = ("internal_url", "shared_runs", "stored_runs")

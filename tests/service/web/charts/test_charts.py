@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.web.charts.axes import nice_ticks, tick_texts, whole_ticks
-from service.web.charts.bars import histogram
-from service.web.charts.calibration import calibration_chart
-from service.web.charts.clouds import SIZE, frame_of, movement_map
 from service.web.charts.limits import Measured, limit_chart
-from service.web.charts.lines import MAX_DOTS, Series, line_chart
+from service.web.charts.lines import MAX_DOTS, Series, calibration_chart, line_chart
+from service.web.charts.movement import SIZE, half_width, histogram, movement_map
 
 
 @given(st.floats(0, 1), st.floats(1e-3, 1))
@@ -90,7 +88,7 @@ def test_what_a_limit_refuses_is_shaded_on_its_side():
 
 def test_a_map_shows_where_each_was_and_is():
     before, after = [(0.0, 1.0), (-1.0, 0.0)], [(0.0, -2.0), (-1.0, 0.0)]
-    half = frame_of(before, after)
+    half = half_width(before, after)
     assert half == 2.0
     svg = movement_map(before, after, ["<a>", "b"], half, "t")
     was, now = (re.findall(rf'class="{name}" cx="([\d.]+)" cy="([\d.]+)"', svg) for name in ("was", "now"))

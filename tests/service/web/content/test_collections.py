@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from embeddings.store import Collection, open_store
-from service.web.content.drift import drift
-from service.web.content.gate_history import gate_charts
+from service.web.content.collections import gate_charts
 from service.web.content.held import why_held
-from service.web.content.vector_map import maps
+from service.web.content.versions import drift, maps
 from tests.service import published
 
 DIM = 8

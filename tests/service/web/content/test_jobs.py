@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 from service.web.content.compare import curves, differences, last_figures, metrics_of
-from service.web.content.job import loss_chart, parent_job
+from service.web.content.job import READ_BYTES, loss_chart, parent_job, progress_charts
 from service.web.content.job_rows import last_auc, last_value, percent_done, percent_prepared
-from service.web.content.progress_history import READ_BYTES, progress_charts
 from service.web.content.submit import first_spec, schema, without_defaults
 from trainer.spec import JobSpec
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.ops.places import check_places
+from service.ops.locations import check_locations
 from tests.contracts.store_servers import CREDENTIALS, s3_server
 from tests.support.free_ports import free_port
 
@@ -20,10 +20,10 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def checks() -> dict[str, Any]:
-    return {check.name: check for check in check_places()}
+    return {check.name: check for check in check_locations()}
 
 
-def test_places_of_this_machine_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locations_of_this_machine_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENKEEL_DATA_ROOTS", str(tmp_path))
     assert {name: check.level for name, check in checks().items()} == {"data": "ok"}
     monkeypatch.setenv("EVENKEEL_DATA_ROOTS", f"{tmp_path}:{tmp_path}/nowhere")

@@ -1,4 +1,4 @@
-"""What ``evenkeel doctor`` says of the places that the settings name: rows, database, feature store, files of runs."""
+"""Checks of ``evenkeel doctor`` on the locations in the settings: rows, database, feature store, files of runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from embeddings.store.backend_registry import open_store
 from embeddings.store.files import StoreError
-from service.core.check import Check
 from service.core.database import Database, UrlError, parsed_url
 from service.core.settings import Settings
+from service.jobs.executors.base import Check
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import anything_at
 from trainer.storage.base import StorageError
@@ -22,8 +22,8 @@ from trainer.storage.storage_registry import open_storage
 DATABASE_SECONDS = 10.0
 
 
-def check_places() -> Iterator[Check]:
-    """Check that each place of the settings can be reached by this process; what is in them is not looked at."""
+def check_locations() -> Iterator[Check]:
+    """Check that this process can reach each location in the settings; their content is not examined."""
     try:
         settings = Settings.from_environment()
     except ValueError as error:
@@ -36,7 +36,7 @@ def check_places() -> Iterator[Check]:
 
 
 def check_data_roots(settings: Settings) -> Iterator[Check]:
-    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory, or a place in a bucket that has something."""
+    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory, or a prefix in a bucket that has objects."""
     bad = [
         f"{directory} is not a directory that can be read"
         for directory in settings.data_roots
@@ -81,8 +81,8 @@ def check_database(settings: Settings) -> Iterator[Check]:
     try:
         asyncio.run(asyncio.wait_for(answers(), DATABASE_SECONDS))
     except Exception as error:  # of the driver, of the network, of the server: there is no common class
-        said = str(error).splitlines()[0] if str(error) else f"no answer within {DATABASE_SECONDS:.0f} s"
-        yield Check("database", "fail", f"{shown}: {said}", "start the server, or correct EVENKEEL_DATABASE_URL")
+        reason = str(error).splitlines()[0] if str(error) else f"no answer within {DATABASE_SECONDS:.0f} s"
+        yield Check("database", "fail", f"{shown}: {reason}", "start the server, or correct EVENKEEL_DATABASE_URL")
     else:
         yield Check("database", "ok", f"{shown} answers")
 

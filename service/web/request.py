@@ -1,4 +1,4 @@
-"""A visit to a page of the dashboard: who asks, and for what."""
+"""A request to a page of the dashboard: who asks, and for what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.identity.keys import Principal
 
 
 @dataclass(frozen=True)
-class Visit:
+class DashboardRequest:
     """One request for a page.
 
     Attributes:
@@ -38,11 +38,11 @@ class Visit:
 
     @property
     def store(self) -> Store:
-        """The feature store of the visitor's tenant."""
+        """The feature store of the key's tenant."""
         return tenants.store_of(self.app.state.store, self.principal.tenant)
 
     def allows(self, scope: str) -> bool:
-        """Return True if the visitor's key has a scope."""
+        """Return True if the key has a scope."""
         return self.principal.allows(scope)
 
     def asked(self, name: str) -> str | None:

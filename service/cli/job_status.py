@@ -1,0 +1,108 @@
+"""How the CLI shows jobs and publications: how far one is, whether its version is held, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from service.cli import output
+
+_FIELDS = {"metric": "METRIC", "value": "VALUE", "bound": "BOUND", "limit": "LIMIT", "times": "TIMES", "about": "ABOUT"}
+
+
+def status(publication: Mapping[str, Any]) -> str:
+    """Return ``held v000004 (3 in a row)``, ``published v000004 (new generation)``; empty without a publication."""
+    if publication.get("status") in (None, "none"):
+        return ""
+    words = " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
+    in_a_row = publication.get("held_in_a_row") or 0
+    if publication.get("released"):
+        return f"{words} (new generation)"
+    return f"{words} ({in_a_row} in a row)" if in_a_row > 1 else words
+
+
+def in_a_row(number: int, since: str | None) -> str:
+    """Return ``held 3 times in a row since TIME``."""
+    return f"held {number} times in a row since {since}" if number > 1 else f"held since {since}"
+
+
+def explain(document: Mapping[str, Any]) -> None:
+    """Print why a publication, or a version, is held, or what of it failed where it was published all the same."""
+    diagnosis, held = document.get("diagnosis"), "held" in (document.get("status"), document.get("state"))
+    if document.get("held_in_a_row"):
+        typer.echo(in_a_row(document["held_in_a_row"], document.get("held_since")))
+    if not diagnosis:
+        for reason in document.get("reasons") or ():
+            typer.echo(f"held because {reason}" if held else reason)
+        return
+    typer.echo(f"held because: {diagnosis['summary']}" if held else diagnosis["summary"])
+    if diagnosis["failed"]:
+        output.print_table([_row(failure) for failure in diagnosis["failed"]], _FIELDS, "")
+    if held:
+        typer.echo(f"what to do: {diagnosis['advice']}")
+
+
+def compare(document: Mapping[str, Any]) -> None:
+    """Print how the model of a publication, or a version, does beside the one served before it, slice by slice."""
+    from trainer.runs.model_comparison import comparison_told, in_words
+
+    comparison = comparison_told(document)
+    if comparison is None:
+        return
+    if comparison.skipped:
+        typer.echo(in_words(comparison))
+        return
+    typer.echo(f"beside the model of {comparison.version}, on rows that neither was trained on:")
+    rows = [
+        {name: _figure(value) for name, value in difference.items()}
+        for difference in comparison.as_json()["differences"]
+    ]
+    fields = ("slice", "metric", "candidate", "served", "low", "high", "popularity", "rows")
+    output.print_table(rows, output.headings(*fields, low="BETTER BY", high="AT MOST"), "")
+
+
+def compared(document: Mapping[str, Any]) -> str:
+    """Return ``auc 0.8437 (0.7870)``, the served model's value in brackets; empty without a comparison."""
+    from trainer.runs.model_comparison import comparison_told
+
+    comparison = comparison_told(document)
+    if comparison is None or not comparison.differences:
+        return ""
+    difference = comparison.differences[0]
+    return f"{difference.metric} {difference.candidate:.4f} ({difference.served:.4f})"
+
+
+def _figure(value: Any) -> Any:
+    return f"{value:.4f}" if isinstance(value, float) else value
+
+
+def _row(failure: Mapping[str, Any]) -> dict[str, Any]:
+    times = failure["times"]
+    return {**failure, "bound": failure["bound"].replace("_", " "), "times": None if times is None else f"{times:.1f}"}
+
+
+def row(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job as a table shows them."""
+    auc = last_auc(job, "test") or last_auc(job, "validation")
+    published = status(job.get("publication") or {})
+    return {**job, "progress": progress(job), "auc": auc, "publication": published}
+
+
+def progress(job: Mapping[str, Any]) -> str:
+    """Return a job's progress: rows prepared, or its epoch; empty before both."""
+    if job.get("preparation"):
+        return output.preparation(job["preparation"])
+    figures = job.get("progress") or {}
+    return f"epoch {figures['epoch']}/{figures['epochs']}" if figures.get("epochs") else ""
+
+
+def last_auc(job: Mapping[str, Any], split: str) -> str:
+    """Return the newest AUC on a split, empty where there is none."""
+    from trainer.spec.evaluation import figures_named
+
+    metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]
+    name = next(iter(figures_named("auc", (figure for metric in metrics for figure in metric))), "auc")
+    values = [metric[name] for metric in metrics if metric.get(name) is not None]
+    return f"{values[-1]:.4f}" if values else ""
