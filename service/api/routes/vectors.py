@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -172,7 +173,7 @@ def parse(body: bytes) -> VectorQuery:
         raise errors.invalid(FieldProblem("", f"the body is not JSON: {error}")) from None
     if not isinstance(document, dict):
         raise errors.invalid(FieldProblem("", 'the body is an object such as {"ids": [1, 2]}'))
-    unknown = [name for name in document if name not in VectorQuery._fields]
+    unknown = itertools.islice((name for name in document if name not in VectorQuery._fields), errors.MAX_PROBLEMS)
     problems = [FieldProblem(name, "no such field", "check the spelling") for name in unknown]
     ids, version, dtype = document.get("ids"), document.get("version", "current"), document.get("dtype", "float32")
     if not isinstance(ids, list):
