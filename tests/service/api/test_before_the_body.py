@@ -132,4 +132,4 @@ async def test_wrong_ids_end_a_check_at_the_first(client: httpx.AsyncClient) -> 
     body = {"ids": [1], **{f"wrong{number}": 0 for number in range(50_000)}}
     response = await client.post("/v1/collections/items/vectors", json=body)
     assert response.status_code == 422
-    assert len(response.json()["errors"]) == 20
+    assert len(response.json()["errors"]) == 21
