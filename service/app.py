@@ -11,6 +11,7 @@ import gc
 import importlib
 import importlib.metadata
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -28,7 +29,7 @@ from starlette.datastructures import State
 from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
 from service.api import middleware, openapi, routes
-from service.core import errors, logs, tenants
+from service.core import errors, logs, modes, tenants
 from service.core.database import Database, UrlError
 from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
@@ -199,7 +200,10 @@ async def _finish_erasures(database: Database, store: Store) -> None:
 
 
 def _make_home(settings: Settings) -> None:
+    """Make the home, or close one that exists to other users: it holds the vectors and ids of all tenants."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if modes.is_open(settings.home):
+        modes.close(settings.home)
     settings.runs.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -262,6 +266,7 @@ def serve(
         settings = dataclasses.replace(settings, role=role)
     if host not in (*LOCAL_HOSTS, "0.0.0.0", "::"):
         settings = dataclasses.replace(settings, allowed_hosts=(*settings.allowed_hosts, host.lower()))
+    os.umask(modes.umask_for(settings.home))
     form = settings.log_format or ("text" if sys.stderr.isatty() else "json")
     logs.install(form, access_log=form == "json" if settings.access_log is None else settings.access_log)
     try:

@@ -4,15 +4,17 @@ These are the Host allow-list, identification of the sender, the rate limit, the
 request id, metrics, the log line and the audit log entry.
 
 The body is read only after the sender is identified. Unidentified senders may send at most 64 KiB, which is enough to
-exchange a key for a session.
+exchange a key for a session. Documents that pydantic checks, such as jobs, may have so many values that a check takes
+a few hundredths of a second, and are checked one after another: other requests are answered between.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -44,6 +46,16 @@ SECURITY_HEADERS = {
     ),
 }
 STRANGER_BYTES = 2**16
+DOCUMENT_BYTES = 2**20
+"""Longest body of a request that is no list of ids and no report of a run."""
+DOCUMENT_VALUES = 5_000
+"""Most values in such a body, counted as its commas and opening brackets: a wrong one costs up to 20 microseconds."""
+LIST_PATHS = ("/vectors", "/erase", "/readmit")
+"""Ends of the paths whose bodies are lists of ids, which are limited by their length."""
+CHECKED_ALONE_BYTES = 2**13
+"""Bodies longer than this are passed on one after another."""
+PAUSE_SECONDS = 0.02
+"""Time for other requests between the checks of two such bodies that arrive together."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -61,6 +73,13 @@ def host_name(host: str) -> str:
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
+class Limits(NamedTuple):
+    """Limits of a request's body; ``num_values`` is None where values are not counted."""
+
+    num_bytes: int
+    num_values: int | None
+
+
 class Guard:
     """Middleware as plain ASGI, so that streams pass through unbuffered."""
 
@@ -70,6 +89,7 @@ class Guard:
         self._metrics = metrics
         self._audit = audit
         self._rate = rate
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,12 +115,12 @@ class Guard:
         try:
             refusal = self._wrong_host(headers) or await self._unknown(scope, headers)
             if refusal is None:
-                limit = self._limit(scope)
-                refusal = too_long(headers, limit)
+                limits = self._limits(scope)
+                refusal = too_long(headers, limits.num_bytes)
             if refusal is not None:
                 await refusal(scope, receive, send_with_headers)
             else:
-                await self._app(scope, counted(receive, limit), send_with_headers)
+                await self._app(scope, counted(receive, limits, self._turn), send_with_headers)
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if started_answer:
@@ -151,10 +171,15 @@ class Guard:
             return unauthorized("This needs the token of a run; this one is unknown or expired.").response()
         return None
 
-    def _limit(self, scope: Scope) -> int:
-        """Return the largest body length accepted for the request, in bytes."""
-        is_identified = scope["path"].startswith("/internal/") or scope.get("state", {}).get("identified") is not None
-        return self._settings.max_body_bytes if is_identified else min(self._settings.max_body_bytes, STRANGER_BYTES)
+    def _limits(self, scope: Scope) -> Limits:
+        path, most = scope["path"], self._settings.max_body_bytes
+        if path.startswith("/internal/"):
+            return Limits(most, None)
+        if scope.get("state", {}).get("identified") is None:
+            return Limits(min(most, STRANGER_BYTES), DOCUMENT_VALUES)
+        if path.endswith(LIST_PATHS):
+            return Limits(most, None)
+        return Limits(min(most, DOCUMENT_BYTES), DOCUMENT_VALUES)
 
     async def _enter(self, scope: Scope, status: int, location: str | None) -> None:
         state = scope.get("state", {})
@@ -207,19 +232,41 @@ def too_large(limit: int) -> Problem:
     return Problem(413, "content-too-large", f"A request body may have {limit} bytes here{advice}.")
 
 
-def counted(receive: Receive, limit: int) -> Receive:
-    """Wrap ``receive`` to count body bytes as they arrive, since a chunked body does not announce its length."""
-    total = 0
+def too_many_values(limit: int) -> Problem:
+    return Problem(413, "content-too-large", f"A request body may have {limit} values here. Send fewer.")
+
+
+def counted(receive: Receive, limits: Limits, turn: asyncio.Lock) -> Receive:
+    """Wrap ``receive`` to hold a body to its limits as it arrives, since a chunked one does not announce its length.
+
+    Args:
+        receive: The server's.
+        limits: Those of the body.
+        turn: Held by the request whose long body is passed on next.
+    """
+    num_bytes = num_values = 0
 
     async def count() -> Message:
-        nonlocal total
+        nonlocal num_bytes, num_values
         message = await receive()
         if message["type"] == "http.request":
-            total += len(message.get("body", b""))
-            if total > limit:
-                # FastAPI turns any other exception of the body's reading into a 400.
-                problem = too_large(limit)
-                raise HTTPException(problem.status, problem.detail)
+            body = message.get("body", b"")
+            num_bytes += len(body)
+            if num_bytes > limits.num_bytes:
+                _refuse(too_large(limits.num_bytes))
+            if limits.num_values is not None:
+                num_values += sum(body.count(mark) for mark in (b",", b"[", b"{"))
+                if num_values > limits.num_values:
+                    _refuse(too_many_values(limits.num_values))
+                if num_bytes > CHECKED_ALONE_BYTES and not message.get("more_body", False):
+                    others_wait = turn.locked()
+                    async with turn:
+                        await asyncio.sleep(PAUSE_SECONDS if others_wait else 0)
         return message
 
     return count
+
+
+def _refuse(problem: Problem) -> NoReturn:
+    """Raise a problem as what FastAPI lets through: it makes a 400 of any other exception while it reads a body."""
+    raise HTTPException(problem.status, problem.detail)

@@ -23,6 +23,10 @@ MAX_LENGTH = 2048
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL = ipaddress.ip_network("2000::/3")
 """Public IPv6: outside it are site-local addresses, and gateways of a site's own (RFC 8215)."""
+_SPECIAL = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2620:4f:8000::/48", "3fff::/20"))
+)
+"""Networks of the IANA registries of special purposes that ``ipaddress`` holds for global, in whole or in part."""
 # A name server that does not answer keeps its thread for long: not one of those that the runner and requests share.
 _threads = ThreadPoolExecutor(8, thread_name_prefix="resolve")
 
@@ -137,8 +141,10 @@ def is_public(address: Address) -> bool:
     Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do IPv6 addresses that embed
     such an IPv4 address.
     """
+    if any(address in network for network in _SPECIAL):
+        return False
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:

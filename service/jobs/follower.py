@@ -17,15 +17,20 @@ from trainer.spec.stored_specs import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 
+STALLED_STEPS = 20
+"""A run that takes no step for this many times its last step's seconds is given up, if it is silent for as long."""
+
 
 class Follower:
     def __init__(self, context: RunnerContext):
         self._context = context
         self._watch = Liveness(context.settings.silence_seconds)
+        self._steps = Liveness(context.settings.silence_seconds)
         self._unanswered: dict[str, tuple[datetime.datetime, float]] = {}
 
     def begin_round(self, job_ids: set[str]) -> None:
         """Begin a look at these jobs; after a gap each is given a whole interval to say something."""
+        self._steps.begin_round(job_ids)
         if self._watch.begin_round(job_ids):
             log.warning("this machine or this process was away: every run is given a whole interval to say something")
 
@@ -54,8 +59,8 @@ class Follower:
     async def follow(self, row: JobRow, alive: bool) -> None:
         """Apply the run's new events, and end its attempt if necessary.
 
-        That is the case if the run is gone without reporting its end, has been silent for too long, or has exceeded its
-        time limit.
+        That is the case if the run is gone without reporting its end, has been silent for too long, has taken no step
+        for too long while it trains, or has exceeded its time limit.
         """
         said = run_events.size(self._context.run_dir(row["id"]))
         if not alive or said != row["events_offset"]:
@@ -64,12 +69,20 @@ class Follower:
             return
         assert row["launched_at"] is not None
         age = (tables.now() - row["launched_at"]).total_seconds()
-        looked = self._watch.look(row["id"], (row["attempt"], row["lease"]), said, age)
+        attempt = row["attempt"], row["lease"]
+        looked = self._watch.look(row["id"], attempt, said, age)
+        progress = row["progress"] or {}
+        is_training = run_events.is_training(row)
+        # What is no step has a number of its own: when it ends, a whole interval begins.
+        stepped = self._steps.look(row["id"], attempt, progress["step"] if is_training else -1, age)
+        step_limit = max(self._context.settings.silence_seconds, STALLED_STEPS * progress.get("step_seconds", 0.0))
         limit = StoredJob(row["spec"]).resources.timeout_seconds
         if limit is not None and looked.running_seconds > limit + self._context.settings.cancel_grace_seconds:
             await self._give_up(row, said, run_events.timed_out(limit), retryable=False)
         elif looked.silent_seconds > self._context.settings.silence_seconds:
             await self._give_up(row, said, run_events.silent(looked.silent_seconds), retryable=True)
+        elif is_training and stepped.silent_seconds > step_limit:
+            await self._give_up(row, said, run_events.stalled(progress, stepped.silent_seconds), retryable=True)
         elif looked.silent_seconds > self._context.settings.silence_seconds / 2:
             await self._warn_of_silence(row, looked)
 

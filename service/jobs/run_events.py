@@ -73,7 +73,8 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
     if row["reason"] is not None and row["state"] in ACTIVE:
         await job_records.change(connection, row, reason=None)  # it was said to be silent
     if kind == "heartbeat":
-        await job_records.change(connection, row, heartbeat_at=_time(fields))
+        if not is_training(row):  # a driver beats beside ranks that stand still: then only steps are signs of life
+            await job_records.change(connection, row, heartbeat_at=_time(fields))
     elif kind == "progress":
         progress = {name: fields[name] for name in PROGRESS_FIELDS if name in fields}
         await job_records.change(connection, row, progress=progress, heartbeat_at=_time(fields))
@@ -82,8 +83,12 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
         preparation = {name: fields[name] for name in PREPARATION_FIELDS}
         await job_records.change(connection, row, preparation=preparation, heartbeat_at=_time(fields))
         await _record_newest(connection, row, kind, preparation)
-    elif kind == "phase" and fields["name"] == "prepare" and row["preparation"] is not None:
-        await job_records.change(connection, row, preparation=None)
+    elif kind in ("begin", "phase"):
+        phase = {"phase": str(fields["name"])} if kind == "begin" else {}
+        progress = {name: value for name, value in (row["progress"] or {}).items() if name != "phase"} | phase
+        await job_records.change(connection, row, progress=progress or None)
+        if kind == "phase" and fields["name"] == "prepare":
+            await job_records.change(connection, row, preparation=None)
     elif kind == "metric":
         await _metric(connection, row, fields)
     elif kind == "history":
@@ -216,6 +221,19 @@ def silent(seconds: float) -> dict[str, str]:
     message = f"no sign of life for {seconds:.0f} s: it hangs or is stopped, and was given up"
     remedy = "see the end of its log; a run that is rightly silent for longer needs EVENKEEL_SILENCE_SECONDS"
     return {"code": "run-silent", "message": message, "remedy": remedy}
+
+
+def is_training(row: JobRow) -> bool:
+    """Return True if the run takes steps now: it neither prepares, builds, evaluates, saves nor publishes."""
+    progress = row["progress"] or {}
+    return row["state"] == "running" and "step" in progress and "phase" not in progress
+
+
+def stalled(progress: dict[str, Any], seconds: float) -> dict[str, str]:
+    """Return the error for a run whose driver lives and whose ranks take no step."""
+    message = f"no step after step {progress['step']} for {seconds:.0f} s: a rank hangs or is stopped"
+    remedy = "see the end of its log; steps that rightly take longer need EVENKEEL_SILENCE_SECONDS"
+    return {"code": "run-stalled", "message": message, "remedy": remedy}
 
 
 def timed_out(limit_seconds: float) -> dict[str, str]:

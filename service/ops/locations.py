@@ -11,6 +11,7 @@ from pathlib import Path
 
 from embeddings.store.backend_registry import open_store
 from embeddings.store.files import StoreError
+from service.core import modes
 from service.core.database import Database, UrlError, parsed_url
 from service.core.settings import Settings
 from service.jobs.executors.base import Check
@@ -29,10 +30,20 @@ def check_locations() -> Iterator[Check]:
     except ValueError as error:
         yield Check("data", "fail", str(error), "correct the variable that is named")
         return
+    yield from check_modes(settings)
     yield from check_data_roots(settings)
     yield from check_database(settings)
     yield from check_store(settings)
     yield from check_run_storage(settings)
+
+
+def check_modes(settings: Settings) -> Iterator[Check]:
+    """Check that other users can enter neither the home nor the directory of the feature store."""
+    for directory in {settings.home, Path(settings.store_url)}:
+        inside = directory != settings.home and directory.is_relative_to(settings.home)
+        if not inside and directory.is_dir() and modes.is_open(directory):
+            message = f"{directory} can be read by other users of this machine"
+            yield Check("modes", "fail", message, f"chmod -R go-rwx {directory}")
 
 
 def check_data_roots(settings: Settings) -> Iterator[Check]:

@@ -4,7 +4,7 @@ job's label
 
 succeed | fail | retryable | die (kill -9 of itself, first attempt only) | always_die | hang (until SIGTERM) |
 stubborn (ignores SIGTERM) | slow (0.1 s an epoch) | told (slow, until a file ``finish`` is there, past its epochs) |
-held
+held | stall (first attempt: evaluates for a while, then takes no further step; its driver beats on)
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from embeddings.durable_files import write_json
 from trainer.runs import run_process
 from trainer.runs.events import EventWriter
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, EXIT_RETRYABLE
+
+EVALUATION_SECONDS = 5.0
+
+
+def beat(events: EventWriter, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        events.write("heartbeat")
+        time.sleep(0.1)
 
 
 def main(directory: Path) -> int:
@@ -55,6 +64,11 @@ def main(directory: Path) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         if behave in ("slow", "told"):
             time.sleep(0.1)
+        if behave == "stall" and attempt == 1:
+            events.write("begin", name="evaluation")
+            beat(events, EVALUATION_SECONDS)
+            events.write("phase", name="evaluation", seconds=EVALUATION_SECONDS)
+            beat(events, 600.0)
         if behave == "told" and (directory / "finish").exists():
             break
     if behave in ("fail", "retryable"):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,14 @@ async def test_body_limit_holds_with_and_without_a_length(settings: Settings) ->
             chunked = await client.post("/v1/jobs", content=chunks())
     assert (fits.status_code, long.status_code, chunked.status_code) == (422, 413, 413)
     assert chunked.headers["content-type"] == PROBLEM
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o755, 0o700), (0o777, 0o700), (0o2775, 0o2770), (0o700, 0o700)])
+async def test_a_home_that_exists_is_closed_to_others(settings: Settings, before: int, after: int) -> None:
+    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.chmod(before)
+    async with running(settings):
+        assert stat.S_IMODE(settings.home.stat().st_mode) == after
 
 
 async def test_security_headers_are_on_every_answer(stranger: httpx.AsyncClient) -> None:

@@ -23,6 +23,7 @@ publication    status: published | held | none, collection, version, reasons: [s
                held_in_a_row, held_since, max_held, released (embeddings.refresh.publication.Publication); of a job that
                publishes several times also step, that of the version
 error          code, message, remedy
+begin          name of a phase that begins now, in which no step is taken
 phase          name (see trainer.runs.events.phase), seconds: what took so long ends now
 lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, inherited,
                start_version, window (trainer.runs.lineage)
@@ -94,13 +95,14 @@ class EventWriter:
 
 @contextlib.contextmanager
 def phase(write: Callable[..., None], name: str) -> Iterator[None]:
-    """Report, by an event, how long the block took, if it did not fail.
+    """Report, by an event each, that the block begins, and how long it took, if it did not fail.
 
     Args:
         write: :meth:`EventWriter.write`, or a rank's own.
         name: prepare, cluster, build (from a rank's first line to its first batch), evaluation, checkpoint or publish.
     """
     begun = time.monotonic()
+    write("begin", name=name)
     yield
     write("phase", name=name, seconds=round(time.monotonic() - begun, 3))
 

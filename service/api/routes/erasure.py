@@ -6,10 +6,10 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, StrictStr
 
 from embeddings.refresh import scratch
 from service.api.routes.collections import existing
@@ -29,7 +29,7 @@ class Ids(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ids: list[StrictInt | StrictStr] = Field(min_length=1, max_length=100_000)
+    ids: Annotated[list[StrictInt | StrictStr], FailFast()] = Field(min_length=1, max_length=100_000)
     reason: str = Field(min_length=1, max_length=1000)
 
 

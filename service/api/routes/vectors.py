@@ -173,7 +173,7 @@ def parse(body: bytes) -> VectorQuery:
     if not isinstance(document, dict):
         raise errors.invalid(FieldProblem("", 'the body is an object such as {"ids": [1, 2]}'))
     unknown = [name for name in document if name not in VectorQuery._fields]
-    problems = [FieldProblem(name, "no such field", "check the spelling") for name in unknown]
+    problems = [FieldProblem(name, "no such field", "check the spelling") for name in unknown[: errors.MAX_PROBLEMS]]
     ids, version, dtype = document.get("ids"), document.get("version", "current"), document.get("dtype", "float32")
     if not isinstance(ids, list):
         ids = []
@@ -185,7 +185,7 @@ def parse(body: bytes) -> VectorQuery:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         problems.append(FieldProblem("dtype", f"is not one of {', '.join(DTYPES)}"))
     if problems:
-        raise errors.invalid(*problems)
+        raise errors.invalid(*problems, num_more=max(len(unknown) - errors.MAX_PROBLEMS, 0))
     return VectorQuery(ids, version, dtype)
 
 

@@ -49,14 +49,22 @@ def server() -> Iterator[http.server.HTTPServer]:
         "127.0.0.1", "127.8.8.8", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
         "224.0.0.1", "240.0.0.1", "255.255.255.255", "198.18.0.1", "::1", "::", "fe80::1", "fc00::1", "ff02::1",
         "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a00:1", "2002:7f00:1::", "2001:db8::1",
-        "64:ff9b:1::7f00:1", "fec0::1", "::7f00:1", "4000::1",
+        "64:ff9b:1::7f00:1", "fec0::1", "::7f00:1", "4000::1", "192.0.0.192", "192.0.0.9", "192.88.99.1", "3fff::1",
+        "3fff:fff::1", "2001::1", "2001:1::1", "2001:20::1", "2620:4f:8000::1", "::ffff:192.88.99.1",
+        "2002:c058:6301::",
     ],
 )  # fmt: skip
 def test_addresses_within(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "1.1.1.1", "93.184.216.34", "192.0.1.1", "192.88.98.1", "2606:4700::1111", "2001:4860::8888",
+        "64:ff9b::101:101",
+    ],
+)  # fmt: skip
 def test_addresses_of_the_internet(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
 

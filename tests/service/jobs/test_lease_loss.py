@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from service.core.settings import Settings
 from tests.service.service_kit import client_of, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
+from tests.service.small_run_process import EVALUATION_SECONDS
 from trainer.runs.directory import REVOKED, RUN_FILE
 from trainer.runs.protocol import EXIT_FILE, PROCESS_FILE
 from trainer.runs.run_process import processes
@@ -70,6 +72,42 @@ async def test_a_stopped_run_is_given_up_and_tried_again(
         (directory / "finish").touch()
         done = await wait_for(client, job, "succeeded", "failed")
     assert (done["state"], done["attempt"], done["error"], done["reason"]) == ("succeeded", 2, None, None)
+
+
+async def test_ranks_that_take_no_step_are_given_up_though_their_driver_beats(
+    settings: Settings, runs: SmallRuns, dataset_body: dict[str, Any]
+) -> None:
+    """An evaluation that takes longer than a run may be silent is none of these: its driver beats meanwhile."""
+    limit = EVALUATION_SECONDS / 2
+    async with serving(
+        settings, runs, dataset_body, silence_seconds=limit, max_runs=1, retry_backoff_seconds=1.0
+    ) as client:
+        job = (await submit(client, "stall", retries=1))["id"]
+        waiting = (await submit(client, "succeed"))["id"]
+        shown = await in_phase(client, job, "evaluation")
+        assert shown["progress"]["step"] == 10
+
+        async def given_up() -> Any:
+            shown = (await client.get(f"/v1/jobs/{job}")).json()
+            return shown["error"] is not None and shown
+
+        began = time.monotonic()
+        given = await until(given_up)
+        assert time.monotonic() - began > EVALUATION_SECONDS, "not in its evaluation"
+        assert "no step after step 10" in given["reason"]
+        assert given["error"]["code"] == "run-stalled"
+        done = await wait_for(client, job, "succeeded", "failed")
+        assert (done["state"], done["attempt"]) == ("succeeded", 2)
+        assert (await wait_for(client, waiting, "succeeded", "failed"))["state"] == "succeeded"
+
+
+async def in_phase(client: httpx.AsyncClient, job: str, phase: str) -> dict[str, Any]:
+    async def look() -> Any:
+        shown = (await client.get(f"/v1/jobs/{job}")).json()
+        return (shown["progress"] or {}).get("phase") == phase and shown
+
+    shown: dict[str, Any] = await until(look)
+    return shown
 
 
 async def test_without_a_retry_left_it_fails_and_says_why(

@@ -33,8 +33,8 @@ from trainer.runs.protocol import EXIT_FILE, LOG_FILE, PROCESS_FILE
 from trainer.runs.run_process import launch, processes, terminate
 from trainer.spec import parse_dataset, parse_job
 
-VICTIMS = os.environ.get("EVENKEEL_TEST_VICTIMS", "rank stopped").split()
-"""rank, driver, everything: kill -9. stopped: SIGSTOP of all, until it is given up."""
+VICTIMS = os.environ.get("EVENKEEL_TEST_VICTIMS", "rank stopped stopped_rank").split()
+"""rank, driver, everything: kill -9. stopped: SIGSTOP of all, until it is given up; stopped_rank: of its rank alone."""
 LIMIT_SECONDS = 900 * len(VICTIMS)
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end, pytest.mark.timeout(LIMIT_SECONDS)]
 SILENCE_SECONDS = 15
@@ -155,7 +155,7 @@ def test_a_run_goes_on_whatever_of_it_is_killed(tmp_path: Path, whole: Path) -> 
                     pids = [process.pid for process in processes(directory)]
                     began = time.monotonic()
                     for process in victims:
-                        process.send_signal(signal.SIGSTOP if kind == "stopped" else signal.SIGKILL)
+                        process.send_signal(signal.SIGSTOP if kind.startswith("stopped") else signal.SIGKILL)
                     again = lambda: client.job(job)["attempt"] > attempt or _ended(client, job)  # noqa: B023, E731
                     until(again, poll_seconds=ASKED_SECONDS)
                     assert [pid for pid in pids if _lives(pid)] == [], "the next attempt begins when the last is gone"

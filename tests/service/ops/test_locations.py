@@ -31,6 +31,24 @@ def test_locations_of_this_machine_are_not_asked_for(tmp_path: Path, monkeypatch
     assert (check.level, check.message) == ("fail", f"data root {tmp_path}/nowhere is not a directory that can be read")
 
 
+@pytest.mark.parametrize(
+    ("mode", "is_open"), [(0o700, False), (0o755, True), (0o750, True), (0o711, True), (0o2770, False), (0o2775, True)]
+)
+@pytest.mark.parametrize("variable", ["HOME", "STORE_URL"])
+def test_directories_that_others_can_read_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, mode: int, is_open: bool
+) -> None:
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    directory.chmod(mode)
+    monkeypatch.setenv(f"EVENKEEL_{variable}", str(directory))
+    found = checks()
+    assert ("modes" in found) == is_open
+    if is_open:
+        assert found["modes"].level == "fail"
+        assert found["modes"].remedy == f"chmod -R go-rwx {directory}"
+
+
 def test_a_setting_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENKEEL_RUN_STORAGE", "ftp://bucket/runs")
     assert checks()["data"].level == "fail"
