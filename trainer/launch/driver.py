@@ -177,11 +177,14 @@ class _Attempt:
         prepare_run(self.run, self.hosts, info=self._info, report=report, check_cancel=self._check_cancel)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
-        from trainer.publishing.repeated import publishing
-
+        publish = self.run.job.publish
         self.interruptible = False
         try:
-            with publishing(self.run, self.events.write):
+            with contextlib.ExitStack() as stack:
+                if publish is not None and publish.is_repeated:
+                    from trainer.publishing.repeated import publishing
+
+                    stack.enter_context(publishing(self.run, self.events.write))
                 start_ranks(self.run)
         finally:
             self.interruptible = True

@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
     """Return the starter of the ranks; on this host they wait from now on, forked before any thread exists."""
-    from trainer.launch.light_imports import import_torchrec
+    from trainer.distributed.light_imports import import_torchrec
 
     import_torchrec()
     if run.ray_address is None:

@@ -24,7 +24,7 @@ from typing import NoReturn
 import pandas  # type: ignore[import-untyped]  # noqa: F401  # pyarrow does, with its first array
 import pyarrow.pandas_compat  # noqa: F401
 
-from trainer.launch.light_imports import import_torchrec
+from trainer.distributed.light_imports import import_torchrec
 
 import_torchrec()
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.launch.light_imports import import_torchrec
+from trainer.distributed.light_imports import import_torchrec
 from trainer.launch.rank_link import linked_rank, log_of
 from trainer.runs.directory import choose_backend
 from trainer.runs.protocol import LOG_FILE

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint.async_writer import BackgroundSaver
+from trainer.distributed.light_imports import quiet
 from trainer.launch.attempt import Attempt
 from trainer.runs.directory import read_run
 from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, ResourceError, record
-from trainer.runs.log_filters import quiet
 from trainer.sizing.gpus import device_of_rank, machine_gpus, torch_problem
 from trainer.sizing.memory import KEPT_BYTES
 from trainer.spec import JobSpec
