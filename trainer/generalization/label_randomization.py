@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.durable_files import appearing
 from trainer.data.errors import DataError
-from trainer.generalization.parquet_file import write_table
 from trainer.spec import parse_dataset
 from trainer.spec.dataset import DatasetSpec, parse_rule
 
@@ -143,3 +143,10 @@ def write_labels(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.Chunked
         table, name = read_rows(dataset), label_column(dataset)
         labels = relabel(table[name])
         write_table(table.set_column(table.column_names.index(name), name, labels), path, compression="zstd")
+
+
+def write_table(table: pa.Table, path: Path, **options: Any) -> None:
+    """Write a table; ``options`` of :func:`pyarrow.parquet.write_table`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path, durable=False) as temporary:
+        pq.write_table(table, temporary, **options)

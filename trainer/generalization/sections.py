@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from trainer.generalization.bounds import DELTA, SIGMAS, rademacher_bound
-from trainer.generalization.compression import SHARES
-from trainer.generalization.gap import gaps
-from trainer.generalization.linear_bound import COIN, TRUNCATION
+from trainer.generalization.bounds import COIN, DELTA, SIGMAS, TRUNCATION, rademacher_bound
 from trainer.generalization.measures import LEVELS
-from trainer.generalization.stability import distance
+from trainer.generalization.spectrum import SHARES
 from trainer.generalization.trainings import COINS, NEIGHBOURS, ORIGINAL, PERMUTED, Training
 from trainer.report_pages.section import NOT_RUN, Findings, Panel, Section, Verdict, verdict
 from trainer.search.records import Record, facts
@@ -313,3 +312,61 @@ def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
         text = f"{label}: rescaled layers are the same function with another sharpness, and the same relative one"
         verdicts.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
     return verdicts
+
+
+LOSSES = ("logloss", "rmse", "mae")
+
+
+def gaps(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the gap of each epoch that has figures of both splits, as a row of split ``gap``.
+
+    It is test - train of losses, train - test of AUC, so that larger is worse throughout.
+    """
+    by_epoch_and_split = {(one["epoch"], one["split"]): one for one in metrics}
+    rows = []
+    for epoch in sorted({epoch for epoch, _ in by_epoch_and_split}):
+        train, test = by_epoch_and_split.get((epoch, "train"), {}), by_epoch_and_split.get((epoch, "test"), {})
+        row: dict[str, Any] = {}
+        for name in (*LOSSES, "auc"):
+            if train.get(name) is not None and test.get(name) is not None:
+                difference = float(test[name]) - float(train[name])
+                row[name] = -difference if name == "auc" else difference
+        if row:
+            rows.append({"epoch": epoch, "split": "gap", **row})
+    return rows
+
+
+Floats = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Distances between two trained models.
+
+    ``epsilon``: the largest difference of the loss of one example; ``mean``: the mean one (both absolute); ``risk``:
+    difference of the mean losses, which the mean bounds; ``parameters``: |a - b| / |a|.
+    """
+
+    epsilon: float
+    mean: float
+    risk: float
+    parameters: dict[str, float]
+
+
+def distance(
+    losses: Floats, other_losses: Floats, parameters: dict[str, Floats], other_parameters: dict[str, Floats]
+) -> Distance:
+    """Return the distances of models A(S) and A(S').
+
+    Losses are [n], of the same held-out examples; parameters are by name.
+    """
+    apart = np.abs(losses.astype(np.float64) - other_losses)
+    return Distance(
+        float(apart.max()),
+        float(apart.mean()),
+        float(losses.mean(dtype=np.float64) - other_losses.mean(dtype=np.float64)),
+        {
+            name: float(np.linalg.norm(values.astype(np.float64) - other_parameters[name]) / np.linalg.norm(values))
+            for name, values in parameters.items()
+        },
+    )

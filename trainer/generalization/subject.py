@@ -244,7 +244,7 @@ def _in_float64(batch: Batch) -> Batch:
 
 
 def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that :mod:`trainer.generalization.stability` compares.
+    """Return the arrays that :mod:`trainer.generalization.sections` compares.
 
     It is ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
     ``rows``.
