@@ -15,9 +15,8 @@ import pytest
 from embeddings.object_storage import PART_BYTES, ObjectStorage
 from tests.contracts.faulty_server import GOOGLE_TOKEN, Faults, faulty_server
 from tests.support.outside_package import install
-from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile
+from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile, content_of
 from trainer.storage.cache import HostCache
-from trainer.storage.content import content_of
 from trainer.storage.folders import Folders, StoredFolder, new_token
 from trainer.storage.places import fetch, written
 from trainer.storage.places import put as put_results

@@ -18,9 +18,8 @@ from typing import Any
 from embeddings.durable_files import appearing, temporary_beside
 from trainer.checkpoint.agreement import CheckpointError
 from trainer.checkpoint.names import new_name, newest_first, replaced_by
-from trainer.storage.base import NotWholeError, StorageError
+from trainer.storage.base import FileContent, NotWholeError, StorageError, content_of
 from trainer.storage.cache import cache_of_host
-from trainer.storage.content import FileContent, content_of
 from trainer.storage.folders import Folders, StoredFolder
 from trainer.storage.storage_registry import open_storage
 

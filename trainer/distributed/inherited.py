@@ -29,8 +29,7 @@ from trainer.checkpoint.warm_start import dataset_of, id_map_file, inheritance_o
 from trainer.data.batches.keys import keys_of, read_numeric_features
 from trainer.data.columns.vectors import vectors_of
 from trainer.distributed.build import model_of
-from trainer.distributed.dynamic_tables import state_file
-from trainer.distributed.published_ids import counts_file
+from trainer.distributed.dynamic_tables import counts_file, state_file
 from trainer.distributed.sharded_model import ShardedModel
 from trainer.models.base import Axis, Position, RankingModel, RowColumn
 from trainer.models.layers.mlp import HiddenLayer

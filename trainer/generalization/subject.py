@@ -21,8 +21,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import model_of, pooling_of, table_configs
-from trainer.distributed.materialize import ReadTables
-from trainer.distributed.stored_model import load_dense
+from trainer.distributed.materialize import ReadTables, load_dense
 from trainer.generalization.parameters import Point
 from trainer.models.base import RankingModel
 from trainer.runs.directory import Run

@@ -29,11 +29,9 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
 from trainer.data.one_pass.position import Place
-from trainer.distributed.dynamic_tables import codes_of, taken_rows
+from trainer.distributed.dynamic_tables import codes_of, stored_counts, taken_rows
 from trainer.distributed.item_tower import tower_outputs
-from trainer.distributed.materialize import CHUNK_ROWS, stored_rows
-from trainer.distributed.published_ids import stored_counts
-from trainer.distributed.stored_model import stored_model
+from trainer.distributed.materialize import CHUNK_ROWS, stored_model, stored_rows
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.model_comparison import read_comparison

@@ -1,4 +1,4 @@
-"""Sections of a report: a table as text, notes and charts."""
+"""Sections of a report: tables as text and as Markdown, notes and charts."""
 
 from __future__ import annotations
 
@@ -56,3 +56,12 @@ class Findings:
 def verdict(text: str, holds: bool | None, measured: str) -> Verdict:
     """Return a claim with its verdict."""
     return ("holds" if holds else "does not hold", text, measured)
+
+
+def table_of(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return "\n".join([line(header), "|---" * len(header) + "|", *map(line, lines)])

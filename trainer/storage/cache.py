@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from embeddings.durable_files import temporary_beside
-from trainer.storage.base import MissingFileError, NotWholeError, RunStorage, StorageError
-from trainer.storage.content import FileContent
+from trainer.storage.base import FileContent, MissingFileError, NotWholeError, RunStorage, StorageError
 from trainer.storage.shared_directory import link_or_copy
 
 CACHE_VARIABLE = "EVENKEEL_CACHE"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from trainer.launch.rank_actors import RankActor
-from trainer.launch.ray_rank import Place
+from trainer.launch.rank_actors import Place, RankActor
 
 
 class Other:

@@ -19,7 +19,7 @@ from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.hashing import combine, id_keys
 from trainer.data.prepare.split import TRAIN, random_split
-from trainer.distributed.stored_model import stored_model
+from trainer.distributed.materialize import stored_model
 from trainer.evaluation.scored_by_both import others
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks

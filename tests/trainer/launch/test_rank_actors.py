@@ -8,8 +8,7 @@ import pytest
 
 from trainer.launch import on_ray
 from trainer.launch.driver import RanksFailed
-from trainer.launch.rank_actors import places
-from trainer.launch.ray_rank import Place, Seat
+from trainer.launch.rank_actors import Place, Seat, places
 from trainer.runs.failures import ResourceError
 
 

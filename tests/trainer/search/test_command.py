@@ -13,7 +13,7 @@ import yaml
 from tests.support.standby import Borrowed
 from trainer.runs.events import read_events
 from trainer.search.command import main
-from trainer.search.trial import FOLDER, WORKING_DIRECTORY, Trial, TrialError
+from trainer.search.tuner import FOLDER, WORKING_DIRECTORY, Trial, TrialError
 from trainer.spec import load_documents
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(700)]
@@ -84,7 +84,7 @@ def test_a_finished_search_is_told_again_without_ray(found, files, capsys):
 
 
 def test_a_trial_that_begins_again_goes_on_from_its_checkpoint(found, files, standby, monkeypatch):
-    monkeypatch.setattr("trainer.search.trial.Standby", lambda: Borrowed(standby))
+    monkeypatch.setattr("trainer.search.tuner.Standby", lambda: Borrowed(standby))
     monkeypatch.chdir(files)
     values = {"optimizer.learning_rate": 0.05, FOLDER: str(files / "found"), WORKING_DIRECTORY: str(files)}
     first = Trial(dict(values))

@@ -13,16 +13,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainer.runs.directory import Run, read_run
 from trainer.runs.events import TERMINAL_STATES, read_events
-from trainer.runs.trackers.base import Tracker, TrackerUnusableError
-from trainer.runs.trackers.curves import points_of, tags_of
+from trainer.runs.trackers.base import Tracker, TrackerUnusableError, points_of, tags_of
+from trainer.runs.trackers.mlflow import MLflowTracker
 from trainer.runs.trackers.process import LAST_WORDS_SECONDS
-from trainer.runs.trackers.registry import TRACKERS
+from trainer.runs.trackers.tensorboard import TensorBoardTracker
+from trainer.runs.trackers.wandb import WandbTracker
+
+TRACKERS: dict[str, Callable[[Run, Any], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "mlflow": MLflowTracker,
+    "wandb": WandbTracker,
+}
+"""Each takes the run and the entry of ``tracking``, a class of trainer.spec.tracking."""
+
 
 LOCK_FILE = "trackers.lock"
 POLL_SECONDS = 1.0

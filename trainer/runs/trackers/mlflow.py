@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 
 from trainer.runs.directory import Run
-from trainer.runs.trackers.base import Point, TrackerUnusableError
-from trainer.runs.trackers.curves import parameters_of
+from trainer.runs.trackers.base import Point, TrackerUnusableError, parameters_of
 from trainer.spec.tracking import MLflowTracking
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
