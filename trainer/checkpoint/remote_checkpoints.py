@@ -49,14 +49,8 @@ def put_record(
 ) -> str:
     """Make the checkpoint appear whose other files have been put; return its name.
 
-    Args:
-        folders: Where checkpoints of the run go.
-        folder: The directory on this host with its manifest.
-        token: That of its files.
-        step: Its step.
-        entries: The manifest's entries of all files, those of all ranks among them.
-        keep_last: How many of the newest checkpoints stay.
-        fence: Called right before the record is put.
+    ``entries`` are the manifest's, of the files of all ranks; ``folder`` is the directory on this host with the
+    manifest. ``fence`` is called right before the record is put.
 
     Raises:
         StorageError: a file is not there, or the storage is away.

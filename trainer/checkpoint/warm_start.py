@@ -70,9 +70,7 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
 def newest_at(place: str, view: Path) -> Checkpoint | None:
     """Return the checkpoint at ``place``, or the newest valid one of a folder; None where there is none.
 
-    Args:
-        place: a checkpoint or a folder of them, here or in a run storage.
-        view: the folder that shows those of a run storage here.
+    ``place`` is here or in a run storage, whose checkpoints the folder ``view`` shows here.
 
     Raises:
         StorageError: the storage is away.

@@ -64,13 +64,7 @@ def stored_counts(checkpoint: Checkpoint, table: str) -> Int64s:
 
 
 class PublishedIds:
-    """Occurrences and strings of the ids that have a row of one table.
-
-    Args:
-        table: its name.
-        ids: its map from ids to rows.
-        has_strings: whether ids are strings.
-    """
+    """Occurrences and strings of the ids that have a row of one table."""
 
     def __init__(self, table: str, ids: DynamicIdMap, has_strings: bool):
         self.table, self._ids = table, ids
@@ -99,10 +93,7 @@ class PublishedIds:
     def load(self, checkpoint: Checkpoint, stored: pa.Array, *, is_own: bool) -> None:
         """Go on from a checkpoint, after the map has.
 
-        Args:
-            checkpoint: the checkpoint.
-            stored: the ids of its id map.
-            is_own: whether it is one of this job: those of a warm start's parent occurred in another.
+        ``stored``: the ids of its id map. ``is_own``: of this job; those of a warm start's parent occurred in another.
 
         Raises:
             CheckpointError: it lacks the strings or the occurrences.
@@ -170,10 +161,8 @@ class DynamicRows:
 
         Ids of the whole batch get rows, others may lose theirs.
 
-        Args:
-            parts: its micro-batches.
-            position: number of steps of this job before it.
-            step: the number of the step that the tables take.
+        ``parts`` are its micro-batches, ``position`` the steps of this job before it, ``step`` the one that the tables
+        take.
         """
         if not self.ids:
             return parts

@@ -55,13 +55,7 @@ def make_plan(
 ) -> ShardingPlan:
     """Plan the tables of ``model``; rank 0 for all. Collective.
 
-    Args:
-        model: holds the tables.
-        sharders: TorchRec's, for the collections of the model.
-        settings: how tables are stored and trained, which says what a row takes.
-        request: what the plan must heed.
-        device: where this rank's tables are put.
-        group: the ranks to plan for.
+    ``settings`` say what a row takes; ``device`` is where this rank's tables are put.
 
     Raises:
         ValueError: a sharding that is not available, or tables that fit in no plan, with the arithmetic.

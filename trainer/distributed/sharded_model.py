@@ -141,11 +141,8 @@ class ShardedModel(ShardedState):
     def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
         """Set what a training forward depends on; to be called before each.
 
-        Args:
-            step: the step that is computed, ``completed_steps + 1``.
-            sample_offset: index in the global batch of this rank's first sample; ranks hold consecutive slices.
-            global_size: number of samples in the global batch.
-            part_offset: index in the global batch of rank 0's first sample: not 0 where a step has micro-batches.
+        ``step`` is ``completed_steps + 1``, ``sample_offset`` the index in the global batch of this rank's first sample
+        (ranks hold consecutive slices), ``part_offset`` that of rank 0's: not 0 where a step has micro-batches.
         """
         if not 0 <= part_offset <= sample_offset <= global_size:
             raise ValueError(

@@ -64,13 +64,8 @@ class Ranks(NamedTuple):
 class HeldOut:
     """Relevant items and what is left out, for this rank's share of a split's users.
 
-    Args:
-        data: prepared data.
-        split: the held-out split.
-        rank: this rank.
-        world_size: number of ranks.
-        known: by table, flags of the rows that count, bool [rows]; users and items without it are left out. None: all.
-        max_users: most users of all ranks together, taken evenly. None: all.
+    ``known``: by table, flags of the rows that count, bool [rows]; users and items without it are left out.
+    ``max_users``: most users of all ranks together, taken evenly. None: all.
     """
 
     def __init__(
@@ -257,11 +252,8 @@ def ranks_of_relevant(
 ) -> tuple[Int64s, npt.NDArray[np.float64]]:
     """Return the order in which relevant items are ranked, by user and then best first, and their ranks [m].
 
-    Args:
-        scores: [users, candidates], -inf what is left out.
-        user: user of each relevant item [m], ascending.
-        candidate: candidate of each relevant item [m].
-        largest_k: ranks of a user's items behind one that has a rank of at least this are not counted: inf.
+    ``scores`` [users, candidates] are -inf where a candidate is left out; ``user`` [m] is ascending. Ranks of a user's
+    items behind one that has a rank of at least ``largest_k`` are not counted: inf.
     """
     target = (
         scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(candidate).to(scores.device)].cpu().numpy()

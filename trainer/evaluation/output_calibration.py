@@ -38,11 +38,7 @@ class Sample(NamedTuple):
 
 
 class OutputCalibration:
-    """The calibrators of a model as it was when its validation rows were last evaluated, by label, on rank 0.
-
-    Args:
-        kind: ``output_calibration`` of the job.
-    """
+    """The calibrators of a model as it was when its validation rows were last evaluated, by label, on rank 0."""
 
     def __init__(self, kind: str):
         self.kind = kind

@@ -30,9 +30,7 @@ SCORES = "progressive.safetensors"
 class Progressive:
     """Windows of rows that were scored before they were trained on. Every method is collective.
 
-    Args:
-        evaluator: of the job.
-        every_rows: a window ends with the batch that fills it.
+    A window ends with the batch that fills ``every_rows``.
     """
 
     def __init__(self, evaluator: Evaluator, every_rows: int):
@@ -45,9 +43,8 @@ class Progressive:
 
         The model has to be in evaluation mode.
 
-        Args:
-            parts: this rank's part of a batch, whose ids have no rows yet.
-            num_before: number of rows that were trained on before it.
+        ``parts`` is this rank's part of a batch, whose ids have no rows yet, ``num_before`` the rows trained on before
+        it.
         """
         self._parts += [self._evaluator.scored(part, num_before) for part in parts]
         window = (num_before + parts[0].global_size) // self._every

@@ -70,11 +70,9 @@ def norm_bound(layers: Sequence[float], tables: Sequence[float], squared_inputs:
     (1 / T) (prod_l M_F(l)) sqrt(sum_i M_Ei^2) (sqrt(2 log(2) L) + 1) sqrt(sum_t sum_i |x_i(t)|^2): Li and Lyu, Adaptive
     Regularization, preliminaries. Activations have slope 1 at most and layers no bias.
 
-    Args:
-        layers: M_F(l), the Frobenius norm of the weight matrix of each of the L layers.
-        tables: M_Ei, the Frobenius norm of the table of each feature.
-        squared_inputs: the mean over rows t of sum_i |x_i(t)|^2, the number of features where each is one id.
-        num_rows: number T of training rows.
+    ``layers``: M_F(l), Frobenius norms of the weight matrices of the L layers. ``tables``: M_Ei, those of the tables.
+    ``squared_inputs``: the mean over rows t of sum_i |x_i(t)|^2, the number of features where each is one id. T:
+    ``num_rows``.
     """
     spread = math.sqrt(2.0 * math.log(2.0) * len(layers)) + 1.0
     return math.prod(layers) * math.hypot(*tables) * spread * math.sqrt(squared_inputs / num_rows)
@@ -126,13 +124,8 @@ def pac_bayes(
     P = N(theta_0, sigma^2) is around the initial and Q = N(theta, sigma^2) around the trained parameters:
     KL = |theta - theta_0|^2 / (2 sigma^2).
 
-    Args:
-        point: the parameters that ``losses()`` reads, which are given noise; those that it does not read need none.
-        losses: log losses of a sample of training rows [n], at the parameters' present values.
-        squared_distance: |theta - theta_0|^2 over all parameters.
-        num_rows: number m of training rows.
-        num_draws: number of draws of noise for each sigma.
-        seed: of the noise.
+    Noise is given to ``point``, the parameters that ``losses()`` reads: log losses of a sample of training rows [n].
+    ``squared_distance``: |theta - theta_0|^2 over all parameters; m: ``num_rows``.
     """
     bounds = []
     for sigma in SIGMAS:
@@ -194,12 +187,8 @@ def linear_bound(
 ) -> LinearBound:
     """Return the theorem's bound of a classifier of two classes.
 
-    Args:
-        losses: log losses of all training rows [n].
-        norm: A, the sum of the Euclidean norms of the rows of W; of one logit w x, whose other class has 0, that of w.
-        largest_input: max_i |x_i|_2 over training rows.
-        num_classes: c.
-        delta: the bound fails with this probability over training rows.
+    ``losses`` are log losses of all training rows [n]; ``norm``: A, the sum of the Euclidean norms of the rows of W (of
+    one logit w x, whose other class has 0, that of w); ``largest_input``: max_i |x_i|_2 over them; c: ``num_classes``.
     """
     num_rows, (mu, nu) = len(losses), derivatives(losses)
     theta = math.log(num_rows * num_classes) ** 3 * largest_input**2

@@ -65,12 +65,8 @@ class Start:
 class Attempt:
     """What a rank needs to train, from the data to the checkpoints. Building it is collective.
 
-    Args:
-        run: the run.
-        reporter: takes the events.
-        saver: writes checkpoints in the background; None: training waits for them.
-        device: where the model is put.
-        notice: says why once a machine of the run is about to go.
+    ``saver`` writes checkpoints in the background; without one training waits for them. ``notice`` says why once a
+    machine of the run is about to go.
     """
 
     def __init__(

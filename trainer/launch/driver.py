@@ -60,10 +60,7 @@ def execute(run: Run, start_ranks: StartRanks, hosts: Hosts | None = None) -> in
 
     Must be called on the main thread: it handles SIGTERM and SIGINT.
 
-    Args:
-        run: the run.
-        start_ranks: trains on all ranks.
-        hosts: others that may prepare parts of the rows; None: this one prepares them all.
+    ``hosts``: others that may prepare parts of the rows.
 
     Raises:
         RunBusyError: another process is at this run directory.

@@ -62,13 +62,9 @@ def train(
 
     Must be called on the main thread.
 
-    Args:
-        dataset: the dataset.
-        job: the job, checked against it.
-        run_dir: where the run keeps its files, and goes on if it has begun; left out: a new folder under EVENKEEL_HOME.
-        store: URL of the feature store to publish to; left out: EVENKEEL_STORE_URL, else the one under EVENKEEL_HOME.
-        init: the run directory or checkpoints to warm-start from; left out: those that ``init_from`` names
-            (trainer.runs.parents).
+    ``run_dir`` keeps the run's files, and goes on if it has begun; left out: a new folder under EVENKEEL_HOME.
+    ``store``: URL of the feature store; left out: EVENKEEL_STORE_URL, else the one under EVENKEEL_HOME. ``init``: run
+    directory or checkpoints to warm-start from; left out: those that ``init_from`` names (trainer.runs.parents).
 
     Raises:
         RunBusyError: another process leads ``run_dir``.

@@ -79,11 +79,8 @@ class RankActor:
     def train(self, place: Place, store: tuple[str, int], directory: str, document: dict[str, Any] | None) -> None:
         """Train this rank's part of a run.
 
-        Args:
-            place: of this rank.
-            store: address and port of rank 0's.
-            directory: of the run, where this host sees it.
-            document: the driver's ``run.json`` where it does not, else None.
+        ``store``: address and port of rank 0's. ``document``: the driver's ``run.json`` where this host does not see
+        ``directory``.
         """
         os.environ.update(place.environment())
         with contextlib.ExitStack() as stack:
@@ -131,8 +128,7 @@ DRAIN_SECONDS = 1.0
 def places(seats: Sequence[Seat]) -> list[Place]:
     """Return the place of each actor: ranks of a host are consecutive, in the order of its GPUs.
 
-    Args:
-        seats: of the actors. The first one is rank 0, if it has no GPU or the first one of its host.
+    The first seat is rank 0, if it has no GPU or the first one of its host.
     """
     hosts: dict[str, list[int]] = {}
     for actor, seat in enumerate(seats):
@@ -150,9 +146,7 @@ def places(seats: Sequence[Seat]) -> list[Place]:
 def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
     """Yield an actor for each rank; all are gone at the end of the block, however it ends.
 
-    Args:
-        run: the run.
-        needed: what Ray is to set aside for each.
+    ``needed``: resources that Ray sets aside for each.
 
     Raises:
         Cancelled: the run is to stop before there is room for them.
@@ -201,11 +195,6 @@ def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[No
 
 def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -> None:
     """Train on all actors and return when all are done.
-
-    Args:
-        actors: of :func:`rank_actors`.
-        run: the run.
-        document: see :meth:`RankActor.train`.
 
     Raises:
         Cancelled: the run is to stop before they have started.

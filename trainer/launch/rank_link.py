@@ -84,9 +84,7 @@ def start_driver_end(run: Run) -> Any:
 def linked_rank(document: dict[str, Any], rank: int) -> Iterator[Path]:
     """Yield the directory in which a rank of this host works, linked to the driver during the block.
 
-    Args:
-        document: the driver's ``run.json``.
-        rank: its number.
+    ``document`` is the driver's ``run.json``.
     """
     import ray
 

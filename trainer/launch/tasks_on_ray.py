@@ -95,14 +95,7 @@ class HostsOfCluster:
 
 
 class RayRunner:
-    """Runs tasks on nodes, one in each slot.
-
-    Args:
-        run: the run.
-        setting: of the tasks.
-        slots: the node of each.
-        log: takes messages.
-    """
+    """Runs tasks on nodes, one in each slot."""
 
     def __init__(self, run: Run, setting: Setting, slots: Sequence[str], log: Callable[[str], Any]):
         import ray

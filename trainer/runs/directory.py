@@ -198,9 +198,7 @@ def revoke(directory: Path | str) -> None:
 def read_run(directory: Path | str, *, stored: bool = False) -> Run:
     """Read ``run.json``.
 
-    Args:
-        directory: The run directory.
-        stored: The run was trained and is only read: settings that were removed are dropped, not refused.
+    With ``stored`` the run was trained and is only read: settings that were removed are dropped, not refused.
 
     Raises:
         SpecError: naming the file and the field that is missing or wrong.

@@ -160,10 +160,8 @@ def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
 
     It is what a rank recorded, else that a worker died without recording anything.
 
-    Args:
-        folder: of the records.
-        error: what ended the run.
-        died: it is the death of a rank: what others then say in words that we do not know is its consequence.
+    ``error`` ended the run. Where it is the death of a rank (``died``), unknown words of the others are its
+    consequence.
     """
     failures = []
     for path in sorted(folder.glob("rank-*.json")):

@@ -29,9 +29,7 @@ STOP_SECONDS = 30.0
 class TrialRun:
     """The run of a trial.
 
-    Args:
-        path: The run directory.
-        standby: The process that runs are forked from; None: each run imports all by itself.
+    Runs are forked from the ``standby`` process, if there is one.
     """
 
     def __init__(self, path: Path, standby: Standby | None = None):

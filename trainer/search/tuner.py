@@ -155,9 +155,7 @@ def scheduler(folder: SearchFolder) -> TrialScheduler:
 def run(folder: SearchFolder, tell: Callable[[str], Any]) -> None:
     """Run the trials that have not ended, as many at once as the search says.
 
-    Args:
-        folder: the search; trials go on where an earlier call was killed.
-        tell: is told of every trial that ends, in words.
+    They go on where an earlier call was killed. ``tell`` is called with a line for every trial that ends.
     """
     search, resources = folder.search, folder.job.resources
     cpus, gpus = (resources.num_workers * each for each in (resources.cpus_per_worker, resources.gpus_per_worker))

@@ -61,12 +61,8 @@ class HostCache:
     def link(self, storage: RunStorage, name: str, content: FileContent, to: Path) -> None:
         """Make ``to`` a link of the file, which is fetched if need be, once its size and sha256 are checked.
 
-        Args:
-            storage: Where the file comes from.
-            name: Its name there.
-            content: What it holds.
-            to: A path in a folder that exists; a file that is there is replaced. On another file system than the
-                cache's it becomes a copy, which the cache does not count.
+        ``to`` lies in a folder that exists; a file that is there is replaced. On another file system than the cache's
+        it becomes a copy, which the cache does not count.
 
         Raises:
             CacheFullError: The limit is too small.

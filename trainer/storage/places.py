@@ -22,9 +22,7 @@ def is_stored(place: Path | str) -> bool:
 def written(place: Path | str, last: str | None = None) -> Iterator[Path]:
     """Yield the path at which to write a file or a folder; what was written for a URI is put there afterwards.
 
-    Args:
-        place: A path, which the caller makes, or a URI.
-        last: Of a folder, the file that is put last, and only where there is none.
+    ``last``: of a folder, the file that is put last, and only where there is none.
 
     Raises:
         FileExistsError: Something is there already.

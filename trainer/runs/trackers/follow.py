@@ -43,10 +43,7 @@ POINTS_AT_ONCE = 500
 class Follower:
     """Hands on, to one tracker, what the events say beyond what it has.
 
-    Args:
-        run: The attempt.
-        spec: The entry of the job's ``tracking``.
-        last_words_seconds: How long it tries on after the end.
+    ``spec`` is the entry of the job's ``tracking``. After the end it tries on for ``last_words_seconds``.
     """
 
     def __init__(self, run: Run, spec: Any, last_words_seconds: float = LAST_WORDS_SECONDS):
