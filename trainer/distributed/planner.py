@@ -95,11 +95,7 @@ def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
 
 
 def _check_shardings(shardings: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
-    """Check the shardings that are asked for.
-
-    Raises:
-        ValueError: a sharding of no table, or one that is not available for it.
-    """
+    """Check the shardings that are asked for."""
     local_size = get_local_size(world_size)
     for name, kind in shardings.items():
         if name not in tables:

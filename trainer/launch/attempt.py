@@ -143,11 +143,7 @@ class Attempt:
         return bool(told[0])
 
     def _served(self) -> Checkpoint:
-        """Return the last checkpoint of the job of the version that was served when the job started.
-
-        Raises:
-            NotComparableError: there is none, or it is not what is served.
-        """
+        """Return the last checkpoint of the job of the version that was served when the job started."""
         run = self.run
         if run.job.publish is not None and run.job.publish.is_repeated:
             raise NotComparableError("the job publishes while it trains")
@@ -306,10 +302,6 @@ def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | Non
 
     Rank 0 reads every byte and the others take its result, so that all start from one even if a newer one is written
     meanwhile.
-
-    Raises:
-        CheckpointError: on every rank.
-        StorageError: on every rank.
     """
     answer: list[Any] = [None, None, None]
     if dist.get_rank() == 0:

@@ -101,12 +101,7 @@ def _hosts(run: Run) -> Hosts | None:
 
 
 def _take_up(directory: Path) -> None:
-    """Take up an attempt that a cluster starts, perhaps long after it was submitted, as the environment says.
-
-    Raises:
-        LeaseLostError: another attempt, or none, has its place.
-        ServiceAwayError: the service cannot be asked.
-    """
+    """Take up an attempt that a cluster starts, perhaps long after it was submitted, as the environment says."""
     if REPORT_URL_VARIABLE in os.environ:
         fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])
     expected = os.environ.get(ATTEMPT_VARIABLE)

@@ -178,12 +178,7 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
 
 
 def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[None]:
-    """Yield again and again, as long as there is something to wait for.
-
-    Raises:
-        Cancelled: the run is to stop.
-        ResourceError: it has waited for so long.
-    """
+    """Yield again and again, as long as there is something to wait for."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if run.cancel_file.exists():

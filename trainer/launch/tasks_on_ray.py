@@ -153,11 +153,7 @@ class RayRunner:
                 ray.cancel(task, force=True)
 
     def _note_loss(self, task: Task, place: int, node: str, loss: Exception) -> None:
-        """Give up the slots of a node that is gone.
-
-        Raises:
-            ResourceError: the node is there, and the task's process has died too often.
-        """
+        """Give up the slots of a node that is gone."""
         # Ray tells the loss of a process a moment before it knows that of the node.
         deadline = time.monotonic() + NODE_SECONDS
         while _is_alive(node) and time.monotonic() < deadline:

@@ -77,12 +77,7 @@ class Standby:
         return None if self._process is None else self._process.pid
 
     def _renew(self, environment: dict[str, str], code: Any) -> None:
-        """Make a process that is ready, of the code and the environment that are there now.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: its answer is not what a ready process sends.
-        """
+        """Make a process that is ready, of the code and the environment that are there now."""
         alive = self._process is not None and self._process.poll() is None
         if alive and self._made_of == (environment, code):
             return
