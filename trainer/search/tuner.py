@@ -25,7 +25,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from embeddings.durable_files import write_json
 from trainer.runs.protocol import LOG_FILE
-from trainer.runs.standby import Standby
+from trainer.runs.warm_pool import WarmPool
 from trainer.search.folder import RAY, STORE, TRIAL_FILE, SearchFolder
 from trainer.search.runs import POLL_SECONDS, TrialRun, figures_of
 from trainer.search.spec import Distribution
@@ -51,7 +51,7 @@ class Trial(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         # Runs are forked from it: what they import is paid for once, for all trials of this process.
-        self._standby = Standby()
+        self._warm_pool = WarmPool()
         self.has_begun = False
         self.reset_config(config)
 
@@ -62,7 +62,7 @@ class Trial(tune.Trainable):
         # The rows' path is one as the command saw it; Ray has a directory of its own.
         os.chdir(self._values.pop(WORKING_DIRECTORY))
         self.folder = SearchFolder.open(Path(self._values.pop(FOLDER)))
-        self.run = TrialRun(self.folder.run_of(self.trial_id), self._standby)
+        self.run = TrialRun(self.folder.run_of(self.trial_id), self._warm_pool)
         self._last: dict[str, Any] = {}
         return True
 
@@ -110,7 +110,7 @@ class Trial(tune.Trainable):
 
     def cleanup(self) -> None:
         self._end_run()
-        self._standby.close()
+        self._warm_pool.close()
 
     def _end_run(self) -> None:
         """End the run, which writes a checkpoint first, if it still trains."""

@@ -58,7 +58,7 @@ JOB = {
 
 
 class OnThisHost:
-    """In the place of a standby process: forks a run whose rank is in its driver."""
+    """In the place of a warm pool: forks a run whose rank is in its driver."""
 
     def start(self, directory: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int:
         return int(forked.start(be_run, directory, {**environment, **own}, log=directory / LOG_FILE).pid or 0)
@@ -185,7 +185,7 @@ def test_one_that_wakes_beside_its_successor_takes_nothing_from_it(tmp_path: Pat
         directory = write_run(
             tmp_path / "run", run_id="woken", job=job, dataset=dataset, store_url=store, attempt=attempt, lease=lease
         )
-        launch(directory, standby=OnThisHost())  # type: ignore[arg-type]
+        launch(directory, warm_pool=OnThisHost())  # type: ignore[arg-type]
         return directory
 
     directory = start(1)

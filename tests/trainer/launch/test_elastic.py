@@ -35,13 +35,13 @@ SPLIT = {"item": "row_wise", "user": "table_wise"}
 LONG = {"epochs": 1000}  # none ends before it is ended
 
 
-def start(run, standby) -> None:
+def start(run, warm_pool) -> None:
     (run.directory / EXIT_FILE).unlink(missing_ok=True)
-    run_process.launch(run.directory, standby=standby)
+    run_process.launch(run.directory, warm_pool=warm_pool)
 
 
-def finish(run, standby) -> None:
-    start(run, standby)
+def finish(run, warm_pool) -> None:
+    start(run, warm_pool)
     assert wait_for_end(run.directory)["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
 
 
@@ -57,14 +57,14 @@ def openings(run, small) -> list[dict]:
 
 
 def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come(
-    make_run, small, standby, pooled_ranks
+    make_run, small, warm_pool, pooled_ranks
 ) -> None:
     """To one rank, and by what Kubernetes runs in a pod that it ends; to the driver: test_run_on_host.py."""
     settings = {"resources": TWO, "sharding": SPLIT, "checkpoint": {"every_steps": 100_000}}
     step = 0
     for attempt in (1, 2):
         run = make_run("preempted", attempt=attempt, **settings, **LONG)
-        start(run, standby)
+        start(run, warm_pool)
         (run.directory / "events.jsonl").touch()
         epochs = step // 25 + 1
         wait_for(lambda: len(small.metrics(run.directory, "train")) > epochs, run.directory)  # noqa: B023 - at once
@@ -84,7 +84,7 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
 
     settings["epochs"] = step // 25 + 2
     run = make_run("preempted", attempt=3, **settings)
-    finish(run, standby)
+    finish(run, warm_pool)
     whole = make_run("whole", **settings)
     assert execute(whole, pooled_ranks) == 0
     assert openings(run, small)[-1]["resumed_from_step"] == step
@@ -92,11 +92,11 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
     assert [name for name in expected if not torch.equal(mine[name], expected[name])] == []
 
 
-def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, standby, pooled_ranks) -> None:
+def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, warm_pool, pooled_ranks) -> None:
     """The same batches in the same order: what differs is the order of sums, in the last bits of each step."""
     settings = {"resources": TWO, "sharding": SPLIT, "checkpoint": {"every_steps": 7}}
     run = make_run("elastic", **settings, **LONG)
-    start(run, standby)
+    start(run, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
     next(one for one in run_process.processes(run.directory) if one.name() == "evenkeel-rank1").kill()
     assert wait_for_end(run.directory)["error"]["code"] == "worker_died"
@@ -104,7 +104,7 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, s
 
     run = make_run("elastic", attempt=2, workers=Workers(1, "a node is gone"), **settings, **LONG)
     assert (run.job.resources.num_workers, run.submitted.resources.num_workers) == (1, 2)
-    start(run, standby)
+    start(run, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > first + 14, run.directory)
     assert [one.name() for one in run_process.processes(run.directory) if "rank" in one.name()] == ["evenkeel-rank0"]
     assert run_process.terminate(run.directory, grace_seconds=200) is True
@@ -113,7 +113,7 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, s
 
     settings["epochs"] = second // 25 + 2
     run = make_run("elastic", attempt=3, **settings)
-    finish(run, standby)
+    finish(run, warm_pool)
     told = openings(run, small)
     assert [event["resumed_from_step"] for event in told] == [None, first, second]
     assert [len(event["rows_per_rank"]["item"]) for event in told] == [2, 1, 2]

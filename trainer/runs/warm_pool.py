@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = (ROOT / "trainer", ROOT / "embeddings")
 
 
-class Standby:
+class WarmPool:
     """The owner of at most one such process, started when it is first needed. Safe to call from several threads."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Standby:
                 self._connection.send(json.dumps({"run_dir": str(run_dir), "own": {**own}}).encode())
                 return int(self._heard()["pid"])
             except (OSError, ValueError) as error:
-                log.warning("a run starts without the standby process: %s", error)
+                log.warning("a run starts without the warm pool: %s", error)
                 self._end()
                 return None
 
