@@ -65,8 +65,7 @@ class Start:
 class Attempt:
     """What a rank needs to train, from the data to the checkpoints. Building it is collective.
 
-    ``saver`` writes checkpoints in the background; without one training waits for them. ``notice`` says why once a
-    machine of the run is about to go.
+    ``saver`` writes checkpoints in the background; without one training waits for them.
     """
 
     def __init__(
@@ -75,9 +74,7 @@ class Attempt:
         reporter: Reporter,
         saver: BackgroundSaver | None,
         device: torch.device,
-        notice: Callable[[], str | None] = lambda: None,
     ):
-        self.notice = notice
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
         fetch_prepared(run.folders(run.data), run.data)
         self.data = _open_data(run)
@@ -164,7 +161,7 @@ class Attempt:
             return "a checkpoint could not be written"
         with contextlib.suppress(FileNotFoundError):
             return self.run.cancel_file.read_text("utf-8")
-        return self.notice()
+        return None
 
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint. Collective."""

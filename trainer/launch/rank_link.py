@@ -58,7 +58,7 @@ class DriverEnd:
         return Answer(taken, stop, self._run.still_current())
 
     def stopped(self, reason: str) -> None:
-        """Note why a rank stopped, which may have been its own machine's notice."""
+        """Note why a rank stopped, which may have been the preemption of its own machine."""
         if not self._run.cancel_file.exists():
             self._run.ask_to_stop(reason)
 

@@ -14,6 +14,7 @@ import torch
 
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid
+from trainer.launch.attempt import Attempt
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import train_rank
@@ -45,7 +46,7 @@ def finish(run, warm_pool) -> None:
     assert wait_for_end(run.directory)["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
 
 
-def notice(run, **changes) -> int:
+def preempt(run, **changes) -> int:
     told = {RUN_DIR_VARIABLE: str(run.directory), ATTEMPT_VARIABLE: str(changes.get("attempt", run.attempt))}
     told[STOP_SECONDS_VARIABLE] = str(changes.get("seconds", 300))
     command = [sys.executable, "-m", "trainer.runs.preemption"]
@@ -73,8 +74,8 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
         if attempt == 1:
             os.kill(found[0].pid, signal.SIGTERM)
         else:
-            assert notice(run, attempt=1) == 0, "of an attempt before: nobody is told"
-            assert notice(run) == 0
+            assert preempt(run, attempt=1) == 0, "of an attempt before: nobody is told"
+            assert preempt(run) == 0
             assert (run.directory / EXIT_FILE).exists(), "it waits for the end"
         ended = wait_for_end(run.directory)
         assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled"), (run.directory / LOG_FILE).read_text()
@@ -135,13 +136,14 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, w
         )
 
 
-def test_what_one_rank_was_told_ends_the_run_before_it_publishes(make_run, small) -> None:
-    """As Ray tells the ranks of a node that it drains: nothing comes from the driver."""
+def test_what_one_rank_was_told_ends_the_run_before_it_publishes(make_run, small, monkeypatch) -> None:
+    """As a rank of another host is told, whose directory this one does not see: nothing comes from the driver."""
     calls = itertools.count()
+    monkeypatch.setattr(Attempt, "should_stop", lambda self: "a node is drained" if next(calls) > 30 else None)
 
     def ranks(run) -> None:
         with single_rank_group():
-            train_rank(str(run.directory), notice=lambda: "a node is drained" if next(calls) > 30 else None)
+            train_rank(str(run.directory))
 
     run = make_run(publish={"collection": "items", "feature": "item", "gate": {"mode": "off"}}, **LONG)
     assert execute(run, ranks) == EXIT_CANCELLED
@@ -161,14 +163,14 @@ def test_fewer_workers_are_of_the_attempt_and_not_of_the_job(make_run) -> None:
 
 def test_a_notice_that_nobody_takes_does_not_keep_the_pod(make_run) -> None:
     run = make_run()
-    assert notice(run) == 0, "it has not begun"
+    assert preempt(run) == 0, "it has not begun"
     events = run.directory / "events.jsonl"
     events.touch()
     os.utime(events, (0, 0))
-    assert notice(run) == 0, "it has died"
+    assert preempt(run) == 0, "it has died"
     assert not run.cancel_file.exists()
     events.touch()
-    assert notice(run, seconds=0.1) == 1
+    assert preempt(run, seconds=0.1) == 1
     assert run.cancel_file.read_text() == "its machine goes"
     (run.directory / "run.json").unlink()
-    assert notice(run) == 0
+    assert preempt(run) == 0
