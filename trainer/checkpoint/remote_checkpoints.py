@@ -121,10 +121,10 @@ def make_view(said: dict[str, Any], directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with appearing(directory, durable=False) as place:
-            place.mkdir()
-            (place / VIEW_FILE).write_text(json.dumps(said), "utf-8")
-            view = View.of(place)
+        with appearing(directory, durable=False) as temporary:
+            temporary.mkdir()
+            (temporary / VIEW_FILE).write_text(json.dumps(said), "utf-8")
+            view = View.of(temporary)
             assert view is not None
             view.fetch(MANIFEST_FILE)
     except OSError:

@@ -209,12 +209,12 @@ class DynamicRows:
                 table = self._tables[name]
                 rows, bounds = taken[table], offsets[number * stride : (number + 1) * stride + 1]
                 part = values[int(bounds[0]) : int(bounds[-1])]
-                places = swap(
+                positions = swap(
                     torch.from_numpy(np.searchsorted(rows, part)), bounds, table=TableConfig(table, len(rows), 1, name),
                     feature=name, config=self._sse[name], seed=self._seed, step=step,
                     sample_offset=batch.sample_offset,
                 )  # fmt: skip
-                part[:] = rows[places.numpy()]
+                part[:] = rows[positions.numpy()]
         return _with_values(batch, values)
 
     def in_words(self) -> str:
@@ -279,14 +279,14 @@ class DynamicRows:
             published = self._published if self._published is not None and self._published.table == table else None
             strings = None if published is None else published.strings()
             return of_hashes(whole, live.view(np.uint64), TOMBSTONE_RUNS, strings)
-        places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
+        positions = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
         had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
-        had_one[places] = False
+        had_one[positions] = False
         standing = np.flatnonzero(whole.run - whole.retired_in < TOMBSTONE_RUNS)
         gone = np.flatnonzero(had_one)
         return IdMap(
-            whole.ids.take(pa.array(places)),
-            whole.last_seen[places],
+            whole.ids.take(pa.array(positions)),
+            whole.last_seen[positions],
             whole.run,
             pa.concat_arrays([whole.retired.take(pa.array(standing)), whole.ids.take(pa.array(gone))]),
             np.concatenate([whole.retired_in[standing], np.full(len(gone), whole.run, np.int32)]),

@@ -210,25 +210,25 @@ class InheritedCheckpoint(Checkpoint):
         value = begins.detach().cpu().clone()
         if not value.dim():
             return stored.to(value.dtype)
-        places = []
+        positions = []
         for axis, before in zip(axes, axes_before, strict=True):
             index = {name: number for number, name in enumerate(before.names)}
-            places.append(torch.tensor([index.get(name, -1) for name in axis.names], dtype=torch.int64))
+            positions.append(torch.tensor([index.get(name, -1) for name in axis.names], dtype=torch.int64))
         unread, given = torch.zeros(value.shape, dtype=torch.bool), torch.ones(value.shape, dtype=torch.bool)
         padding = torch.zeros(value.shape, dtype=torch.bool)
-        for number, (axis, place) in enumerate(zip(axes, places, strict=True)):
+        for number, (axis, position) in enumerate(zip(axes, positions, strict=True)):
             along = [-1 if number == other else 1 for other in range(value.dim())]
             if axis.reads:
                 counts = torch.tensor([self._counts_at_once(*one) for one in axis.names], dtype=torch.bool)
-                unread |= ((place < 0) & counts).view(along)
+                unread |= ((position < 0) & counts).view(along)
             else:
-                given &= (place >= 0).view(along)
+                given &= (position >= 0).view(along)
                 pads = torch.tensor([self._is_padding(*one) for one in axis.names], dtype=torch.bool)
-                padding |= ((place < 0) & pads).view(along)
+                padding |= ((position < 0) & pads).view(along)
         value[(unread & given) | padding] = 0
-        known = [torch.nonzero(place >= 0).flatten() for place in places]
+        known = [torch.nonzero(position >= 0).flatten() for position in positions]
         value[torch.meshgrid(*known, indexing="ij")] = stored[
-            torch.meshgrid(*(place[place >= 0] for place in places), indexing="ij")
+            torch.meshgrid(*(position[position >= 0] for position in positions), indexing="ij")
         ].to(value.dtype)
         return value
 
@@ -331,7 +331,7 @@ def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
 
 def _counted(number: int, size: int) -> Axis:
     """Return an axis that no features name: the first of a parameter is of its outputs."""
-    return Axis(tuple(((), place) for place in range(size)), reads=number > 0)
+    return Axis(tuple(((), position) for position in range(size)), reads=number > 0)
 
 
 def _differ(before: RowOptimizer, after: RowOptimizer) -> list[str]:

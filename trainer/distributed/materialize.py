@@ -95,8 +95,8 @@ class ReadTables(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> Any:
         names = list(self.tables.features)
         if features.keys() != names:
-            places = {name: number for number, name in enumerate(features.keys())}
-            features = features.permute([places[name] for name in names])
+            positions = {name: number for number, name in enumerate(features.keys())}
+            features = features.permute([positions[name] for name in names])
         values = self.tables(features.values(), features.offsets(), features.weights_or_none())
         if not self.tables.layout.pooled:
             ends = features.offset_per_key()
@@ -108,7 +108,7 @@ class ReadTables(nn.Module):
         return KeyedTensor(keys=names, length_per_key=[self._dims[name] for name in names], values=values)
 
 
-def stored_model(job: JobSpec, data: PreparedData, checkpoint: Checkpoint) -> RankingModel:
+def model_of_checkpoint(job: JobSpec, data: PreparedData, checkpoint: Checkpoint) -> RankingModel:
     """Return the job's model as of a checkpoint, in evaluation. Memory: float32 rows of all tables.
 
     Raises:

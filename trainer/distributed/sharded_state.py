@@ -88,11 +88,11 @@ class ShardedState:
         num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
         local = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
         everyone: list[Any] = [None] * self._world_size
-        dist.all_gather_object(everyone, [_place_of(piece) for piece in local], group=self._group)
+        dist.all_gather_object(everyone, [_rectangle_of(piece) for piece in local], group=self._group)
         size = num_rows if self._rank == 0 else 0
         whole = GatheredTable(torch.empty(size, dim), torch.empty(size, dtype=torch.int64))
-        for rank, places in enumerate(everyone):
-            for number, (row_start, row_count, column_start, column_count) in enumerate(places):
+        for rank, rectangles in enumerate(everyone):
+            for number, (row_start, row_count, column_start, column_count) in enumerate(rectangles):
                 for rows in _chunks(row_count):
                     count = rows.stop - rows.start
                     values, steps = torch.empty(count, column_count), torch.empty(count, dtype=torch.int64)
@@ -226,7 +226,7 @@ class ShardedState:
     ) -> None:
         self._check_tables(checkpoint, parent_rows)
         for piece in self._sharded.local_pieces():
-            for rows, first, count, taken, into in _read_spans(piece, parent_rows):
+            for rows, first, count, taken, into in _row_ranges(piece, parent_rows):
                 stored = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
                 _put(piece, rows, stored, taken, into)
         self._load_dense(checkpoint.read_dense(), dense_optimizer)
@@ -314,11 +314,11 @@ def _chunks(num_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + _CHUNK_ROWS, num_rows))
 
 
-def _place_of(piece: LocalPiece) -> tuple[int, int, int, int]:
+def _rectangle_of(piece: LocalPiece) -> tuple[int, int, int, int]:
     return piece.row_start, piece.row_count, piece.column_start, piece.column_count
 
 
-def _read_spans(
+def _row_ranges(
     piece: LocalPiece, parent_rows: Mapping[str, Tensor] | None
 ) -> Iterator[tuple[slice, int, int, Tensor | None, Tensor | None]]:
     """Yield (rows of the piece, first row of the checkpoint, number of rows, those taken, where they go)."""

@@ -142,9 +142,9 @@ def _known_rows(data: PreparedData, split: str, known: Known) -> npt.NDArray[np.
 
 def _known_sequences(data: PreparedData, split: str, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     assert data.sequence is not None
-    places = np.asarray(data.sequences.held[split])
-    history = data.sequences.history(split, places)[0].last(data.sequence["history"])
-    targets = data.sequences.items[places]
+    positions = np.asarray(data.sequences.held[split])
+    history = data.sequences.history(split, positions)[0].last(data.sequence["history"])
+    targets = data.sequences.items[positions]
     return known[targets] & _all_of_each(known[history.values], history.offsets)
 
 
@@ -166,8 +166,8 @@ def column_of(data: PreparedData, chosen: Sequence[Chosen], name: str) -> Int64s
             key = next(key for key in data.keys if key.name == name)
             parts.append(np.asarray(data.column(split, key))[rows])
         else:
-            places = np.asarray(data.sequences.held[split])[rows]
+            positions = np.asarray(data.sequences.held[split])[rows]
             sequences = data.sequences
-            user = np.searchsorted(sequences.starts, places, side="right") - 1
-            parts.append(sequences.items[places] if name in ("item", TARGET) else user)
+            user = np.searchsorted(sequences.starts, positions, side="right") - 1
+            parts.append(sequences.items[positions] if name in ("item", TARGET) else user)
     return np.concatenate(parts).astype(np.int64)

@@ -67,7 +67,7 @@ class Progressive:
         if rows is None:
             return {}
         directory.mkdir(parents=True, exist_ok=True)
-        save_file({"places": rows.places, "scores": rows.scores, "labels": rows.labels}, directory / SCORES)
+        save_file({"places": rows.positions, "scores": rows.scores, "labels": rows.labels}, directory / SCORES)
         return {SCORES: directory / SCORES}
 
     def _rows(self) -> Columns:
@@ -75,14 +75,15 @@ class Progressive:
 
     def _num_rows(self) -> int:
         """Return the number of rows of the window on all ranks."""
-        return self._evaluator.total(sum(len(part.places) for part in self._parts))
+        return self._evaluator.total(sum(len(part.positions) for part in self._parts))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the job: rank 0 takes all rows."""
         path = checkpoint.attached(SCORES)
         self._parts = []
         if path is not None and self._evaluator.rank == 0:
-            self._parts = [Columns(**load_file(path))]
+            stored = load_file(path)
+            self._parts = [Columns(stored["places"], stored["scores"], stored["labels"])]
 
 
 def forget_windows(history: list[dict[str, Any]]) -> None:

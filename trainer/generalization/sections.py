@@ -267,10 +267,10 @@ def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) ->
     bases = {(one.training.label, one.training.job.seed): one for one in ended if one.training.kind == ORIGINAL}
     lines, behind = [], []
     for one in ended:
-        place = one.training.label, one.training.job.seed
-        if one.training.kind != NEIGHBOURS or place not in bases:
+        key = one.training.label, one.training.job.seed
+        if one.training.kind != NEIGHBOURS or key not in bases:
             continue
-        with np.load(bases[place].arrays) as file, np.load(one.arrays) as other:
+        with np.load(bases[key].arrays) as file, np.load(one.arrays) as other:
             names = [name for name in ("dense", "rows") if name in file]
             distances = distance(
                 file["losses"], other["losses"],
@@ -280,7 +280,7 @@ def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) ->
             total = len(file["train_labels"])
         apart = " / ".join(f"{distances.parameters[name]:.4f}" for name in names)
         figures = (f"{distances.epsilon:.4f}", f"{distances.mean:.5f}", f"{distances.risk:+.6f}", apart)
-        lines.append((labels[place], f"{count} of {total}", *figures))
+        lines.append((labels[key], f"{count} of {total}", *figures))
         behind.append(one.record)
     if not lines:
         return []

@@ -50,7 +50,7 @@ from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.spec import SpecError
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.problems import FieldProblem
-from trainer.storage.places import written
+from trainer.storage.destinations import written
 
 NUM_ITEMS = 10
 _TRIES = 3

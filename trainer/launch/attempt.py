@@ -148,8 +148,8 @@ class Attempt:
             raise NotComparableError("the rows of a job of one pass are read once")
         if run.parent_version is None:
             raise NotComparableError("no version is served yet")
-        place = run.served_checkpoint
-        served = None if place is None else _agreed(run, lambda: newest_at(place, run.directory / SERVED))
+        folder = run.served_checkpoint
+        served = None if folder is None else _agreed(run, lambda: newest_at(folder, run.directory / SERVED))
         if served is None:
             raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
         return served
@@ -253,11 +253,11 @@ class Attempt:
             self.saver.wait()
         attached = id_map_files(self.data)
         if trainer.progressive is not None:
-            attached |= trainer.progressive.write(self.run.growing)
+            attached |= trainer.progressive.write(self.run.staging)
         if trainer.rank == 0:
-            attached |= self.dynamic_rows.write(self.run.growing)
+            attached |= self.dynamic_rows.write(self.run.staging)
             if isinstance(self.data, OnePassData):
-                attached |= self.data.write_files(self.run.growing, trainer.position.step)
+                attached |= self.data.write_files(self.run.staging, trainer.position.step)
         self.sharded.save(
             folder, dense_optimizer=self.optimizer, extra=record.to_extra(), attached=attached, keep_last=keep_last,
             saver=saver, fence=self.run.fence, folders=self.run.folders(folder),
@@ -273,7 +273,9 @@ class Attempt:
             self.reporter.emit("history", metrics=list(self.resumed.history))
         self.reporter.emit(
             "info",
-            message=_opening(self.start, position, self.alpha) + _workers(self.run) + _unread(self.job, self.data),
+            message=_start_in_words(self.start, position, self.alpha)
+            + _workers(self.run)
+            + _unread(self.job, self.data),
             alpha=self.alpha,
             resumed_from_step=position.step if self.start.own is not None else None,
             sharding=self.sharded.plan(),
@@ -312,17 +314,17 @@ def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | Non
         except (CheckpointError, StorageError) as error:
             answer = [None, None, error]
     dist.broadcast_object_list(answer, 0)
-    place, view, problem = answer
+    name, view, problem = answer
     if problem is not None:
         raise problem
-    if place is None:
+    if name is None:
         return None
     if view is not None:
-        make_view(view, run.directory / place)
-    return Checkpoint(run.directory / place)
+        make_view(view, run.directory / name)
+    return Checkpoint(run.directory / name)
 
 
-def _opening(start: Start, position: Position, alpha: float | None) -> str:
+def _start_in_words(start: Start, position: Position, alpha: float | None) -> str:
     what = "training from initial values"
     if start.own is not None:
         what = f"resuming after step {position.step} from {start.own.path.name}"

@@ -32,7 +32,7 @@ class Seat(NamedTuple):
     gpus: tuple[str, ...]
 
 
-class Place(NamedTuple):
+class RankEnvironment(NamedTuple):
     """What a rank is to know of itself and of its host."""
 
     rank: int
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     local_world_size: int
     gpus_of_host: tuple[str, ...]
 
-    def environment(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """Return the variables that torch, TorchRec and CUDA read.
 
         A rank sees the GPUs of all ranks of its host: NCCL copies between them directly.
@@ -62,7 +62,7 @@ class RankActor:
     _store: dist.TCPStore | None = None
 
     def seat(self) -> Seat:
-        """Return the place of this process: its node and its position there."""
+        """Return the node, its address and the GPUs of this process."""
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -76,33 +76,35 @@ class RankActor:
         self._store = dist.TCPStore(address, 0, world_size, is_master=True, wait_for_workers=False)
         return int(self._store.port)
 
-    def train(self, place: Place, store: tuple[str, int], directory: str, document: dict[str, Any] | None) -> None:
+    def train(
+        self, environment: RankEnvironment, store: tuple[str, int], directory: str, document: dict[str, Any] | None
+    ) -> None:
         """Train this rank's part of a run.
 
         ``store``: address and port of rank 0's. ``document``: the driver's ``run.json`` where this host does not see
         ``directory``.
         """
-        os.environ.update(place.environment())
+        os.environ.update(environment.variables())
         with contextlib.ExitStack() as stack:
             log = Path(directory) / LOG_FILE
             if document is not None:
-                directory = str(stack.enter_context(linked_rank(document, place.rank)))
-                log = log_of(Path(directory), place.rank)
+                directory = str(stack.enter_context(linked_rank(document, environment.rank)))
+                log = log_of(Path(directory), environment.rank)
             _speak_into(log)
-            self._join(place, store)
+            self._join(environment, store)
             from trainer.launch.worker import train_rank
 
             train_rank(directory, self.seat().gpus)
 
-    def _join(self, place: Place, store: tuple[str, int]) -> None:
+    def _join(self, environment: RankEnvironment, store: tuple[str, int]) -> None:
         """Begin the process group, which ends with this process."""
         import_torchrec()
         import torch.distributed as dist
 
         if self._store is None:
-            self._store = dist.TCPStore(*store, place.world_size, is_master=False)
-        backend = choose_backend(len(place.gpus_of_host))
-        dist.init_process_group(backend, store=self._store, rank=place.rank, world_size=place.world_size)
+            self._store = dist.TCPStore(*store, environment.world_size, is_master=False)
+        backend = choose_backend(len(environment.gpus_of_host))
+        dist.init_process_group(backend, store=self._store, rank=environment.rank, world_size=environment.world_size)
 
 
 def _speak_into(path: Path) -> None:
@@ -125,20 +127,20 @@ DRAIN_SECONDS = 1.0
 """Between two looks at which nodes Ray drains."""
 
 
-def places(seats: Sequence[Seat]) -> list[Place]:
-    """Return the place of each actor: ranks of a host are consecutive, in the order of its GPUs.
+def rank_environments(seats: Sequence[Seat]) -> list[RankEnvironment]:
+    """Return the environment of each actor: ranks of a host are consecutive, in the order of its GPUs.
 
     The first seat is rank 0, if it has no GPU or the first one of its host.
     """
     hosts: dict[str, list[int]] = {}
     for actor, seat in enumerate(seats):
         hosts.setdefault(seat.node, []).append(actor)
-    found: dict[int, Place] = {}
+    found: dict[int, RankEnvironment] = {}
     for actors in hosts.values():
         actors.sort(key=lambda actor: [(len(gpu), gpu) for gpu in seats[actor].gpus])  # 10 comes after 9
         gpus = tuple(gpu for actor in actors for gpu in seats[actor].gpus)
         for local_rank, actor in enumerate(actors):
-            found[actor] = Place(len(found), len(seats), local_rank, len(actors), gpus)
+            found[actor] = RankEnvironment(len(found), len(seats), local_rank, len(actors), gpus)
     return [found[actor] for actor in range(len(seats))]
 
 
@@ -205,14 +207,14 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
         if not ray.wait(asked, num_returns=len(asked), timeout=1.0)[1]:
             break
     seats = ray.get(asked)
-    placed = places(seats)
-    first = next(actor for actor, place in enumerate(placed) if place.rank == 0)
+    environments = rank_environments(seats)
+    first = next(actor for actor, environment in enumerate(environments) if environment.rank == 0)
     address = seats[first].address
     store = (address, ray.get(actors[first].open_store.remote(address, len(actors))))
     with _drains_noticed(run, {seat.node for seat in seats}):
         ends = [
-            actor.train.remote(place, store, str(run.directory), document)
-            for actor, place in zip(actors, placed, strict=True)
+            actor.train.remote(environment, store, str(run.directory), document)
+            for actor, environment in zip(actors, environments, strict=True)
         ]
         while ends:
             # Signals are handled between two waits.

@@ -130,11 +130,11 @@ def draw(section: Section, path: Path) -> bool:
     down = -(-len(section.panels) // across)
     figure = Figure(figsize=(max(6.4, 4.2 * across), 4.0 * down), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    places = figure.subplots(down, across, squeeze=False).ravel()
-    for axes in places[len(section.panels) :]:
+    all_axes = figure.subplots(down, across, squeeze=False).ravel()
+    for axes in all_axes[len(section.panels) :]:
         axes.set_visible(False)
     told: list[str] = []
-    for panel, axes in zip(section.panels, places, strict=False):
+    for panel, axes in zip(section.panels, all_axes, strict=False):
         _panel(axes, panel)
         # Panels of the same curves share one legend.
         if list(panel.curves) != told and len(panel.curves) > 1:
@@ -156,7 +156,7 @@ def _panel(axes: Any, panel: Panel) -> None:
     axes.grid(alpha=0.3, linewidth=0.5)
     ticks = sorted({x for curve in panel.curves.values() for x, *_ in curve})
     if "x" in panel.log and len(ticks) <= MOST_TICKS:
-        # At the places themselves: powers of ten would be fewer.
+        # At the values themselves: powers of ten would be fewer.
         axes.set_xticks(ticks, [f"{x:.3g}" for x in ticks])
         axes.minorticks_off()
     elif panel.x == "epoch":

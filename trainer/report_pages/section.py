@@ -8,7 +8,7 @@ from dataclasses import dataclass
 NOT_RUN = "–"
 """Text of a cell without a figure."""
 Curve = Sequence[tuple[float, ...]]
-"""Places (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
+"""Points (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
 Verdict = tuple[str, str, str]
 """A claim as it is reported: ("holds" or "does not hold", its text, what was measured)."""
 
@@ -17,7 +17,7 @@ Verdict = tuple[str, str, str]
 class Panel:
     """One chart: curves by label.
 
-    ``log``: which axes are logarithmic, "", "x", "y" or "xy". ``joined``: whether a curve's places are joined, or dots.
+    ``log``: which axes are logarithmic, "", "x", "y" or "xy". ``joined``: whether a curve's points are joined, or dots.
     """
 
     title: str

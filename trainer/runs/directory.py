@@ -114,8 +114,8 @@ class Run:
         return self.directory / CHECKPOINTS
 
     @property
-    def growing(self) -> Path:
-        """Where rank 0 puts what checkpoints say of dynamic tables, until it is part of one."""
+    def staging(self) -> Path:
+        """Files of rank 0 that are to become part of a checkpoint."""
         return self.directory / "growing"
 
     @property

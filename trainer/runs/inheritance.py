@@ -280,15 +280,15 @@ class _Matching:
 
     def _table_changes(self) -> Iterator[FieldProblem]:
         """Yield the features whose rows are shared otherwise than the parent's."""
-        places: dict[str, str] = {}
+        former_tables: dict[str, str] = {}
         for name, former in self._features.items():
             if not self._here[name].has_ids:
                 continue
             table, before = self._here[name].shares or name, self._there[former].shares or former
-            if places.setdefault(table, before) != before or self._tables().get(table) != before:
+            if former_tables.setdefault(table, before) != before or self._tables().get(table) != before:
                 yield self._shared(name, before, table)
         by_parent: dict[str, str] = {}
-        for table, before in places.items():
+        for table, before in former_tables.items():
             if by_parent.setdefault(before, table) != table:
                 yield self._shared(table, before, table)
 

@@ -172,15 +172,15 @@ def fetch_tree(folders: Folders, name: str, directory: Path, cache: HostCache) -
         StorageError: the storage is away, or a file is not what was put.
     """
     folder = folders.read(name)
-    place, replaced = temporary_beside(directory), temporary_beside(directory)
+    temporary, replaced = temporary_beside(directory), temporary_beside(directory)
     try:
-        for parent in {(place / path).parent for path in folder.files}:
+        for parent in {(temporary / path).parent for path in folder.files}:
             parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            list(pool.map(lambda path: folders.fetch(folder, path, place / path, cache), folder.files))
+            list(pool.map(lambda path: folders.fetch(folder, path, temporary / path, cache), folder.files))
         if directory.exists():
             os.rename(directory, replaced)
-        os.rename(place, directory)
+        os.rename(temporary, directory)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
