@@ -12,7 +12,7 @@ import copy
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint.format import CheckpointError, TableShard, save
-from trainer.storage.folders import Folders
 
 STAGED_COPIES = 1
 """Copies of a rank's rows and state in memory once it has saved in the background."""
@@ -63,18 +62,15 @@ class BackgroundSaver:
         self,
         directory: Path | str,
         *,
-        step: int,
         tables: Sequence[TableShard],
         dense: Mapping[str, Tensor],
         extra: Mapping[str, Any],
         attached: Mapping[str, Path] | None = None,
-        keep_last: int = 3,
-        fence: Callable[[], None] = lambda: None,
-        folders: Folders | None = None,
+        **others: Any,
     ) -> None:
-        """Take a copy of everything and return.
+        """Take a copy of everything and return. Collective.
 
-        The arguments are those of :func:`trainer.checkpoint.format.save`. Collective.
+        The arguments are those of :func:`trainer.checkpoint.format.save`, but for the group.
 
         Raises:
             CheckpointError: on every rank, if the previous save failed; nothing is begun then.
@@ -85,9 +81,8 @@ class BackgroundSaver:
         # The caller goes on changing these as well.
         parts = {name: value.detach().to("cpu", copy=True) for name, value in dense.items()}
         keywords = {
-            "step": step, "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)),
-            "attached": dict(attached or {}), "keep_last": keep_last, "group": self._group, "fence": fence,
-            "folders": folders,
+            "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)), "attached": dict(attached or {}),
+            "group": self._group, **others,
         }  # fmt: skip
         self._thread = threading.Thread(
             target=self._write, args=(Path(directory), keywords), name="evenkeel-checkpoint", daemon=True
@@ -108,7 +103,10 @@ class BackgroundSaver:
             self._thread = None
         error, self._error, self.failed = self._error, None, False
         if error is not None:
-            raise error if isinstance(error, CheckpointError) else CheckpointError(_words(error)) from error
+            if isinstance(error, CheckpointError):
+                raise error
+            message = f"a checkpoint could not be written in the background ({type(error).__name__}: {error})"
+            raise CheckpointError(message) from error
         return self._path
 
     def close(self) -> None:
@@ -164,7 +162,3 @@ def _group_of_same_ranks(group: dist.ProcessGroup | None) -> tuple[dist.ProcessG
     # that it is made once in a process; among all ranks names are counted.
     some = len(ranks) < dist.get_world_size()
     return dist.new_group(ranks, backend="gloo", use_local_synchronization=some), not some
-
-
-def _words(error: BaseException) -> str:
-    return f"a checkpoint could not be written in the background ({type(error).__name__}: {error})"

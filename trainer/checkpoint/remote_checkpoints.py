@@ -13,7 +13,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embeddings.durable_files import appearing, temporary_beside
 from trainer.checkpoint.agreement import CheckpointError
@@ -133,13 +133,12 @@ def make_view(said: dict[str, Any], directory: Path) -> None:
             raise
 
 
-class View:
+class View(NamedTuple):
     """The view of a stored checkpoint in a directory."""
 
-    def __init__(self, directory: Path, folders: Folders, folder: StoredFolder):
-        self.directory = directory
-        self.folders = folders
-        self.folder = folder
+    directory: Path
+    folders: Folders
+    folder: StoredFolder
 
     @classmethod
     def of(cls, directory: Path) -> View | None:

@@ -20,6 +20,7 @@ from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import BACKENDS, model_of, pooling_of
 from trainer.distributed.dynamic_tables import taken_rows
+from trainer.distributed.sharded_state import MODEL, differing, tensors_of
 from trainer.models.base import RankingModel
 from trainer.spec import JobSpec
 
@@ -129,21 +130,12 @@ def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: they do not fit.
     """
-    parameters = {
-        name: value
-        for name, value in [*model.named_parameters(), *model.named_buffers()]
-        if not name.startswith("embeddings.")
-    }
-    prefix = "model/"
-    saved = {
-        name.removeprefix(prefix): value for name, value in checkpoint.read_dense().items() if name.startswith(prefix)
-    }
-    differ = sorted(parameters.keys() ^ saved.keys())
-    differ += sorted(name for name in parameters.keys() & saved.keys() if parameters[name].shape != saved[name].shape)
-    if differ:
+    parameters = {f"{MODEL}{name}": value for name, value in tensors_of(model)}
+    saved = checkpoint.read_dense()
+    if differ := differing(parameters, saved):
         raise CheckpointError(
-            f"{checkpoint.path}: the dense parts differ from the model's in {', '.join(differ)}: another version of "
-            "evenkeel wrote it; use that one"
+            f"{checkpoint.path}: the dense parts differ from the model's in "
+            f"{', '.join(name.removeprefix(MODEL) for name in differ)}: another version of evenkeel wrote it; use that one"
         )
     with torch.no_grad():
         for name, value in parameters.items():

@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 
 # Rows of a table are gathered and loaded in chunks of this many.
 _CHUNK_ROWS = 1 << 18
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return (name, tensor) of the parameters and buffers outside a model's tables."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, value.data) for name, value in named if not name.startswith("embeddings.")]
+
+
+def differing(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of a model's tensors that a checkpoint lacks, has beyond them, or has in another shape."""
+    differ = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
+    return differ + sorted(name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].shape)
 
 
 class GatheredTable(NamedTuple):
@@ -131,7 +143,7 @@ class ShardedState:
             for piece in self._sharded.local_pieces()
             if piece.replica == 0
         ]
-        dense = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
+        dense = {f"{MODEL}{name}": value for name, value in self._dense_tensors()}
         if dense_optimizer is not None:
             dense |= self._optimizer_tensors(dense_optimizer)
         return shards, dense
@@ -259,10 +271,8 @@ class ShardedState:
             raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")
 
     def _load_dense(self, saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> None:
-        local = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
-        differ = sorted(local.keys() ^ {name for name in saved if name.startswith(_MODEL)})
-        differ += sorted(name for name in local.keys() & saved.keys() if local[name].shape != saved[name].shape)
-        if differ:
+        local = {f"{MODEL}{name}": value for name, value in self._dense_tensors()}
+        if differ := differing(local, saved):
             raise CheckpointError(f"the dense parts differ from the model's in {', '.join(differ)}")
         with torch.no_grad():
             for name, value in local.items():
@@ -272,8 +282,8 @@ class ShardedState:
         optimizer.state.clear()
         parameters = dict(self.dense_parameters())
         for name, value in saved.items():
-            if name.startswith(_OPTIMIZER):
-                owner, _, key = name.removeprefix(_OPTIMIZER).rpartition("/")
+            if name.startswith(OPTIMIZER):
+                owner, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
                 parameter = parameters[owner]
                 # torch's optimizers count steps on the CPU, wherever the parameter is.
                 optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
@@ -298,7 +308,7 @@ class ShardedState:
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     raise TypeError(f"{type(optimizer).__name__} keeps '{key}' as {type(value).__name__}, not a tensor")
-                tensors[f"{_OPTIMIZER}{names[id(parameter)]}/{key}"] = value
+                tensors[f"{OPTIMIZER}{names[id(parameter)]}/{key}"] = value
         return tensors
 
     def _of_tables(self, name: str) -> bool:
