@@ -133,9 +133,10 @@ def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
     parameters = {f"{MODEL}{name}": value for name, value in tensors_of(model)}
     saved = checkpoint.read_dense()
     if differ := differing(parameters, saved):
+        names = ", ".join(name.removeprefix(MODEL) for name in differ)
         raise CheckpointError(
-            f"{checkpoint.path}: the dense parts differ from the model's in "
-            f"{', '.join(name.removeprefix(MODEL) for name in differ)}: another version of evenkeel wrote it; use that one"
+            f"{checkpoint.path}: the dense parts differ from the model's in {names}: another version of evenkeel wrote "
+            "it; use that one"
         )
     with torch.no_grad():
         for name, value in parameters.items():
