@@ -23,7 +23,8 @@ from embeddings.store import open_store
 from service.client import Client
 from tests.service import serving
 from tests.support import forked, trained_runs
-from trainer.checkpoint.format import Checkpoint, latest_valid
+from tests.trainer.launch.detached_runs import everything
+from trainer.checkpoint.format import latest_valid
 from trainer.launch import fork_server
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
@@ -93,14 +94,6 @@ def victims_of(directory: Path, kind: str) -> list[psutil.Process]:
 def newest_step(directory: Path) -> int:
     names = sorted(path.name for path in (directory / "checkpoints").glob("step-*"))
     return int(names[-1].removeprefix("step-").split(".")[0]) if names else 0
-
-
-def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    found = dict(checkpoint.read_dense())
-    for table in checkpoint.tables:
-        weight, state = checkpoint.read_rows(table)
-        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
-    return found
 
 
 def dataset_in(folder: Path) -> dict[str, Any]:
