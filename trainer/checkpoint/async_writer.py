@@ -44,7 +44,7 @@ class BackgroundSaver:
     total_stall_seconds: float
     num_saves: int
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self) -> None:
         self.failed, self.num_saves = False, 0
         self.stall_seconds = self.total_stall_seconds = 0.0
         self._copies: dict[tuple[str, int, int, str], Tensor] = {}
@@ -52,7 +52,9 @@ class BackgroundSaver:
         self._path: Path | None = None
         self._error: BaseException | None = None
         # Collectives of the training may run at the same time: on one group the two would take each other's messages.
-        self._group, self._owns_group = _group_of_same_ranks(group)
+        # A group of one sends no messages.
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._group = None if is_alone else dist.new_group(backend="gloo")
 
     @property
     def staged_bytes(self) -> int:
@@ -115,11 +117,11 @@ class BackgroundSaver:
             self.wait()
         finally:
             self._copies.clear()
-            if self._owns_group:
-                self._owns_group = False
+            group, self._group = self._group, None
+            if group is not None:
                 # Where a rank has died, Ray ends the groups of the others beneath them: torch refuses to do it twice.
                 with contextlib.suppress(ValueError):
-                    dist.destroy_process_group(self._group)
+                    dist.destroy_process_group(group)
 
     def __enter__(self) -> BackgroundSaver:
         return self
@@ -151,14 +153,3 @@ class BackgroundSaver:
             self._path = save(directory, **keywords)
         except BaseException as error:  # Whatever it is: the training thread must hear of it.
             self._error, self.failed = error, True
-
-
-def _group_of_same_ranks(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, bool]:
-    """Return a group of the ranks of ``group``, and whether it is a new one; a group of one sends no messages."""
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return group, False
-    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    # Ranks outside a smaller group do not call this. Such a group's name is a hash of its ranks, the same each time, so
-    # that it is made once in a process; among all ranks names are counted.
-    some = len(ranks) < dist.get_world_size()
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=some), not some

@@ -63,7 +63,6 @@ def shard_model(
     plan: PlanRequest | None = None,
     *,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> ShardedModel:
     """Shard the model's embeddings over the ranks of the process group, in place. Collective.
 
@@ -74,7 +73,6 @@ def shard_model(
             values are taken from rank 0.
         plan: what the plan must heed; left out, TorchRec's planner decides for all tables.
         device: where this rank's rows and dense parameters are put; left out: the CPU.
-        group: the ranks to shard over; left out: all of them.
 
     Raises:
         ValueError: a plan that names no table or no available sharding, tables that are not the model's, or that do not
@@ -85,7 +83,7 @@ def shard_model(
         raise RuntimeError(
             "shard_model needs a process group, also for one rank: call torch.distributed.init_process_group"
         )
-    group = group if group is not None else dist.distributed_c10d._get_default_group()
+    group = dist.distributed_c10d._get_default_group()
     device = device or torch.device("cpu")
     _check_held_once(model, settings.tables)
     # Losses are already divided by the global number of samples.

@@ -115,9 +115,7 @@ def pac_bayes(
     losses: Callable[[], torch.Tensor],
     squared_distance: float,
     num_rows: int,
-    *,
     num_draws: int = NUM_DRAWS,
-    seed: int = 0,
 ) -> PacBayes:
     """Return the smallest bound over SIGMAS.
 
@@ -129,7 +127,7 @@ def pac_bayes(
     """
     bounds = []
     for sigma in SIGMAS:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         drawn = []
         for _ in range(num_draws):
             noise = [sigma * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in point.leaves]
@@ -183,15 +181,15 @@ def truncated(losses: npt.NDArray[np.floating]) -> float:
 
 
 def linear_bound(
-    losses: npt.NDArray[np.floating], norm: float, largest_input: float, *, num_classes: int = 2, delta: float = DELTA
+    losses: npt.NDArray[np.floating], norm: float, largest_input: float, *, delta: float = DELTA
 ) -> LinearBound:
     """Return the theorem's bound of a classifier of two classes.
 
     ``losses`` are log losses of all training rows [n]; ``norm``: A, the sum of the Euclidean norms of the rows of W (of
-    one logit w x, whose other class has 0, that of w); ``largest_input``: max_i |x_i|_2 over them; c: ``num_classes``.
+    one logit w x, whose other class has 0, that of w); ``largest_input``: max_i |x_i|_2 over them.
     """
     num_rows, (mu, nu) = len(losses), derivatives(losses)
-    theta = math.log(num_rows * num_classes) ** 3 * largest_input**2
+    theta = math.log(2 * num_rows) ** 3 * largest_input**2
     by_norms = TRUNCATION * norm**2 * theta / num_rows
     logarithm = math.log(by_norms / nu) if by_norms and nu else math.inf
     terms = (

@@ -107,12 +107,12 @@ class Subject:
     read: ReadTables
     squared_distance: float
 
-    def __init__(self, run: Run, checkpoint: Checkpoint, *, num_rows: int = SAMPLE_ROWS):
+    def __init__(self, run: Run, checkpoint: Checkpoint):
         self.job = run.job
         self.data = PreparedData.open(run.data)
         keys = self.data.keys
         self.read = ReadTables(run.job, checkpoint, keys)
-        num_batches = -(-num_rows // self.data.batch_size)
+        num_batches = -(-SAMPLE_ROWS // self.data.batch_size)
         self.batches = list(itertools.islice(iter(self.data.train_batches(0)), num_batches))
         if is_labelled(run.job, self.data):
             self.batches = [merged(self.batches)]

@@ -80,13 +80,13 @@ class Service:
         return patiently(lambda: self.ask(method, path, **options))
 
 
-def patiently(action: Callable[[], Any], seconds: float | None = None) -> Any:
+def patiently(action: Callable[[], Any]) -> Any:
     """Return the result of ``action``, once the service is there.
 
     Raises:
         ServiceAwayError: that of ``action``, when the time is over.
     """
-    deadline = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
+    deadline = time.monotonic() + PATIENCE_SECONDS
     wait = FIRST_WAIT_SECONDS
     while True:
         try:
