@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ def findings(ended: Sequence[Ended]) -> Findings:
     fits = {label: record["measured"] for label, record in by_kind.get(COINS, {}).items()}
     sections = [
         _sharpness(measured, facts([*originals.values()])), *_spectra(measured), _gradients(measured),
-        *_bounds(measured, fits), *_stability(ended, labels),
+        *_bounds(measured, fits), *_linear_bounds(measured), *_stability(ended, labels),
     ]  # fmt: skip
     return Findings(tuple(sections), tuple(_claims(measured)))
 
@@ -116,7 +116,7 @@ def _sharpness(measured: Mapping[str, Record], said: str) -> Section:
     )
 
 
-def _spectra(measured: Mapping[str, Record]) -> list[Section]:
+def _spectra(measured: Mapping[str, Record]) -> Iterator[Section]:
     lines, panels = [], []
     for label, record in measured.items():
         curves = {}
@@ -132,7 +132,7 @@ def _spectra(measured: Mapping[str, Record]) -> list[Section]:
             )  # fmt: skip
             curves[name] = [(rank + 1.0, max(value, 1e-6)) for rank, value in enumerate(one["values"])]
         panels.append(Panel(label, "number", "singular value / largest", curves, "y"))
-    spectra = Section(
+    yield Section(
         "spectra",
         "Spectra of weight matrices and tables (sections 7 and 7.2)",
         ("", "matrix", "shape", "stable rank", *(f"above {t:g} (bound)" for t in LEVELS),
@@ -152,17 +152,15 @@ def _spectra(measured: Mapping[str, Record]) -> list[Section]:
         lines += [(label, name, *(f"{value:.4f}" for value in losses)) for name, losses in lost.items()]
         curves = {name: list(zip(SHARES, losses, strict=True)) for name, losses in lost.items()}
         panels.append(Panel(label, "share of rank kept", "test loss", curves, "x"))
-    if not lines:
-        return [spectra]
-    compressed = Section(
-        "compression",
-        "Compression by truncated SVD: mean test loss with a share of the rank (section 7)",
-        ("", "matrix", *(f"{share:.4g}" for share in SHARES)),
-        tuple(lines),
-        ("One matrix at a time, the others whole; all: all of them at once.",),
-        tuple(panels),
-    )
-    return [spectra, compressed]
+    if lines:
+        yield Section(
+            "compression",
+            "Compression by truncated SVD: mean test loss with a share of the rank (section 7)",
+            ("", "matrix", *(f"{share:.4g}" for share in SHARES)),
+            tuple(lines),
+            ("One matrix at a time, the others whole; all: all of them at once.",),
+            tuple(panels),
+        )
 
 
 def _gradients(measured: Mapping[str, Record]) -> Section:
@@ -180,7 +178,7 @@ def _gradients(measured: Mapping[str, Record]) -> Section:
     )
 
 
-def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[Section]:
+def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> Iterator[Section]:
     lines = []
     for label, record in measured.items():
         one = record.get("bounds")
@@ -196,10 +194,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
              f"{bayes['divergence']:,.0f}", f"{bayes['loss']:.3f}", f"{bayes['gap']:.3f}", f"{bayes['bound']:.3f}",
              f"{one['norm_bound']:,.3g}" if "norm_bound" in one else NOT_RUN, f"{one['massart']:.3g}")
         )  # fmt: skip
-    if not lines:
-        return []
-    return [
-        Section(
+    if lines:
+        yield Section(
             "bounds",
             "Bounds on the gap: Rademacher complexity and PAC-Bayes (sections 3 and 4)",
             ("", "training rows", "training loss", "gap", "fit of signs", "Rademacher bound", "sigma", "KL",
@@ -219,12 +215,10 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
                 "of the logit; above 1 it says nothing of the gap, and what it is for is to be compared. Massart: the "
                 "complexity of as many functions as the parameters' bits can say (section 5): above 1 nothing too.",
             ),
-        ),
-        *_linear_bounds(measured),
-    ]  # fmt: skip
+        )  # fmt: skip
 
 
-def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
+def _linear_bounds(measured: Mapping[str, Record]) -> Iterator[Section]:
     lines = []
     for label, record in measured.items():
         one = record.get("bounds")
@@ -239,10 +233,8 @@ def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
                 f"{of_layer['bound']:.3g}", "vacuous" if of_layer["vacuous"] else f"below {COIN:.3f}",
             )  # fmt: skip
         lines.append((label, f"{one['mu']:.4f}", f"{one['nu']:.4f}", *figures))
-    if not lines:
-        return []
-    return [
-        Section(
+    if lines:
+        yield Section(
             "linear-bound",
             "A bound by derivatives of the loss (Wei, Kakade and Ma, theorem 4.1)",
             ("", "mu", "nu", "A", "largest input", "term of mu", "term of nu", "term of norms", "zeta", "training loss",
@@ -259,11 +251,10 @@ def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
                 "the whole model even where it is not vacuous. Other models add to the last layer's output: mu and nu "
                 "alone.",
             ),
-        )
-    ]  # fmt: skip
+        )  # fmt: skip
 
 
-def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) -> list[Section]:
+def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) -> Iterator[Section]:
     bases = {(one.training.label, one.training.job.seed): one for one in ended if one.training.kind == ORIGINAL}
     lines, behind = [], []
     for one in ended:
@@ -282,10 +273,8 @@ def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) ->
         figures = (f"{distances.epsilon:.4f}", f"{distances.mean:.5f}", f"{distances.risk:+.6f}", apart)
         lines.append((labels[key], f"{count} of {total}", *figures))
         behind.append(one.record)
-    if not lines:
-        return []
-    return [
-        Section(
+    if lines:
+        yield Section(
             "stability",
             "Uniform stability: the same training with a few labels changed (section 8)",
             ("", "labels changed", "epsilon", "mean", "difference of test losses", "dense / rows apart"),
@@ -297,7 +286,6 @@ def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) ->
                 facts(behind),
             ),
         )
-    ]
 
 
 def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
