@@ -67,7 +67,8 @@ class ShardedState:
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._completed_steps = self._birth_step = 0
         self._sharded = ModelTables(module)
-        self._broadcast_dense()
+        for _, value in self._dense_tensors():
+            dist.broadcast(value, 0, group=self._group)
 
     @property
     def completed_steps(self) -> int:
@@ -100,7 +101,7 @@ class ShardedState:
         num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
         local = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
         everyone: list[Any] = [None] * self._world_size
-        dist.all_gather_object(everyone, [_rectangle_of(piece) for piece in local], group=self._group)
+        dist.all_gather_object(everyone, [piece[2:6] for piece in local], group=self._group)
         size = num_rows if self._rank == 0 else 0
         whole = GatheredTable(torch.empty(size, dim), torch.empty(size, dtype=torch.int64))
         for rank, rectangles in enumerate(everyone):
@@ -314,18 +315,10 @@ class ShardedState:
     def _of_tables(self, name: str) -> bool:
         return any(name.startswith(f"{path}.") or path == "" for path in self._sharded.paths)
 
-    def _broadcast_dense(self) -> None:
-        for _, value in self._dense_tensors():
-            dist.broadcast(value, 0, group=self._group)
-
 
 def _chunks(num_rows: int) -> Iterator[slice]:
     for start in range(0, num_rows, _CHUNK_ROWS):
         yield slice(start, min(start + _CHUNK_ROWS, num_rows))
-
-
-def _rectangle_of(piece: LocalPiece) -> tuple[int, int, int, int]:
-    return piece.row_start, piece.row_count, piece.column_start, piece.column_count
 
 
 def _row_ranges(

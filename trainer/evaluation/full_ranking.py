@@ -101,7 +101,9 @@ class HeldOut:
         self._excluded = sorted_unique(np.concatenate(excluded))
         is_shown = ~np.isin(relevant, self._excluded)
         self.relevant, self.numbers = relevant[is_shown], number[is_shown]
-        misses = np.bincount(np.searchsorted(self.users, self._own(unknown)), minlength=len(self.users))
+        misses = np.bincount(
+            np.searchsorted(self.users, unknown[np.isin(unknown, self.users)]), minlength=len(self.users)
+        )
         self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
 
     def _positives(self, split: str) -> tuple[Int64s, Int64s, Int64s]:
@@ -120,9 +122,6 @@ class HeldOut:
             known &= self._known_users[users] & (positions >= 0) & ~np.isin(positions, self.left_out)
         is_candidate = known & (positions >= 0)
         return users[is_candidate], positions[is_candidate], users[known & (positions < 0)]
-
-    def _own(self, users: Int64s) -> Int64s:
-        return users[np.isin(users, self.users)]
 
     def _of_own(self, users: Int64s, positions: Int64s) -> Int64s:
         """Return ascending (number of the user among this rank's) * candidates + position, of this rank's users."""
@@ -296,7 +295,7 @@ def _item_side(model: RankingModel, data: PreparedData, held: HeldOut, device: t
     for start in range(0, len(held.items), ROWS_AT_ONCE):
         items = held.items[start : start + ROWS_AT_ONCE]
         if data.catalogue is None:
-            part = model.item_side(_bags(data, "item", items, device))
+            part = model.item_side(single_bags([key.name for key in data.keys], "item", items).to(device))
         else:
             part = tower_outputs(model, data, items, device)
         if len(held.items) * part.shape[1] * part.element_size() > MAX_CANDIDATES_BYTES:
@@ -323,10 +322,6 @@ class _Context:
             rows = self._first[np.searchsorted(self._users, users)]
             parts |= {name: take(column, rows) for name, column in self._columns.items()}
         return bags_of(self._keys, parts, len(users))
-
-
-def _bags(data: PreparedData, name: str, rows: Int64s, device: torch.device) -> KeyedJaggedTensor:
-    return single_bags([key.name for key in data.keys], name, rows).to(device)
 
 
 def single_bags(names: list[str], name: str, rows: npt.NDArray[np.integer]) -> KeyedJaggedTensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +10,14 @@ import numpy.typing as npt
 
 from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TrainingRecord
-from trainer.checkpoint.warm_start import profile_of_rows
+from trainer.checkpoint.warm_start import dataset_of, profile_of_rows
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.hashing import Int64s, derive_key, random_words
 from trainer.data.columns.jagged import Jagged
 from trainer.data.prepare.drift import HELD_OUT_FROM, open_profile
 from trainer.data.prepare.sequences import TARGET
 from trainer.data.prepare.split import SPLIT_SEED
-from trainer.spec import DatasetSpec, JobSpec, parse_dataset
+from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.evaluation import Evaluation, Split
 from trainer.spec.stored_specs import read
 
@@ -66,7 +65,7 @@ def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, serve
     if split.kind == "column":
         raise NotComparableError("a split by column does not say which rows the served version was trained on")
     if split.kind == "random":
-        there = _same_pairs(split, before, there, (dataset, _dataset_of(record)))
+        there = _same_pairs(split, before, there, (dataset, dataset_of(served)))
     elif split.kind == "per_user_last":
         if _held_of_user(split) > _held_of_user(before):
             raise NotComparableError("the job holds more rows of a user out than the served version's")
@@ -89,10 +88,6 @@ def _same_pairs(
     if not there:
         raise NotComparableError("evaluation.split holds more rows out than the served version's job did")
     return there
-
-
-def _dataset_of(record: TrainingRecord) -> DatasetSpec | None:
-    return None if record.dataset is None else parse_dataset(json.loads(record.dataset), "the served dataset")
 
 
 def _has_pairs(dataset: DatasetSpec) -> bool:

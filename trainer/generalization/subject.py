@@ -126,7 +126,7 @@ class Subject:
             float((parameter.detach() - before[name]).square().sum()) for name, parameter in named.items()
         )
         named |= {f"rows of {table}": parameter for table, parameter in self.rows.rows.items()}
-        self.point = Point(named, self._loss)
+        self.point = Point(named, lambda: self.losses().sum() / self.num_rows)
 
     def initial_model(self) -> RankingModel:
         """Return a model over the sample's rows whose dense weights are those that the run began with."""
@@ -158,9 +158,6 @@ class Subject:
     def losses(self, model: RankingModel | None = None) -> Tensor:
         """Return the loss of each example of the sample by a model (this one's), float64 [num_rows]."""
         return torch.cat([(model or self.model).loss(_in_float64(batch)) for batch in self.batches])
-
-    def _loss(self) -> Tensor:
-        return self.losses().sum() / self.num_rows
 
     def matrices(self) -> dict[str, Tensor]:
         """Return weight matrices of the dense part and whole tables, [n, d] each.

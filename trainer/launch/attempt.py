@@ -77,8 +77,10 @@ class Attempt:
     ):
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
         fetch_prepared(run.folders(run.data), run.data)
-        self.data = _open_data(run)
-        self.start = _find_start(run)
+        is_one_pass = run.job.dataset.one_pass
+        self.data = OnePassData.of(run.data, run.dataset, run.job) if is_one_pass else PreparedData.open(run.data)
+        own = _agreed(run, lambda: newest_of(run, run.checkpoints))
+        self.start = Start(own, None if own is not None else _agreed(run, lambda: parent_checkpoint(run)))
         self.alpha = self._choose_alpha()
         self.epoch_steps = self._epoch_steps()
         self.sharded = build(self.job, self.data, alpha=self.alpha, epoch_steps=self.epoch_steps, device=device)
@@ -285,15 +287,6 @@ class Attempt:
             steps_per_epoch=None if self.job.dataset.one_pass else self.data.steps_per_epoch,
             unknown_share=self.data.unknown_share,
         )
-
-
-def _open_data(run: Run) -> PreparedData:
-    return OnePassData.of(run.data, run.dataset, run.job) if run.job.dataset.one_pass else PreparedData.open(run.data)
-
-
-def _find_start(run: Run) -> Start:
-    own = _agreed(run, lambda: newest_of(run, run.checkpoints))
-    return Start(own, None if own is not None else _agreed(run, lambda: parent_checkpoint(run)))
 
 
 def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:

@@ -218,7 +218,6 @@ class _Attempt:
             if self.interruptible:
                 raise Cancelled(signal.Signals(number).name)
 
-        self.handle = handle
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

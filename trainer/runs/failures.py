@@ -171,13 +171,10 @@ def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
     internal = [failure for failure in failures if failure.code == "internal" and not died]
     for failure in (*known, *internal):
         return failure
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
     return Failure(
         "worker_died",
-        f"a worker ended without a word: {_first_line(error)}",
+        f"a worker ended without a word: {first_line}",
         "it is tried again; if it keeps dying, look for the kernel's out-of-memory killer and see the run's log",
         retryable=True,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

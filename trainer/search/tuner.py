@@ -82,7 +82,9 @@ class Trial(tune.Trainable):
                     self._last = {"epoch": epoch, self.folder.metric: math.nan if value is None else value}
                     return self._last
             if is_over:
-                self._require_success()
+                error = self.run.error or (None if self._last else f"no figure. Remedy: see {self.run.path / LOG_FILE}")
+                if error is not None:
+                    raise TrialError(error)
                 return {**self._last, "done": True}
             time.sleep(POLL_SECONDS)
 
@@ -99,11 +101,6 @@ class Trial(tune.Trainable):
             job, self.folder.dataset, run_id=f"{self.folder.path.name}-{self.trial_id}",
             store_url=str(self.folder.path / STORE),
         )  # fmt: skip
-
-    def _require_success(self) -> None:
-        error = self.run.error or (None if self._last else f"no figure. Remedy: see {self.run.path / LOG_FILE}")
-        if error is not None:
-            raise TrialError(error)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Do nothing: the run has checkpoints of its own."""
