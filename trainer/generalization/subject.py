@@ -239,10 +239,10 @@ def _in_float64(batch: Batch) -> Batch:
     return dataclasses.replace(batch, labels=batch.labels.double(), dense=dense)
 
 
-def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that :mod:`trainer.generalization.sections` compares.
+def keep(path: Path, subject: Subject) -> None:
+    """Write the arrays that :mod:`trainer.generalization.sections` compares as npz.
 
-    It is ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
+    They are ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
     ``rows``.
     """
     dense = [one for name, one in subject.point.parameters.items() if not name.startswith("rows of ")]
@@ -256,10 +256,5 @@ def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
         split = "test" if subject.data.num_examples["test"] else "train"
         arrays["losses"] = subject.split_losses(split).astype(np.float32)
         arrays["train_labels"] = np.asarray(subject.data.labels("train"))
-    return arrays
-
-
-def keep(path: Path, subject: Subject) -> None:
-    """Write :func:`arrays_of` as npz."""
     with open(path, "wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays_of(subject))
+        np.savez_compressed(file, allow_pickle=False, **arrays)
