@@ -44,7 +44,7 @@ def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
     # Modules are no garbage: steady_memory would search half a million objects, as long as a short training takes.
     gc.freeze()
     try:
-        with BackgroundSaver() if run.job.checkpoint.asynchronous else contextlib.nullcontext() as saver:
+        with _saver(run.job) as saver:
             with phase(reporter.emit, "build"):
                 attempt = Attempt(run, reporter, saver, use_device(run.job, gpus))
                 trainer = attempt.trainer()
@@ -61,6 +61,10 @@ def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
     finally:
         gc.unfreeze()
         reporter.close()
+
+
+def _saver(job: JobSpec) -> contextlib.AbstractContextManager[BackgroundSaver | None]:
+    return BackgroundSaver() if job.checkpoint.asynchronous else contextlib.nullcontext()
 
 
 def use_threads(number: int) -> None:
