@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
     from trainer.distributed.sharded_state import ShardedState
 
-Int64s = npt.NDArray[np.int64]
+TOMBSTONE_RUNS = 30
+"""Runs for which an evicted id is reported to the publisher."""
 _COUNTS = "counts"
+Int64s = npt.NDArray[np.int64]
 
 
 def counts_file(table: str) -> str:
@@ -110,12 +112,6 @@ class PublishedIds:
                 "them when it wrote it: start a new job that publishes from its first step"
             )
         self._strings[entries] = stored.to_pylist()
-
-
-TOMBSTONE_RUNS = 30
-"""Runs for which an evicted id is reported to the publisher."""
-
-Int64s = npt.NDArray[np.int64]
 
 
 def state_file(table: str) -> str:

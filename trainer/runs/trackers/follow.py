@@ -31,8 +31,6 @@ TRACKERS: dict[str, Callable[[Run, Any], Tracker]] = {
     "wandb": WandbTracker,
 }
 """Each takes the run and the entry of ``tracking``, a class of trainer.spec.tracking."""
-
-
 LOCK_FILE = "trackers.lock"
 POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS = 1.0
