@@ -23,6 +23,15 @@ from trainer.runs.protocol import LOG_FILE
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+ROOM_SECONDS = 60.0
+"""Longest wait of ranks for room that the cluster had a moment ago."""
+START_SECONDS = 300.0
+"""Longest start of the ranks' processes: a node that dies just then takes its room along."""
+DEATH_SECONDS = 5.0
+"""Time to wait for Ray to report a dead rank after its peers failed."""
+DRAIN_SECONDS = 1.0
+"""Between two looks at which nodes Ray drains."""
+
 
 class Seat(NamedTuple):
     """Where an actor is: Ray's id of its node, the node's address, and the names of the GPUs that Ray gave to it."""
@@ -115,16 +124,6 @@ def _speak_into(path: Path) -> None:
     os.close(log)
     # Ray's workers log at level INFO, and FBGEMM has a line for each of its libraries.
     logging.getLogger().setLevel(logging.WARNING)
-
-
-ROOM_SECONDS = 60.0
-"""Longest wait of ranks for room that the cluster had a moment ago."""
-START_SECONDS = 300.0
-"""Longest start of the ranks' processes: a node that dies just then takes its room along."""
-DEATH_SECONDS = 5.0
-"""Time to wait for Ray to report a dead rank after its peers failed."""
-DRAIN_SECONDS = 1.0
-"""Between two looks at which nodes Ray drains."""
 
 
 def rank_environments(seats: Sequence[Seat]) -> list[RankEnvironment]:

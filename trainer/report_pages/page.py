@@ -13,6 +13,12 @@ from jinja2 import Environment
 
 from trainer.report_pages.section import Curve, Panel, Section, Verdict, table_of
 
+COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#E69F00", "#000000", "#999999")
+"""Colours of Okabe and Ito, which colour-blind readers tell apart; line styles tell more than eight curves apart."""
+STYLES = ("-", "--")
+MOST_TICKS = 8
+
+
 PAGE = """\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
@@ -103,12 +109,6 @@ class Report:
         (folder / "report.md").write_text(self.markdown(), "utf-8")
         (folder / "report.html").write_text(self.html(charts), "utf-8")
         return folder / "report.html"
-
-
-COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#E69F00", "#000000", "#999999")
-"""Colours of Okabe and Ito, which colour-blind readers tell apart; line styles tell more than eight curves apart."""
-STYLES = ("-", "--")
-MOST_TICKS = 8
 
 
 def can_draw() -> bool:

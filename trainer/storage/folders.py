@@ -27,6 +27,8 @@ RECORD_SUFFIX = ".json"
 FILES = "files"
 _TOKEN = re.compile("[0-9a-f]{32}")
 
+FILES_AT_ONCE = 4
+
 
 class StoredFolder(NamedTuple):
     """A folder that is there: who wrote it, and what it holds by path below it."""
@@ -139,9 +141,6 @@ class Folders:
 
     def _record(self, name: str) -> str:
         return f"{self.prefix}/{name}{RECORD_SUFFIX}"
-
-
-FILES_AT_ONCE = 4
 
 
 def put_tree(folders: Folders, name: str, directory: Path, cache: HostCache | None) -> None:

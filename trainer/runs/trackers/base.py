@@ -9,6 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 from trainer.runs.directory import Run
 
+_POSITION = ("type", "time", "attempt", "epoch", "epochs", "step", "steps", "split")
+_NOT_PARAMETERS = {"labels", "tracking", "spec_version"}
+
 
 class Point(NamedTuple):
     """One value of a curve. ``step`` is that of the run for ``train/`` and the epoch for the others."""
@@ -38,10 +41,6 @@ class Tracker(Protocol):
 
 class TrackerUnusableError(RuntimeError):
     """What no second try mends, such as a package that is not installed; the message has the remedy."""
-
-
-_POSITION = ("type", "time", "attempt", "epoch", "epochs", "step", "steps", "split")
-_NOT_PARAMETERS = {"labels", "tracking", "spec_version"}
 
 
 def points_of(event: Mapping[str, Any]) -> Iterator[Point]:
