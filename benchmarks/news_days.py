@@ -50,7 +50,7 @@ from benchmarks.gate import COLLECTION, FIRST_EPOCHS, JOB, WINDOW, Fault, Line, 
 from benchmarks.support.harness import parse
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
-from trainer.report_pages.markdown import table_of
+from trainer.report_pages.section import table_of
 
 Array = npt.NDArray[Any]
 MIN_ROWS = 5

@@ -28,7 +28,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, choose_alpha
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, use_threads
-from trainer.report_pages.markdown import table_of
+from trainer.report_pages.section import table_of
 from trainer.spec import DatasetSpec, JobSpec, parse_job
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer

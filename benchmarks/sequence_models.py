@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.support.harness import mean_and_deviation, parse
 from trainer.launch.in_process import train
 from trainer.launch.on_host import leave
-from trainer.report_pages.markdown import table_of
+from trainer.report_pages.section import table_of
 from trainer.spec import load_documents, parse_job
 
 KINDS: dict[str, dict[str, Any]] = {

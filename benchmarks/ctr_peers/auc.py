@@ -22,7 +22,7 @@ from benchmarks.ctr_peers.training import (
     train,
 )
 from benchmarks.support.harness import Condition, climbed, mean_and_deviation
-from trainer.report_pages.markdown import table_of
+from trainer.report_pages.section import table_of
 
 SAME_WITHIN = 0.005
 """AUC by which ours may differ from a peer with its optimizer, either way: initial values differ."""

@@ -24,7 +24,7 @@ from benchmarks.ctr_peers.training import (
     request,
 )
 from benchmarks.support.harness import Condition
-from trainer.report_pages.markdown import table_of
+from trainer.report_pages.section import table_of
 
 BARS = {DEEPCTR: 5.0, TORCHREC: 0.5}
 """At least so many times the peer's examples a second."""

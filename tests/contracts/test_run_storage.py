@@ -15,12 +15,11 @@ import pytest
 from embeddings.object_storage import PART_BYTES, ObjectStorage
 from tests.contracts.faulty_server import GOOGLE_TOKEN, Faults, faulty_server
 from tests.support.outside_package import install
-from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile
+from trainer.storage.base import MissingFileError, RunStorage, StorageError, StoredFile, content_of
 from trainer.storage.cache import HostCache
-from trainer.storage.content import content_of
+from trainer.storage.destinations import fetch, written
+from trainer.storage.destinations import put as put_results
 from trainer.storage.folders import Folders, StoredFolder, new_token
-from trainer.storage.places import fetch, written
-from trainer.storage.places import put as put_results
 from trainer.storage.storage_registry import open_storage
 
 pytestmark = pytest.mark.process  # the object store is one

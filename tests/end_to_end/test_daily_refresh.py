@@ -18,9 +18,9 @@ from service.app import create_app
 from service.core import tables
 from service.core.settings import Settings
 from service.schedules import scheduler
-from tests.service.forked_service import standby_of_tests
+from tests.service.forked_service import warm_pool_of_tests
 from trainer.data.sources.click_log import ClickLog, generate
-from trainer.runs import run_process, standby
+from trainer.runs import run_process, warm_pool
 from trainer.spec import load_documents
 
 pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
@@ -115,5 +115,5 @@ async def three_days(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(4 * RUN_SECONDS)
 def test_three_days_of_the_daily_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "start_process", standby_of_tests)
+    monkeypatch.setattr(warm_pool, "start_process", warm_pool_of_tests)
     asyncio.run(three_days(tmp_path))

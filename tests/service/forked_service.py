@@ -1,8 +1,8 @@
 """The service's command, and what it forks runs from, as forks of one that imported them (tests/support/forked.py).
 
 ``evenkeel serve`` that is started takes 2.5 seconds of a processor, most of them imports and route models; the process
-from which runs are forked (trainer/runs/standby.py) takes four more. As forks they are the same code in processes of
-their own, which take a tenth of it. Tests of the command itself, and of the standby process, start the real ones.
+from which runs are forked (trainer/runs/warm_pool.py) takes four more. As forks they are the same code in processes of
+their own, which take a tenth of it. Tests of the command itself, and of the warm pool, start the real ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from service.cli import entrypoint
 from tests.support import forked
-from trainer.runs import standby
+from trainer.runs import warm_pool
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_BYTES = 2**20
@@ -77,9 +77,9 @@ def _serve(
 
 
 def evenkeel(*arguments: str) -> None:
-    """The command. One that runs jobs gets its standby process as a fork."""
+    """The command. One that runs jobs gets its warm pool as a fork."""
     if not {"api", "vectors"}.intersection(arguments):
-        fork_standby()
+        fork_warm_pool()
     sys.argv = ["evenkeel", *arguments]
     entrypoint.main()
 
@@ -87,14 +87,14 @@ def evenkeel(*arguments: str) -> None:
 # --- the process from which runs are forked --------------------------------------------------------------------------
 
 
-def fork_standby() -> None:
-    """Let the standby process of this one, which has no thread yet, be a fork of it."""
+def fork_warm_pool() -> None:
+    """Let the warm pool of this one, which has no thread yet, be a fork of it."""
     forker = _Forker()
-    standby.start_process = forker.start
+    warm_pool.start_process = forker.start
 
 
 class _Forker:
-    """A fork of this process as it is now, without threads. It forks standby processes and ends with this one."""
+    """A fork of this process as it is now, without threads. It forks warm pools and ends with this one."""
 
     def __init__(self) -> None:
         self._connection, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -125,14 +125,14 @@ def _serve_forks(connection: socket.socket, parent: int) -> NoReturn:
             pid = os.fork()
             if pid == 0:
                 connection.close()
-                be_standby(socket.socket(fileno=fds[0]), json.loads(message))
+                be_warm_pool(socket.socket(fileno=fds[0]), json.loads(message))
             os.close(fds[0])
             connection.send(str(pid).encode())
     finally:
         os._exit(0)
 
 
-def be_standby(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
+def be_warm_pool(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
     """What ``python -m trainer.launch.fork_server`` does once it has imported."""
     try:
         from trainer.launch import fork_server
@@ -164,9 +164,9 @@ class ForkOfAnother:
         return 0
 
 
-def standby_of_tests(connection: socket.socket, environment: Mapping[str, str]) -> Any:
-    """``standby.start_process`` for a service in the tests' own process, which has threads."""
-    process = forked.start(be_standby, connection, {**environment}, log=Path(os.devnull))
+def warm_pool_of_tests(connection: socket.socket, environment: Mapping[str, str]) -> Any:
+    """``warm_pool.start_process`` for a service in the tests' own process, which has threads."""
+    process = forked.start(be_warm_pool, connection, {**environment}, log=Path(os.devnull))
     process.wait = process.join  # type: ignore[attr-defined]
     process.poll = lambda: process.exitcode  # type: ignore[attr-defined]
     return process

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.runs.protocol import RUN_DIR_VARIABLE
-from trainer.runs.standby import LONGEST_PATH
+from trainer.runs.warm_pool import LONGEST_PATH
 
 _PR_SET_PDEATHSIG = 1
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.pool import RankFailure
-from tests.support.standby import StandbyOfTests
 from tests.support.trained_runs import TrainedRuns
+from tests.support.warm_pool import WarmPoolOfTests
 from trainer.launch.driver import RanksFailed
 from trainer.launch.worker import train_rank
 from trainer.runs.directory import Run, read_run, write_run
-from trainer.runs.standby import Standby
+from trainer.runs.warm_pool import WarmPool
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 
 NUM_ITEMS = 120
@@ -177,8 +177,8 @@ def pooled_ranks(ranks: Callable[[int], Any]) -> Callable[[Run], None]:
 
 
 @pytest.fixture(scope="session")
-def standby() -> Iterator[Standby]:
+def warm_pool() -> Iterator[WarmPool]:
     """The process that runs are forked from: its imports are paid for once."""
-    found = StandbyOfTests()
+    found = WarmPoolOfTests()
     yield found
     found.close()

@@ -12,7 +12,7 @@ import copy
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint.format import CheckpointError, TableShard, save
-from trainer.storage.folders import Folders
 
 STAGED_COPIES = 1
 """Copies of a rank's rows and state in memory once it has saved in the background."""
@@ -45,7 +44,7 @@ class BackgroundSaver:
     total_stall_seconds: float
     num_saves: int
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self) -> None:
         self.failed, self.num_saves = False, 0
         self.stall_seconds = self.total_stall_seconds = 0.0
         self._copies: dict[tuple[str, int, int, str], Tensor] = {}
@@ -53,7 +52,9 @@ class BackgroundSaver:
         self._path: Path | None = None
         self._error: BaseException | None = None
         # Collectives of the training may run at the same time: on one group the two would take each other's messages.
-        self._group, self._owns_group = _group_of_same_ranks(group)
+        # A group of one sends no messages.
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._group = None if is_alone else dist.new_group(backend="gloo")
 
     @property
     def staged_bytes(self) -> int:
@@ -63,18 +64,15 @@ class BackgroundSaver:
         self,
         directory: Path | str,
         *,
-        step: int,
         tables: Sequence[TableShard],
         dense: Mapping[str, Tensor],
         extra: Mapping[str, Any],
         attached: Mapping[str, Path] | None = None,
-        keep_last: int = 3,
-        fence: Callable[[], None] = lambda: None,
-        folders: Folders | None = None,
+        **others: Any,
     ) -> None:
-        """Take a copy of everything and return.
+        """Take a copy of everything and return. Collective.
 
-        The arguments are those of :func:`trainer.checkpoint.format.save`. Collective.
+        The arguments are those of :func:`trainer.checkpoint.format.save`, but for the group.
 
         Raises:
             CheckpointError: on every rank, if the previous save failed; nothing is begun then.
@@ -85,9 +83,8 @@ class BackgroundSaver:
         # The caller goes on changing these as well.
         parts = {name: value.detach().to("cpu", copy=True) for name, value in dense.items()}
         keywords = {
-            "step": step, "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)),
-            "attached": dict(attached or {}), "keep_last": keep_last, "group": self._group, "fence": fence,
-            "folders": folders,
+            "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)), "attached": dict(attached or {}),
+            "group": self._group, **others,
         }  # fmt: skip
         self._thread = threading.Thread(
             target=self._write, args=(Path(directory), keywords), name="evenkeel-checkpoint", daemon=True
@@ -108,7 +105,10 @@ class BackgroundSaver:
             self._thread = None
         error, self._error, self.failed = self._error, None, False
         if error is not None:
-            raise error if isinstance(error, CheckpointError) else CheckpointError(_words(error)) from error
+            if isinstance(error, CheckpointError):
+                raise error
+            message = f"a checkpoint could not be written in the background ({type(error).__name__}: {error})"
+            raise CheckpointError(message) from error
         return self._path
 
     def close(self) -> None:
@@ -117,11 +117,11 @@ class BackgroundSaver:
             self.wait()
         finally:
             self._copies.clear()
-            if self._owns_group:
-                self._owns_group = False
+            group, self._group = self._group, None
+            if group is not None:
                 # Where a rank has died, Ray ends the groups of the others beneath them: torch refuses to do it twice.
                 with contextlib.suppress(ValueError):
-                    dist.destroy_process_group(self._group)
+                    dist.destroy_process_group(group)
 
     def __enter__(self) -> BackgroundSaver:
         return self
@@ -153,18 +153,3 @@ class BackgroundSaver:
             self._path = save(directory, **keywords)
         except BaseException as error:  # Whatever it is: the training thread must hear of it.
             self._error, self.failed = error, True
-
-
-def _group_of_same_ranks(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup | None, bool]:
-    """Return a group of the ranks of ``group``, and whether it is a new one; a group of one sends no messages."""
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return group, False
-    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    # Ranks outside a smaller group do not call this. Such a group's name is a hash of its ranks, the same each time, so
-    # that it is made once in a process; among all ranks names are counted.
-    some = len(ranks) < dist.get_world_size()
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=some), not some
-
-
-def _words(error: BaseException) -> str:
-    return f"a checkpoint could not be written in the background ({type(error).__name__}: {error})"

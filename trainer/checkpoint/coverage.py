@@ -18,7 +18,12 @@ def check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
     for table, held in pieces.items():
         if len({(shard["num_rows"], shard["dim"]) for shard in held}) > 1:
             raise ValueError(f"table '{table}': ranks disagree about its size")
-        starts, ends = _by_row(held, "row_start"), _by_row(held, "row_end")
+        starts: dict[int, list[int]] = {}
+        ends: dict[int, list[int]] = {}
+        for number, piece in enumerate(held):
+            if piece["row_count"]:
+                starts.setdefault(piece["row_start"], []).append(number)
+                ends.setdefault(piece["row_start"] + piece["row_count"], []).append(number)
         num_rows, dim = held[0]["num_rows"], held[0]["dim"]
         # Down the rows, with the pieces that are open there: between two edges they must make up the columns.
         active: dict[int, Mapping[str, Any]] = {}
@@ -39,13 +44,3 @@ def check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
             if column != dim:
                 what = f"columns from {column} of rows" if column else "rows"
                 raise ValueError(f"table '{table}': {what} from {edge} are held nowhere")
-
-
-def _by_row(pieces: Sequence[Mapping[str, Any]], edge: str) -> dict[int, list[int]]:
-    """Return the numbers of the pieces that have rows, by their first row or by the row after their last."""
-    found: dict[int, list[int]] = {}
-    for number, piece in enumerate(pieces):
-        if piece["row_count"]:
-            row = piece["row_start"] + (piece["row_count"] if edge == "row_end" else 0)
-            found.setdefault(row, []).append(number)
-    return found

@@ -13,14 +13,13 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embeddings.durable_files import appearing, temporary_beside
 from trainer.checkpoint.agreement import CheckpointError
 from trainer.checkpoint.names import new_name, newest_first, replaced_by
-from trainer.storage.base import NotWholeError, StorageError
+from trainer.storage.base import FileContent, NotWholeError, StorageError, content_of
 from trainer.storage.cache import cache_of_host
-from trainer.storage.content import FileContent, content_of
 from trainer.storage.folders import Folders, StoredFolder
 from trainer.storage.storage_registry import open_storage
 
@@ -50,14 +49,8 @@ def put_record(
 ) -> str:
     """Make the checkpoint appear whose other files have been put; return its name.
 
-    Args:
-        folders: Where checkpoints of the run go.
-        folder: The directory on this host with its manifest.
-        token: That of its files.
-        step: Its step.
-        entries: The manifest's entries of all files, those of all ranks among them.
-        keep_last: How many of the newest checkpoints stay.
-        fence: Called right before the record is put.
+    ``entries`` are the manifest's, of the files of all ranks; ``folder`` is the directory on this host with the
+    manifest. ``fence`` is called right before the record is put.
 
     Raises:
         StorageError: a file is not there, or the storage is away.
@@ -128,10 +121,10 @@ def make_view(said: dict[str, Any], directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with appearing(directory, durable=False) as place:
-            place.mkdir()
-            (place / VIEW_FILE).write_text(json.dumps(said), "utf-8")
-            view = View.of(place)
+        with appearing(directory, durable=False) as temporary:
+            temporary.mkdir()
+            (temporary / VIEW_FILE).write_text(json.dumps(said), "utf-8")
+            view = View.of(temporary)
             assert view is not None
             view.fetch(MANIFEST_FILE)
     except OSError:
@@ -140,13 +133,12 @@ def make_view(said: dict[str, Any], directory: Path) -> None:
             raise
 
 
-class View:
+class View(NamedTuple):
     """The view of a stored checkpoint in a directory."""
 
-    def __init__(self, directory: Path, folders: Folders, folder: StoredFolder):
-        self.directory = directory
-        self.folders = folders
-        self.folder = folder
+    directory: Path
+    folders: Folders
+    folder: StoredFolder
 
     @classmethod
     def of(cls, directory: Path) -> View | None:

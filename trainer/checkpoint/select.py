@@ -74,11 +74,7 @@ def _last(run: Run) -> tuple[Checkpoint, list[str]]:
 
 
 def _best(run: Run) -> Checkpoint:
-    """Return the checkpoint of the best epoch.
-
-    Raises:
-        CheckpointError: it is not there: another would be taken for it.
-    """
+    """Return the checkpoint of the best epoch."""
     kept_apart = newest_of(run, run.best)
     if kept_apart is not None:
         return kept_apart

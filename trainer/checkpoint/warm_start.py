@@ -67,19 +67,17 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
     return checkpoint
 
 
-def newest_at(place: str, view: Path) -> Checkpoint | None:
-    """Return the checkpoint at ``place``, or the newest valid one of a folder; None where there is none.
+def newest_at(location: str, view: Path) -> Checkpoint | None:
+    """Return the checkpoint at ``location``, or the newest valid one of a folder; None where there is none.
 
-    Args:
-        place: a checkpoint or a folder of them, here or in a run storage.
-        view: the folder that shows those of a run storage here.
+    ``location`` is here or in a run storage, whose checkpoints the folder ``view`` shows here.
 
     Raises:
         StorageError: the storage is away.
     """
-    path = Path(place)
-    if "://" in place:
-        uri, _, prefix = place.rpartition("/")
+    path = Path(location)
+    if "://" in location:
+        uri, _, prefix = location.rpartition("/")
         path = view
         show(Folders(open_storage(uri), prefix), path)
     return Checkpoint(path) if (path / MANIFEST_FILE).exists() else latest_valid(path)

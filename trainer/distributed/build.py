@@ -83,8 +83,10 @@ def build(
     published = None if job.publish is None else next(k.table for k in data.keys if k.name == job.publish.feature)
     shape = RowShape.made(len(data.tasks), numbers, data.vectors, item_ids, published)
     graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
+    # On one rank nothing is split, so whole tables, which swap inside the lookup; on several the planner decides.
+    whole = {table.name: "table_wise" for table in tables} if dist.get_world_size() == 1 else {}
     plan = PlanRequest(
-        {**_default_plan(tables), **job.sharding},
+        {**whole, **job.sharding},
         Workload(max(1, job.batch_size // dist.get_world_size()), ids_per_example),
         table_budget(job, rows, ids_per_example, graphs, shape=shape),
     )
@@ -115,14 +117,6 @@ def model_of(
 def _stored(types: Mapping[str, str]) -> dict[str, torch.dtype]:
     """Return the storage types that differ from the default of :func:`build`."""
     return {name: getattr(torch, one) for name, one in types.items() if one != DEFAULT_TYPE}
-
-
-def _default_plan(tables: list[TableConfig]) -> dict[str, str]:
-    """Return the plan of a job that has none.
-
-    On one rank nothing is split, so whole tables, which swap inside the lookup; on several the planner decides.
-    """
-    return {table.name: "table_wise" for table in tables} if dist.get_world_size() == 1 else {}
 
 
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:

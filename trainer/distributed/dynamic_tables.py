@@ -30,8 +30,8 @@ from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.warm_start import id_map_file, id_maps
 from trainer.data.columns.dynamic_ids import IdMap, of_hashes
 from trainer.data.columns.jagged import Jagged
+from trainer.data.one_pass.raw_ids import RawIds
 from trainer.data.one_pass.rows import MISSING
-from trainer.distributed.published_ids import PublishedIds, counts_file
 from trainer.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -41,8 +41,77 @@ if TYPE_CHECKING:
 
 TOMBSTONE_RUNS = 30
 """Runs for which an evicted id is reported to the publisher."""
-
+_COUNTS = "counts"
 Int64s = npt.NDArray[np.int64]
+
+
+def counts_file(table: str) -> str:
+    """Return the name under which a checkpoint has the occurrences of the ids that have a row of a table."""
+    return f"occurrences-{table}.safetensors"
+
+
+def stored_counts(checkpoint: Checkpoint, table: str) -> Int64s:
+    """Count each id's occurrences since it has its row, in the order of the checkpoint's id map.
+
+    Raises:
+        CheckpointError: the checkpoint does not say it.
+    """
+    path = checkpoint.attached(counts_file(table))
+    if path is None:
+        raise CheckpointError(
+            f"{checkpoint.path} does not say how often the ids of '{table}' occurred, because its job did not publish "
+            "when it wrote it: start a new job that publishes from its first step"
+        )
+    return load_file(path)[_COUNTS]
+
+
+class PublishedIds:
+    """Occurrences and strings of the ids that have a row of one table."""
+
+    def __init__(self, table: str, ids: DynamicIdMap, has_strings: bool):
+        self.table, self._ids = table, ids
+        self._counts = np.zeros(ids.settings.capacity, dtype=np.int64)
+        self._strings = np.empty(ids.settings.capacity, dtype=object) if has_strings else None
+
+    def note(self, given: Assigned, raw_ids: RawIds | None) -> None:
+        """Count the ids of a batch, which were given these entries; ``raw_ids`` has all strings of the batch."""
+        self._counts[given.new_entries] = 0
+        if self._strings is not None and len(given.new_entries):
+            assert raw_ids is not None
+            self._strings[given.new_entries] = raw_ids.of_keys(given.new_ids)
+        entries, times = np.unique(given.entries[given.entries >= 0], return_counts=True)
+        self._counts[entries] += times
+
+    def strings(self) -> pa.Array | None:
+        """Return the strings that have a row, in the order of their rows; None where ids are integers."""
+        if self._strings is None:
+            return None
+        return pa.array(self._strings[self._ids.ids()[0]], pa.large_string())
+
+    def write(self, path: Path) -> None:
+        """Write the occurrences for a checkpoint, which has the strings in its id map."""
+        save_file({_COUNTS: self._counts[self._ids.ids()[0]]}, path)
+
+    def load(self, checkpoint: Checkpoint, stored: pa.Array, *, is_own: bool) -> None:
+        """Go on from a checkpoint, after the map has.
+
+        ``stored``: the ids of its id map. ``is_own``: of this job; those of a warm start's parent occurred in another.
+
+        Raises:
+            CheckpointError: it lacks the strings or the occurrences.
+        """
+        entries = self._ids.ids()[0]
+        self._counts[:] = 0
+        if is_own:
+            self._counts[entries] = stored_counts(checkpoint, self.table)
+        if self._strings is None:
+            return
+        if not pa.types.is_large_string(stored.type):
+            raise CheckpointError(
+                f"{checkpoint.path} holds hashes of the strings of '{self.table}', because its job did not publish "
+                "them when it wrote it: start a new job that publishes from its first step"
+            )
+        self._strings[entries] = stored.to_pylist()
 
 
 def state_file(table: str) -> str:
@@ -88,10 +157,8 @@ class DynamicRows:
 
         Ids of the whole batch get rows, others may lose theirs.
 
-        Args:
-            parts: its micro-batches.
-            position: number of steps of this job before it.
-            step: the number of the step that the tables take.
+        ``parts`` are its micro-batches, ``position`` the steps of this job before it, ``step`` the one that the tables
+        take.
         """
         if not self.ids:
             return parts
@@ -138,12 +205,12 @@ class DynamicRows:
                 table = self._tables[name]
                 rows, bounds = taken[table], offsets[number * stride : (number + 1) * stride + 1]
                 part = values[int(bounds[0]) : int(bounds[-1])]
-                places = swap(
+                positions = swap(
                     torch.from_numpy(np.searchsorted(rows, part)), bounds, table=TableConfig(table, len(rows), 1, name),
                     feature=name, config=self._sse[name], seed=self._seed, step=step,
                     sample_offset=batch.sample_offset,
                 )  # fmt: skip
-                part[:] = rows[places.numpy()]
+                part[:] = rows[positions.numpy()]
         return _with_values(batch, values)
 
     def in_words(self) -> str:
@@ -208,14 +275,14 @@ class DynamicRows:
             published = self._published if self._published is not None and self._published.table == table else None
             strings = None if published is None else published.strings()
             return of_hashes(whole, live.view(np.uint64), TOMBSTONE_RUNS, strings)
-        places = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
+        positions = codes_of(self._data, table, live.view(np.uint64)) - FIRST_ROW
         had_one = self._data.parent_rows(table)[FIRST_ROW:] >= 0
-        had_one[places] = False
+        had_one[positions] = False
         standing = np.flatnonzero(whole.run - whole.retired_in < TOMBSTONE_RUNS)
         gone = np.flatnonzero(had_one)
         return IdMap(
-            whole.ids.take(pa.array(places)),
-            whole.last_seen[places],
+            whole.ids.take(pa.array(positions)),
+            whole.last_seen[positions],
             whole.run,
             pa.concat_arrays([whole.retired.take(pa.array(standing)), whole.ids.take(pa.array(gone))]),
             np.concatenate([whole.retired_in[standing], np.full(len(gone), whole.run, np.int32)]),

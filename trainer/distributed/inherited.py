@@ -29,9 +29,9 @@ from trainer.checkpoint.warm_start import dataset_of, id_map_file, inheritance_o
 from trainer.data.batches.keys import keys_of, read_numeric_features
 from trainer.data.columns.vectors import vectors_of
 from trainer.distributed.build import model_of
-from trainer.distributed.dynamic_tables import state_file
-from trainer.distributed.published_ids import counts_file
+from trainer.distributed.dynamic_tables import counts_file, state_file
 from trainer.distributed.sharded_model import ShardedModel
+from trainer.distributed.sharded_state import MODEL, OPTIMIZER, tensors_of
 from trainer.models.base import Axis, Position, RankingModel, RowColumn
 from trainer.models.layers.mlp import HiddenLayer
 from trainer.spec import DatasetSpec, JobSpec
@@ -39,8 +39,6 @@ from trainer.spec.label_tasks import label_tasks
 from trainer.spec.models.registry import parse_model
 from trainer.spec.optimizer import DenseOptimizer
 from trainer.spec.stored_specs import read
-
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
 class InheritedCheckpoint(Checkpoint):
@@ -182,28 +180,28 @@ class InheritedCheckpoint(Checkpoint):
         parents = {self._renamed_parameter(name): name for name, _ in tensors_of(self._parent_model)}
         for name, fresh in tensors_of(self._model):
             old = parents.get(name)
-            before = self._passing_on(name) if old is None else saved[_MODEL + old]
+            before = self._passing_on(name) if old is None else saved[MODEL + old]
             axes = [here.get(name, {}).get(number) or _counted(number, size) for number, size in enumerate(fresh.shape)]
             if before is None:
                 # As if the parent had it, for none of its features.
                 axes_before = [Axis(()) if number in here.get(name, {}) else axis for number, axis in enumerate(axes)]
                 stored = fresh.new_zeros([len(axis.names) for axis in axes_before])
                 begins = torch.zeros_like(fresh) if self._is_silent_projection(name) else fresh
-                found[_MODEL + name] = self._moved(begins, axes, stored, axes_before) if name in here else begins
+                found[MODEL + name] = self._moved(begins, axes, stored, axes_before) if name in here else begins
                 continue
             named = {} if old is None else there.get(old, {})
             axes_before = [
                 self._axis(named[number]) if number in named else _counted(number, size)
                 for number, size in enumerate(before.shape)
             ]
-            found[_MODEL + name] = self._moved(fresh, axes, before, axes_before)
+            found[MODEL + name] = self._moved(fresh, axes, before, axes_before)
             for key, value in saved.items():
-                owner, _, part = key.removeprefix(_OPTIMIZER).rpartition("/")
-                if key.startswith(_OPTIMIZER) and owner == old and self._keeps_dense_moments:
+                owner, _, part = key.removeprefix(OPTIMIZER).rpartition("/")
+                if key.startswith(OPTIMIZER) and owner == old and self._keeps_dense_moments:
                     is_whole = value.shape == before.shape and part != "step"
                     empty = torch.zeros(fresh.shape, dtype=value.dtype)
                     moments = self._moved(empty, axes, value, axes_before) if is_whole else value
-                    found[f"{_OPTIMIZER}{name}/{part}"] = moments
+                    found[f"{OPTIMIZER}{name}/{part}"] = moments
         return found
 
     def _moved(self, begins: Tensor, axes: Sequence[Axis], stored: Tensor, axes_before: Sequence[Axis]) -> Tensor:
@@ -211,25 +209,25 @@ class InheritedCheckpoint(Checkpoint):
         value = begins.detach().cpu().clone()
         if not value.dim():
             return stored.to(value.dtype)
-        places = []
+        positions = []
         for axis, before in zip(axes, axes_before, strict=True):
             index = {name: number for number, name in enumerate(before.names)}
-            places.append(torch.tensor([index.get(name, -1) for name in axis.names], dtype=torch.int64))
+            positions.append(torch.tensor([index.get(name, -1) for name in axis.names], dtype=torch.int64))
         unread, given = torch.zeros(value.shape, dtype=torch.bool), torch.ones(value.shape, dtype=torch.bool)
         padding = torch.zeros(value.shape, dtype=torch.bool)
-        for number, (axis, place) in enumerate(zip(axes, places, strict=True)):
+        for number, (axis, position) in enumerate(zip(axes, positions, strict=True)):
             along = [-1 if number == other else 1 for other in range(value.dim())]
             if axis.reads:
                 counts = torch.tensor([self._counts_at_once(*one) for one in axis.names], dtype=torch.bool)
-                unread |= ((place < 0) & counts).view(along)
+                unread |= ((position < 0) & counts).view(along)
             else:
-                given &= (place >= 0).view(along)
+                given &= (position >= 0).view(along)
                 pads = torch.tensor([self._is_padding(*one) for one in axis.names], dtype=torch.bool)
-                padding |= ((place < 0) & pads).view(along)
+                padding |= ((position < 0) & pads).view(along)
         value[(unread & given) | padding] = 0
-        known = [torch.nonzero(place >= 0).flatten() for place in places]
+        known = [torch.nonzero(position >= 0).flatten() for position in positions]
         value[torch.meshgrid(*known, indexing="ij")] = stored[
-            torch.meshgrid(*(place[place >= 0] for place in places), indexing="ij")
+            torch.meshgrid(*(position[position >= 0] for position in positions), indexing="ij")
         ].to(value.dtype)
         return value
 
@@ -281,12 +279,6 @@ class InheritedCheckpoint(Checkpoint):
                 piece.tables.weight(piece.name).zero_()
 
 
-def tensors_of(model: RankingModel) -> list[tuple[str, Tensor]]:
-    """Return (name, tensor) of the parameters and buffers outside the tables."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, value.data) for name, value in named if not name.startswith("embeddings.")]
-
-
 def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict[str, int]]:
     """Compare the stacks of linear layers of a parent's model and of the job's.
 
@@ -332,7 +324,7 @@ def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
 
 def _counted(number: int, size: int) -> Axis:
     """Return an axis that no features name: the first of a parameter is of its outputs."""
-    return Axis(tuple(((), place) for place in range(size)), reads=number > 0)
+    return Axis(tuple(((), position) for position in range(size)), reads=number > 0)
 
 
 def _differ(before: RowOptimizer, after: RowOptimizer) -> list[str]:

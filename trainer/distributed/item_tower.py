@@ -14,11 +14,11 @@ from trainer.models.base import RankingModel
 
 
 @torch.no_grad()
-def tower_outputs(model: RankingModel, data: PreparedColumns, places: Int64s, device: torch.device) -> Tensor:
-    """Return the item side of the items at ``places``, [b, d]. Collective where the model's tables are sharded."""
+def tower_outputs(model: RankingModel, data: PreparedColumns, positions: Int64s, device: torch.device) -> Tensor:
+    """Return the item side of the items at ``positions``, [b, d]. Collective where the model's tables are sharded."""
     catalogue = data.catalogue
     assert catalogue is not None
-    parts = {name: take(column, places) for name, column in catalogue.features.items()}
-    features = bags_of(data.keys, {**parts, "item": catalogue.rows[places]}, len(places))
-    numbers = item_numbers(data, places)
+    parts = {name: take(column, positions) for name, column in catalogue.features.items()}
+    features = bags_of(data.keys, {**parts, "item": catalogue.rows[positions]}, len(positions))
+    numbers = item_numbers(data, positions)
     return model.item_side(features.to(device), None if numbers is None else torch.from_numpy(numbers).to(device))

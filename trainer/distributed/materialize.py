@@ -1,4 +1,4 @@
-"""Tables of a checkpoint as they are read: pending decay and idle momentum applied, without optimizer state."""
+"""A checkpoint in one process: tables as they are read (pending decay and idle momentum applied), and the model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD
 from embeddings.tables.config import InitConfig, TableConfig
-from trainer.checkpoint.format import Checkpoint
+from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
 from trainer.checkpoint.warm_start import trained_optimizer
 from trainer.data.batches.keys import Key
-from trainer.distributed.build import BACKENDS, pooling_of
+from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import BACKENDS, model_of, pooling_of
 from trainer.distributed.dynamic_tables import taken_rows
+from trainer.distributed.sharded_state import MODEL, differing, tensors_of
+from trainer.models.base import RankingModel
 from trainer.spec import JobSpec
 
 CHUNK_ROWS = 1 << 18
@@ -93,8 +96,8 @@ class ReadTables(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> Any:
         names = list(self.tables.features)
         if features.keys() != names:
-            places = {name: number for number, name in enumerate(features.keys())}
-            features = features.permute([places[name] for name in names])
+            positions = {name: number for number, name in enumerate(features.keys())}
+            features = features.permute([positions[name] for name in names])
         values = self.tables(features.values(), features.offsets(), features.weights_or_none())
         if not self.tables.layout.pooled:
             ends = features.offset_per_key()
@@ -104,3 +107,37 @@ class ReadTables(nn.Module):
                 for number, name in enumerate(names)
             }
         return KeyedTensor(keys=names, length_per_key=[self._dims[name] for name in names], values=values)
+
+
+def model_of_checkpoint(job: JobSpec, data: PreparedData, checkpoint: Checkpoint) -> RankingModel:
+    """Return the job's model as of a checkpoint, in evaluation. Memory: float32 rows of all tables.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another model.
+    """
+    read = ReadTables(job, checkpoint, data.keys)
+    model = model_of(
+        job, data.keys, read, num_dense=data.num_dense, num_item_numbers=data.num_item_numbers, vectors=data.vectors,
+        tasks=data.tasks,
+    )  # fmt: skip
+    load_dense(model, checkpoint)
+    return model.eval()
+
+
+def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
+    """Load everything of a model outside its tables from a checkpoint.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
+    parameters = {f"{MODEL}{name}": value for name, value in tensors_of(model)}
+    saved = checkpoint.read_dense()
+    if differ := differing(parameters, saved):
+        names = ", ".join(name.removeprefix(MODEL) for name in differ)
+        raise CheckpointError(
+            f"{checkpoint.path}: the dense parts differ from the model's in {names}: another version of evenkeel wrote "
+            "it; use that one"
+        )
+    with torch.no_grad():
+        for name, value in parameters.items():
+            value.copy_(saved[name])

@@ -55,13 +55,7 @@ def make_plan(
 ) -> ShardingPlan:
     """Plan the tables of ``model``; rank 0 for all. Collective.
 
-    Args:
-        model: holds the tables.
-        sharders: TorchRec's, for the collections of the model.
-        settings: how tables are stored and trained, which says what a row takes.
-        request: what the plan must heed.
-        device: where this rank's tables are put.
-        group: the ranks to plan for.
+    ``settings`` say what a row takes; ``device`` is where this rank's tables are put.
 
     Raises:
         ValueError: a sharding that is not available, or tables that fit in no plan, with the arithmetic.
@@ -101,11 +95,7 @@ def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
 
 
 def _check_shardings(shardings: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
-    """Check the shardings that are asked for.
-
-    Raises:
-        ValueError: a sharding of no table, or one that is not available for it.
-    """
+    """Check the shardings that are asked for."""
     local_size = get_local_size(world_size)
     for name, kind in shardings.items():
         if name not in tables:

@@ -63,7 +63,6 @@ def shard_model(
     plan: PlanRequest | None = None,
     *,
     device: torch.device | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> ShardedModel:
     """Shard the model's embeddings over the ranks of the process group, in place. Collective.
 
@@ -74,7 +73,6 @@ def shard_model(
             values are taken from rank 0.
         plan: what the plan must heed; left out, TorchRec's planner decides for all tables.
         device: where this rank's rows and dense parameters are put; left out: the CPU.
-        group: the ranks to shard over; left out: all of them.
 
     Raises:
         ValueError: a plan that names no table or no available sharding, tables that are not the model's, or that do not
@@ -85,7 +83,7 @@ def shard_model(
         raise RuntimeError(
             "shard_model needs a process group, also for one rank: call torch.distributed.init_process_group"
         )
-    group = group if group is not None else dist.distributed_c10d._get_default_group()
+    group = dist.distributed_c10d._get_default_group()
     device = device or torch.device("cpu")
     _check_held_once(model, settings.tables)
     # Losses are already divided by the global number of samples.
@@ -141,11 +139,8 @@ class ShardedModel(ShardedState):
     def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
         """Set what a training forward depends on; to be called before each.
 
-        Args:
-            step: the step that is computed, ``completed_steps + 1``.
-            sample_offset: index in the global batch of this rank's first sample; ranks hold consecutive slices.
-            global_size: number of samples in the global batch.
-            part_offset: index in the global batch of rank 0's first sample: not 0 where a step has micro-batches.
+        ``step`` is ``completed_steps + 1``, ``sample_offset`` the index in the global batch of this rank's first sample
+        (ranks hold consecutive slices), ``part_offset`` that of rank 0's: not 0 where a step has micro-batches.
         """
         if not 0 <= part_offset <= sample_offset <= global_size:
             raise ValueError(

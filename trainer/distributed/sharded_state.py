@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 
 # Rows of a table are gathered and loaded in chunks of this many.
 _CHUNK_ROWS = 1 << 18
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return (name, tensor) of the parameters and buffers outside a model's tables."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, value.data) for name, value in named if not name.startswith("embeddings.")]
+
+
+def differing(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of a model's tensors that a checkpoint lacks, has beyond them, or has in another shape."""
+    differ = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
+    return differ + sorted(name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].shape)
 
 
 class GatheredTable(NamedTuple):
@@ -55,7 +67,8 @@ class ShardedState:
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._completed_steps = self._birth_step = 0
         self._sharded = ModelTables(module)
-        self._broadcast_dense()
+        for _, value in self._dense_tensors():
+            dist.broadcast(value, 0, group=self._group)
 
     @property
     def completed_steps(self) -> int:
@@ -88,11 +101,11 @@ class ShardedState:
         num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
         local = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
         everyone: list[Any] = [None] * self._world_size
-        dist.all_gather_object(everyone, [_place_of(piece) for piece in local], group=self._group)
+        dist.all_gather_object(everyone, [piece[2:6] for piece in local], group=self._group)
         size = num_rows if self._rank == 0 else 0
         whole = GatheredTable(torch.empty(size, dim), torch.empty(size, dtype=torch.int64))
-        for rank, places in enumerate(everyone):
-            for number, (row_start, row_count, column_start, column_count) in enumerate(places):
+        for rank, rectangles in enumerate(everyone):
+            for number, (row_start, row_count, column_start, column_count) in enumerate(rectangles):
                 for rows in _chunks(row_count):
                     count = rows.stop - rows.start
                     values, steps = torch.empty(count, column_count), torch.empty(count, dtype=torch.int64)
@@ -131,7 +144,7 @@ class ShardedState:
             for piece in self._sharded.local_pieces()
             if piece.replica == 0
         ]
-        dense = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
+        dense = {f"{MODEL}{name}": value for name, value in self._dense_tensors()}
         if dense_optimizer is not None:
             dense |= self._optimizer_tensors(dense_optimizer)
         return shards, dense
@@ -226,7 +239,7 @@ class ShardedState:
     ) -> None:
         self._check_tables(checkpoint, parent_rows)
         for piece in self._sharded.local_pieces():
-            for rows, first, count, taken, into in _read_spans(piece, parent_rows):
+            for rows, first, count, taken, into in _row_ranges(piece, parent_rows):
                 stored = checkpoint.read_rows(piece.name, first, count, piece.column_start, piece.column_count)
                 _put(piece, rows, stored, taken, into)
         self._load_dense(checkpoint.read_dense(), dense_optimizer)
@@ -259,10 +272,8 @@ class ShardedState:
             raise CheckpointError(f"its rows were trained with another {', '.join(differ)}: use the same")
 
     def _load_dense(self, saved: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> None:
-        local = {f"{_MODEL}{name}": value for name, value in self._dense_tensors()}
-        differ = sorted(local.keys() ^ {name for name in saved if name.startswith(_MODEL)})
-        differ += sorted(name for name in local.keys() & saved.keys() if local[name].shape != saved[name].shape)
-        if differ:
+        local = {f"{MODEL}{name}": value for name, value in self._dense_tensors()}
+        if differ := differing(local, saved):
             raise CheckpointError(f"the dense parts differ from the model's in {', '.join(differ)}")
         with torch.no_grad():
             for name, value in local.items():
@@ -272,8 +283,8 @@ class ShardedState:
         optimizer.state.clear()
         parameters = dict(self.dense_parameters())
         for name, value in saved.items():
-            if name.startswith(_OPTIMIZER):
-                owner, _, key = name.removeprefix(_OPTIMIZER).rpartition("/")
+            if name.startswith(OPTIMIZER):
+                owner, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
                 parameter = parameters[owner]
                 # torch's optimizers count steps on the CPU, wherever the parameter is.
                 optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
@@ -298,15 +309,11 @@ class ShardedState:
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     raise TypeError(f"{type(optimizer).__name__} keeps '{key}' as {type(value).__name__}, not a tensor")
-                tensors[f"{_OPTIMIZER}{names[id(parameter)]}/{key}"] = value
+                tensors[f"{OPTIMIZER}{names[id(parameter)]}/{key}"] = value
         return tensors
 
     def _of_tables(self, name: str) -> bool:
         return any(name.startswith(f"{path}.") or path == "" for path in self._sharded.paths)
-
-    def _broadcast_dense(self) -> None:
-        for _, value in self._dense_tensors():
-            dist.broadcast(value, 0, group=self._group)
 
 
 def _chunks(num_rows: int) -> Iterator[slice]:
@@ -314,11 +321,7 @@ def _chunks(num_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + _CHUNK_ROWS, num_rows))
 
 
-def _place_of(piece: LocalPiece) -> tuple[int, int, int, int]:
-    return piece.row_start, piece.row_count, piece.column_start, piece.column_count
-
-
-def _read_spans(
+def _row_ranges(
     piece: LocalPiece, parent_rows: Mapping[str, Tensor] | None
 ) -> Iterator[tuple[slice, int, int, Tensor | None, Tensor | None]]:
     """Yield (rows of the piece, first row of the checkpoint, number of rows, those taken, where they go)."""

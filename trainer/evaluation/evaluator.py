@@ -42,7 +42,7 @@ NORM_ROWS_AT_ONCE = 1 << 16
 
 
 class _Measured(NamedTuple):
-    """A label that is measured: its place among the labels, its name ("" of the one label), its metrics, its loss."""
+    """A label that is measured: its number among the labels, its name ("" of the one label), its metrics, its loss."""
 
     number: int
     name: str
@@ -59,9 +59,9 @@ class Rankings(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Held-out rows: their places in the split, scores and labels [n] or [n, labels], users and buckets or None."""
+    """Held-out rows: their positions in the split, scores and labels [n] or [n, labels], users and buckets or None."""
 
-    places: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float32]
     labels: npt.NDArray[np.float32]
     users: npt.NDArray[np.int32] | None = None
@@ -69,8 +69,8 @@ class Columns(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[Columns]) -> Columns:
-        """Return the rows of all parts, which have neither users nor buckets."""
-        return Columns(*(np.concatenate([part[number] for part in parts]) for number in range(3)))
+        """Return the rows of all parts."""
+        return Columns(*_concatenated(parts))
 
     def rows_of(self, task: _Measured) -> Rows:
         """Return the rows that have a label, with its scores."""
@@ -126,11 +126,11 @@ class Evaluator:
 
         Of a split that is too large to be gathered every second, third, ... row is taken.
         """
-        taken = rows.places % max(1, -(-self.data.num_examples[split] // self._gather_rows)) == 0
-        columns = self.in_order(Columns(rows.places[taken], rows.scores[taken], rows.labels[taken]))
+        taken = rows.positions % max(1, -(-self.data.num_examples[split] // self._gather_rows)) == 0
+        columns = self.in_order(Columns(rows.positions[taken], rows.scores[taken], rows.labels[taken]))
         if columns is None:
             return {}
-        weights = self.data.row_weights(split)[columns.places] if self.data.is_weighted else None
+        weights = self.data.row_weights(split)[columns.positions] if self.data.is_weighted else None
         figures: dict[str, Any] = {}
         for task in self._tasks:
             if task.loss.is_logit:
@@ -159,12 +159,12 @@ class Evaluator:
     def scored(self, batch: Batch, num_before: int) -> Columns:
         """Return this rank's part of a batch with its scores; ``num_before``: rows before the batch."""
         scores, labels = self._outputs(batch, self.model.catalogue(self.data, self.device))
-        places = num_before + batch.sample_offset + np.arange(len(batch))
-        return Columns(places, scores.astype(np.float32), labels.astype(np.float32))
+        positions = num_before + batch.sample_offset + np.arange(len(batch))
+        return Columns(positions, scores.astype(np.float32), labels.astype(np.float32))
 
     def figures(self, columns: Columns) -> dict[str, Any]:
         """Return the figures asked for of rows that were scored, on rank 0, {} elsewhere."""
-        return self._shown(self._measured(columns, self.total(len(columns.places))))
+        return self._shown(self._measured(columns, self.total(len(columns.positions))))
 
     def no_rows(self) -> Columns:
         """Return as many rows as there are before the first."""
@@ -199,27 +199,16 @@ class Evaluator:
         return figures if asked is None else figures | _ends(intervals(task.metrics, rows, asked, self.job.seed))
 
     def _rows(self, split: str) -> Columns:
-        """Return this rank's rows, and the place of each in the split."""
-        users = self.data.user_codes(split) if self._needs_users else None
+        """Return this rank's rows, and the position of each in the split."""
+        users = self.data.user_codes(split) if needs_users(self.job, self.data.tasks) else None
         of_items = metrics_of_items(name for task in self._tasks for name in task.metrics)
-        buckets = self._buckets() if of_items else None
-        parts: list[tuple[npt.NDArray[Any], ...]] = []
-        for places, batch, (scores, labels) in self._evaluated(split):
-            part: list[npt.NDArray[Any]] = [places, scores.astype(np.float32), labels.astype(np.float32)]
-            part.append(np.empty(0, np.int32) if users is None else np.asarray(users[places]))
-            if buckets is None:
-                part.append(np.empty(0, np.int8))
-            else:
-                part.append(buckets[batch.features["item"].values().cpu().numpy()])
-            parts.append(tuple(part))
-        places, scores, labels, own_users, own_buckets = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return Columns(
-            places, scores, labels, None if users is None else own_users, None if buckets is None else own_buckets
-        )
-
-    @property
-    def _needs_users(self) -> bool:
-        return needs_users(self.job, self.data.tasks)
+        buckets = frequency_buckets(self._counts()) if of_items else None
+        parts = []
+        for positions, batch, (scores, labels) in self._evaluated(split):
+            of_users = None if users is None else np.asarray(users[positions])
+            of_buckets = None if buckets is None else buckets[batch.features["item"].values().cpu().numpy()]
+            parts.append(Columns(positions, scores.astype(np.float32), labels.astype(np.float32), of_users, of_buckets))
+        return Columns.joined(parts)
 
     def in_order(self, rows: Columns) -> Columns | None:
         """Return all ranks' rows in the order of the split on rank 0, None elsewhere."""
@@ -236,12 +225,10 @@ class Evaluator:
             return columns
         everyone: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(columns, everyone)
-        if everyone is None:
-            return None
-        return [None if part[0] is None else np.concatenate(part) for part in zip(*everyone, strict=True)]
+        return None if everyone is None else _concatenated(everyone)
 
     def _evaluated(self, split: str) -> Iterator[tuple[npt.NDArray[np.int64], Batch, tuple[npt.NDArray[Any], ...]]]:
-        """Yield (places in the split, batch, what the model gives of it) of this rank's slice of every batch."""
+        """Yield (positions in the split, batch, what the model gives of it) of this rank's slice of every batch."""
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
             start = batch.step * self._batch_size + batch.sample_offset
@@ -254,7 +241,7 @@ class Evaluator:
     # --- examples ranked alone ---------------------------------------------------------------------------------------
 
     def _next_items(self, split: str) -> dict[str, Any]:
-        parts = [(places, *outputs) for places, _, outputs in self._evaluated(split)]
+        parts = [(positions, *outputs) for positions, _, outputs in self._evaluated(split)]
         columns = self._gathered([np.concatenate(part) for part in zip(*parts, strict=True)])
         if columns is None:
             return {}
@@ -315,26 +302,19 @@ class Evaluator:
 
     # --- frequency buckets -------------------------------------------------------------------------------------------
 
-    def _buckets(self) -> npt.NDArray[np.int8]:
-        return frequency_buckets(self._counts())
-
     def _counts(self) -> npt.NDArray[np.int64]:
         """Return the training occurrences of each row of the item table, 0 for its special ones."""
-        counts = np.array(self.data.row_counts(self._item_table))
+        counts = np.array(self.data.row_counts(next(key.table for key in self.data.keys if key.name == "item")))
         counts[:NUM_SPECIAL_ROWS] = 0
         return counts
-
-    @property
-    def _item_table(self) -> str:
-        table: str = next(key.table for key in self.data.keys if key.name == "item")
-        return table
 
     def _norms(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]]:
         """Return (occurrences, bucket) of each row of the item table, and by bucket the sum of the vectors' norms.
 
         The vectors are taken as they are read. Each rank reads its share of the rows.
         """
-        counts, buckets = self._counts(), self._buckets()
+        counts = self._counts()
+        buckets = frequency_buckets(counts)
         seen = np.flatnonzero(counts)
         first, last = rank_slice(len(seen), self.rank, self.world_size)
         local, sums = seen[first:last], np.zeros(NUM_BUCKETS + 1)
@@ -350,11 +330,14 @@ class Evaluator:
         return counts, buckets, sums
 
 
+def _concatenated(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    return [None if part[0] is None else np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
 def _ends(bounds: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    ends: dict[str, float] = {}
-    for name, (low, high) in bounds.items():
-        ends |= {f"{name}_low": low, f"{name}_high": high}
-    return ends
+    return {
+        f"{name}_{end}": both[number] for name, both in bounds.items() for number, end in enumerate(("low", "high"))
+    }
 
 
 def _mean_of(name: str, values: npt.NDArray[np.float64], times: npt.NDArray[np.int64]) -> dict[str, float]:

@@ -64,13 +64,8 @@ class Ranks(NamedTuple):
 class HeldOut:
     """Relevant items and what is left out, for this rank's share of a split's users.
 
-    Args:
-        data: prepared data.
-        split: the held-out split.
-        rank: this rank.
-        world_size: number of ranks.
-        known: by table, flags of the rows that count, bool [rows]; users and items without it are left out. None: all.
-        max_users: most users of all ranks together, taken evenly. None: all.
+    ``known``: by table, flags of the rows that count, bool [rows]; users and items without it are left out.
+    ``max_users``: most users of all ranks together, taken evenly. None: all.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class HeldOut:
             codes = self.items if data.catalogue is None else data.catalogue.rows[self.items]
             self._known_users = known[self.user_key.table]
             self.left_out = np.flatnonzero(~known[self.item_key.table][codes])
-        users, places, unknown = self._positives(split)
+        users, positions, unknown = self._positives(split)
         everyone = sorted_unique(np.concatenate([users, unknown]))
         if max_users is not None:
             everyone = everyone[:: max(1, -(-len(everyone) // max_users))]
@@ -102,41 +97,40 @@ class HeldOut:
         excluded = [self._trained()]
         if split == "test":
             excluded.append(self._of_own(*self._positives("validation")[:2]))
-        relevant, number = self._numbered(users, places)
+        relevant, number = self._numbered(users, positions)
         self._excluded = sorted_unique(np.concatenate(excluded))
         is_shown = ~np.isin(relevant, self._excluded)
         self.relevant, self.numbers = relevant[is_shown], number[is_shown]
-        misses = np.bincount(np.searchsorted(self.users, self._own(unknown)), minlength=len(self.users))
+        misses = np.bincount(
+            np.searchsorted(self.users, unknown[np.isin(unknown, self.users)]), minlength=len(self.users)
+        )
         self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
 
     def _positives(self, split: str) -> tuple[Int64s, Int64s, Int64s]:
-        """Return (user rows, places of their items among the candidates) of a split's positives, and other user rows.
+        """Return (user rows, positions of their items among candidates) of a split's positives, and other user rows.
 
         The latter are the user rows of positives whose item is no candidate.
         """
         data = self._data
         users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
         if self._position is None:
-            places = np.asarray(data.item_places(split)).astype(np.int64)
+            positions = np.asarray(data.item_places(split)).astype(np.int64)
         else:
-            places = self._position[np.asarray(data.column(split, self.item_key))]
+            positions = self._position[np.asarray(data.column(split, self.item_key))]
         known = (np.asarray(data.labels(split)) == 1) & (users >= NUM_SPECIAL_ROWS)
         if self._known_users is not None:
-            known &= self._known_users[users] & (places >= 0) & ~np.isin(places, self.left_out)
-        is_candidate = known & (places >= 0)
-        return users[is_candidate], places[is_candidate], users[known & (places < 0)]
+            known &= self._known_users[users] & (positions >= 0) & ~np.isin(positions, self.left_out)
+        is_candidate = known & (positions >= 0)
+        return users[is_candidate], positions[is_candidate], users[known & (positions < 0)]
 
-    def _own(self, users: Int64s) -> Int64s:
-        return users[np.isin(users, self.users)]
-
-    def _of_own(self, users: Int64s, places: Int64s) -> Int64s:
-        """Return ascending (number of the user among this rank's) * candidates + place, of this rank's users."""
+    def _of_own(self, users: Int64s, positions: Int64s) -> Int64s:
+        """Return ascending (number of the user among this rank's) * candidates + position, of this rank's users."""
         own = np.isin(users, self.users)
-        return sorted_unique(np.searchsorted(self.users, users[own]) * len(self.items) + places[own])
+        return sorted_unique(np.searchsorted(self.users, users[own]) * len(self.items) + positions[own])
 
-    def _numbered(self, users: Int64s, places: Int64s) -> tuple[Int64s, Int64s]:
+    def _numbered(self, users: Int64s, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return :meth:`_of_own`, and the number of each pair among those of all ranks, for draws of negatives."""
-        pairs = sorted_unique(users * len(self.items) + places)
+        pairs = sorted_unique(users * len(self.items) + positions)
         user = pairs // len(self.items)
         own = np.isin(user, self.users)
         return np.searchsorted(self.users, user[own]) * len(self.items) + pairs[own] % len(self.items), np.flatnonzero(
@@ -151,11 +145,11 @@ class HeldOut:
         return counts * len(self.items) + (had.values + rank_of_item - self.users[counts] * len(self.items))
 
     def excluded(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """Return (number of the user from ``first``, place) of what users [first, last) are not shown."""
+        """Return (number of the user from ``first``, position) of what users [first, last) are not shown."""
         return self._cut(self._excluded, first, last)
 
     def relevant_of(self, first: int, last: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return (number of the user from ``first``, place, number of the pair) for users [first, last) to find."""
+        """Return (number of the user from ``first``, position, number of the pair) for users [first, last) to find."""
         begin, end = np.searchsorted(self.relevant, (first * len(self.items), last * len(self.items)))
         return *self._cut(self.relevant, first, last), self.numbers[begin:end]
 
@@ -178,7 +172,7 @@ def catalogue_ranks(
     """Rank all items for this rank's users; None on every rank where the catalogue is too large. Collective.
 
     ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). Ties are against the relevant item, so that a
-    model that scores all alike finds nothing; relevant items of equal score share their places.
+    model that scores all alike finds nothing; relevant items of equal score share their ranks.
     """
     held = HeldOut(data, split, rank, world_size)
     return ranks_of_held_out(model, data, split, held, largest_k=largest_k, sampled=sampled, device=device)
@@ -257,11 +251,8 @@ def ranks_of_relevant(
 ) -> tuple[Int64s, npt.NDArray[np.float64]]:
     """Return the order in which relevant items are ranked, by user and then best first, and their ranks [m].
 
-    Args:
-        scores: [users, candidates], -inf what is left out.
-        user: user of each relevant item [m], ascending.
-        candidate: candidate of each relevant item [m].
-        largest_k: ranks of a user's items behind one that has a rank of at least this are not counted: inf.
+    ``scores`` [users, candidates] are -inf where a candidate is left out; ``user`` [m] is ascending. Ranks of a user's
+    items behind one that has a rank of at least ``largest_k`` are not counted: inf.
     """
     target = (
         scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(candidate).to(scores.device)].cpu().numpy()
@@ -270,7 +261,7 @@ def ranks_of_relevant(
     user, target = user[order], target[order]
     starts = np.flatnonzero(np.r_[True, user[1:] != user[:-1]]) if len(user) else np.empty(0, np.int64)
     lengths = np.diff(np.append(starts, len(user)))
-    # Relevant items of equal score take consecutive places, behind the others of that score.
+    # Relevant items of equal score take consecutive ranks, behind the others of that score.
     new = np.r_[True, (user[1:] != user[:-1]) | (target[1:] != target[:-1])] if len(user) else np.empty(0, bool)
     block = np.cumsum(new) - 1
     last_of_block = np.append(np.flatnonzero(new)[1:], len(user)) - 1
@@ -304,7 +295,7 @@ def _item_side(model: RankingModel, data: PreparedData, held: HeldOut, device: t
     for start in range(0, len(held.items), ROWS_AT_ONCE):
         items = held.items[start : start + ROWS_AT_ONCE]
         if data.catalogue is None:
-            part = model.item_side(_bags(data, "item", items, device))
+            part = model.item_side(single_bags([key.name for key in data.keys], "item", items).to(device))
         else:
             part = tower_outputs(model, data, items, device)
         if len(held.items) * part.shape[1] * part.element_size() > MAX_CANDIDATES_BYTES:
@@ -331,10 +322,6 @@ class _Context:
             rows = self._first[np.searchsorted(self._users, users)]
             parts |= {name: take(column, rows) for name, column in self._columns.items()}
         return bags_of(self._keys, parts, len(users))
-
-
-def _bags(data: PreparedData, name: str, rows: Int64s, device: torch.device) -> KeyedJaggedTensor:
-    return single_bags([key.name for key in data.keys], name, rows).to(device)
 
 
 def single_bags(names: list[str], name: str, rows: npt.NDArray[np.integer]) -> KeyedJaggedTensor:

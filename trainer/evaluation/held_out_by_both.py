@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +10,14 @@ import numpy.typing as npt
 
 from trainer.checkpoint.format import Checkpoint
 from trainer.checkpoint.record import TrainingRecord
-from trainer.checkpoint.warm_start import profile_of_rows
+from trainer.checkpoint.warm_start import dataset_of, profile_of_rows
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.hashing import Int64s, derive_key, random_words
 from trainer.data.columns.jagged import Jagged
 from trainer.data.prepare.drift import HELD_OUT_FROM, open_profile
 from trainer.data.prepare.sequences import TARGET
 from trainer.data.prepare.split import SPLIT_SEED
-from trainer.spec import DatasetSpec, JobSpec, parse_dataset
+from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.evaluation import Evaluation, Split
 from trainer.spec.stored_specs import read
 
@@ -66,7 +65,7 @@ def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, serve
     if split.kind == "column":
         raise NotComparableError("a split by column does not say which rows the served version was trained on")
     if split.kind == "random":
-        there = _same_pairs(split, before, there, (dataset, _dataset_of(record)))
+        there = _same_pairs(split, before, there, (dataset, dataset_of(served)))
     elif split.kind == "per_user_last":
         if _held_of_user(split) > _held_of_user(before):
             raise NotComparableError("the job holds more rows of a user out than the served version's")
@@ -89,10 +88,6 @@ def _same_pairs(
     if not there:
         raise NotComparableError("evaluation.split holds more rows out than the served version's job did")
     return there
-
-
-def _dataset_of(record: TrainingRecord) -> DatasetSpec | None:
-    return None if record.dataset is None else parse_dataset(json.loads(record.dataset), "the served dataset")
 
 
 def _has_pairs(dataset: DatasetSpec) -> bool:
@@ -142,9 +137,9 @@ def _known_rows(data: PreparedData, split: str, known: Known) -> npt.NDArray[np.
 
 def _known_sequences(data: PreparedData, split: str, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     assert data.sequence is not None
-    places = np.asarray(data.sequences.held[split])
-    history = data.sequences.history(split, places)[0].last(data.sequence["history"])
-    targets = data.sequences.items[places]
+    positions = np.asarray(data.sequences.held[split])
+    history = data.sequences.history(split, positions)[0].last(data.sequence["history"])
+    targets = data.sequences.items[positions]
     return known[targets] & _all_of_each(known[history.values], history.offsets)
 
 
@@ -166,8 +161,8 @@ def column_of(data: PreparedData, chosen: Sequence[Chosen], name: str) -> Int64s
             key = next(key for key in data.keys if key.name == name)
             parts.append(np.asarray(data.column(split, key))[rows])
         else:
-            places = np.asarray(data.sequences.held[split])[rows]
+            positions = np.asarray(data.sequences.held[split])[rows]
             sequences = data.sequences
-            user = np.searchsorted(sequences.starts, places, side="right") - 1
-            parts.append(sequences.items[places] if name in ("item", TARGET) else user)
+            user = np.searchsorted(sequences.starts, positions, side="right") - 1
+            parts.append(sequences.items[positions] if name in ("item", TARGET) else user)
     return np.concatenate(parts).astype(np.int64)

@@ -56,15 +56,8 @@ def differences(
 ) -> tuple[ModelDifference, ...]:  # fmt: skip
     """Return the differences between a trained model and the served one on rank 0, () elsewhere. Collective.
 
-    Args:
-        job: the job.
-        dataset: its dataset.
-        data: its prepared data.
-        sharded: the trained model. It is the served one, or undefined, after the call.
-        dynamic_rows: its rows of dynamic tables; likewise.
-        evaluator: of the job.
-        served: the last checkpoint of the served version's job.
-        is_start: whether the job went on from this checkpoint, so that the data know its rows.
+    ``sharded`` and ``dynamic_rows`` are the served model, or undefined, after the call. ``served`` is the last
+    checkpoint of the served version's job. ``is_start``: the job went on from it, so that the data know its rows.
 
     Raises:
         NotComparableError: on every rank, where nothing can be said.

@@ -1,7 +1,7 @@
 """Calibration of a job's outputs: fitted on validation rows, and what it does to the figures of held-out rows.
 
-The figures of validation rows are of two halves, each by what was fitted on the other one: rows that a curve was fitted
-to say nothing of it. Those of test rows are by what was fitted on all validation rows.
+The figures of validation rows are cross-fitted in two folds, each by what was fitted on the other one: rows that a
+curve was fitted to say nothing of it. Those of test rows are by what was fitted on all validation rows.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ class Sample(NamedTuple):
 
 
 class OutputCalibration:
-    """The calibrators of a model as it was when its validation rows were last evaluated, by label, on rank 0.
-
-    Args:
-        kind: ``output_calibration`` of the job.
-    """
+    """The calibrators of a model as it was when its validation rows were last evaluated, by label, on rank 0."""
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -59,7 +55,7 @@ class OutputCalibration:
         """
         if split == "validation":
             self.fitted[label] = rows.fit(self.kind)
-            after = _of_other_half(self.kind, rows)
+            after = _cross_fitted(self.kind, rows)
         else:
             after = self.fitted[label].probabilities(rows.logits) if label in self.fitted else None
         figures = {"logloss": logloss(rows.logits, rows.labels), "ece": ece(sigmoid(rows.logits), rows.labels)}
@@ -77,15 +73,15 @@ class OutputCalibration:
                 yield f"probabilities{f' of {label}' if label else ''} are not calibrated: {one.reason}"
 
 
-def _of_other_half(kind: str, rows: Sample) -> npt.NDArray[np.float64] | None:
+def _cross_fitted(kind: str, rows: Sample) -> npt.NDArray[np.float64] | None:
     """Return each row's probability by a calibrator of every second row, not itself; None if such rows allow none."""
     is_even = np.arange(len(rows.logits)) % 2 == 0
     after = np.empty(len(rows.logits))
-    for half in (is_even, ~is_even):
-        calibrator = rows.where(~half).fit(kind)
+    for fold in (is_even, ~is_even):
+        calibrator = rows.where(~fold).fit(kind)
         if isinstance(calibrator, Uncalibrated):
             return None
-        after[half] = calibrator.probabilities(rows.logits[half])
+        after[fold] = calibrator.probabilities(rows.logits[fold])
     return after
 
 

@@ -30,9 +30,7 @@ SCORES = "progressive.safetensors"
 class Progressive:
     """Windows of rows that were scored before they were trained on. Every method is collective.
 
-    Args:
-        evaluator: of the job.
-        every_rows: a window ends with the batch that fills it.
+    A window ends with the batch that fills ``every_rows``.
     """
 
     def __init__(self, evaluator: Evaluator, every_rows: int):
@@ -45,9 +43,8 @@ class Progressive:
 
         The model has to be in evaluation mode.
 
-        Args:
-            parts: this rank's part of a batch, whose ids have no rows yet.
-            num_before: number of rows that were trained on before it.
+        ``parts`` is this rank's part of a batch, whose ids have no rows yet, ``num_before`` the rows trained on before
+        it.
         """
         self._parts += [self._evaluator.scored(part, num_before) for part in parts]
         window = (num_before + parts[0].global_size) // self._every
@@ -70,7 +67,7 @@ class Progressive:
         if rows is None:
             return {}
         directory.mkdir(parents=True, exist_ok=True)
-        save_file({"places": rows.places, "scores": rows.scores, "labels": rows.labels}, directory / SCORES)
+        save_file({"places": rows.positions, "scores": rows.scores, "labels": rows.labels}, directory / SCORES)
         return {SCORES: directory / SCORES}
 
     def _rows(self) -> Columns:
@@ -78,14 +75,15 @@ class Progressive:
 
     def _num_rows(self) -> int:
         """Return the number of rows of the window on all ranks."""
-        return self._evaluator.total(sum(len(part.places) for part in self._parts))
+        return self._evaluator.total(sum(len(part.positions) for part in self._parts))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the job: rank 0 takes all rows."""
         path = checkpoint.attached(SCORES)
         self._parts = []
         if path is not None and self._evaluator.rank == 0:
-            self._parts = [Columns(**load_file(path))]
+            stored = load_file(path)
+            self._parts = [Columns(stored["places"], stored["scores"], stored["labels"])]
 
 
 def forget_windows(history: list[dict[str, Any]]) -> None:

@@ -156,29 +156,31 @@ class Scorer:
         return None if columns is None else columns.scores
 
     def _scored(self) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        """Yield (places among the chosen rows, what the model says of them, zeros) of this rank's slices."""
-        first_place, model, device = 0, self.evaluator.model, self.evaluator.device
+        """Yield (positions among the chosen rows, what the model says of them, zeros) of this rank's slices."""
+        first_position, model, device = 0, self.evaluator.model, self.evaluator.device
         for split, rows in self.chosen:
             batch_of = self.reader(split)
-            start_place = first_place
+            start_position = first_position
 
-            def make(step: int, rows: Int64s = rows, batch_of: Any = batch_of, start_place: int = start_place) -> Any:
+            def make(
+                step: int, rows: Int64s = rows, batch_of: Any = batch_of, start_position: int = start_position
+            ) -> Any:
                 start = step * self.batch_size
                 size = min(self.batch_size, len(rows) - start)
                 first, last = rank_slice(size, self.evaluator.rank, self.evaluator.world_size)
-                places = start_place + np.arange(start + first, start + last)
-                return places, batch_of(rows[start + first : start + last], places, first, size, step)
+                positions = start_position + np.arange(start + first, start + last)
+                return positions, batch_of(rows[start + first : start + last], positions, first, size, step)
 
-            for places, batch in Prefetched(make, 0, -(-len(rows) // self.batch_size)):
+            for positions, batch in Prefetched(make, 0, -(-len(rows) // self.batch_size)):
                 output = self.output(model, self.dynamic_rows.known(batch).on(device)).float().cpu().numpy()
-                yield places, output, np.zeros(len(places))
-            first_place += len(rows)
+                yield positions, output, np.zeros(len(positions))
+            first_position += len(rows)
 
     def reader(self, split: str) -> Callable[[Int64s, Int64s, int, int, int], Batch]:
         """Return a function from (rows of the split, positions, sample offset, global size, step) to a batch."""
         reader = BatchReader(self.data, SplitColumns.of(self.data, split))
-        return lambda rows, places, first, size, step: reader.batch(
-            rows, first, size, step, int(places[0]) if len(places) else 0
+        return lambda rows, positions, first, size, step: reader.batch(
+            rows, first, size, step, int(positions[0]) if len(positions) else 0
         )
 
     def output(self, model: Any, batch: Batch) -> torch.Tensor:
@@ -266,9 +268,9 @@ class Scorer:
     def _slices_of_number(self, name: str) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
         assert self.data.numeric_path is not None
         features = open_numeric(self.data.numeric_path)
-        place = next(number for number, feature in enumerate(features) if feature.name == name)
-        numbers = np.concatenate([self.data.numbers(split)[rows, place] for split, rows in self.chosen])
-        values = features[place].original(numbers.astype(np.float64))
+        position = next(number for number, feature in enumerate(features) if feature.name == name)
+        numbers = np.concatenate([self.data.numbers(split)[rows, position] for split, rows in self.chosen])
+        values = features[position].original(numbers.astype(np.float64))
         edges = np.unique(np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
         for number, (low, high) in enumerate(itertools.pairwise(edges)):
             is_last = number == len(edges) - 2
@@ -410,8 +412,8 @@ class _Sequences(_Ranked):
 
     def reader(self, split: str) -> Callable[[Int64s, Int64s, int, int, int], Batch]:
         reader = RankingReader(self.data, split)
-        return lambda rows, places, first, size, step: reader.against(
-            rows, self.items[self.draws[places]], first, size, step
+        return lambda rows, positions, first, size, step: reader.against(
+            rows, self.items[self.draws[positions]], first, size, step
         )
 
     def prepare(self) -> None:

@@ -95,11 +95,7 @@ def _report(options: argparse.Namespace, command: str) -> int:
 
 
 def _claim_folder(out: Path, dataset: DatasetSpec, job: JobSpec) -> None:
-    """Keep the job with the folder's first report.
-
-    Raises:
-        ValueError: The folder has reports on another job.
-    """
+    """Keep the job with the folder's first report."""
     document = {"dataset": dataset.model_dump(mode="json"), "job": job.model_dump(mode="json")}
     path = out / JOB_FILE
     if not path.exists():
@@ -170,11 +166,7 @@ def _write(trainings: Sequence[Training], dataset: DatasetSpec, job: JobSpec, ou
 
 
 def _put(run: Run, out: Path) -> str:
-    """Put the files of the report into the run's storage, over those of an earlier one; return their URI.
-
-    Raises:
-        StorageError: It is away.
-    """
+    """Put the files of the report into the run's storage, over those of an earlier one; return their URI."""
     assert run.storage is not None
     files = open_storage(run.storage)
     for path in sorted(out.iterdir()):

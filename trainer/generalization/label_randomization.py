@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embeddings.durable_files import appearing
 from trainer.data.errors import DataError
-from trainer.generalization.parquet_file import write_table
 from trainer.spec import parse_dataset
 from trainer.spec.dataset import DatasetSpec, parse_rule
 
@@ -44,13 +44,13 @@ def label_column(dataset: DatasetSpec) -> str:
     return column
 
 
-def permuted(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
+def permuted(dataset: DatasetSpec, path: Path) -> None:
     """Write the rows with their label column in random order, unless ``path`` is there."""
-    draw = np.random.Generator(np.random.Philox(seed))
+    draw = np.random.Generator(np.random.Philox(0))
     write_labels(dataset, path, lambda column: column.take(draw.permutation(len(column))))
 
 
-def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
+def coins(dataset: DatasetSpec, path: Path) -> None:
     """Write the rows with labels of two classes drawn by fair coins, unless ``path`` is there.
 
     A label is the value of a random row of the class.
@@ -58,7 +58,7 @@ def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
     Raises:
         ValueError: the rows are not of both classes.
     """
-    draw = np.random.Generator(np.random.Philox(seed))
+    draw = np.random.Generator(np.random.Philox(0))
 
     def drawn(column: pa.ChunkedArray) -> pa.Array:
         values = column.to_numpy()
@@ -73,7 +73,7 @@ def coins(dataset: DatasetSpec, path: Path, seed: int = 0) -> None:
     write_labels(dataset, path, drawn)
 
 
-def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None:
+def changed(dataset: DatasetSpec, path: Path, count: int) -> None:
     """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` is there.
 
     A changed label is that of a random row of the other class, or of another value.
@@ -81,7 +81,7 @@ def changed(dataset: DatasetSpec, path: Path, count: int, seed: int = 0) -> None
     Raises:
         ValueError: every row has the same label.
     """
-    draw = np.random.Generator(np.random.Philox(seed))
+    draw = np.random.Generator(np.random.Philox(0))
 
     def relabelled(column: pa.ChunkedArray) -> pa.Array:
         values = column.to_numpy()
@@ -143,3 +143,10 @@ def write_labels(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.Chunked
         table, name = read_rows(dataset), label_column(dataset)
         labels = relabel(table[name])
         write_table(table.set_column(table.column_names.index(name), name, labels), path, compression="zstd")
+
+
+def write_table(table: pa.Table, path: Path, **options: Any) -> None:
+    """Write a table; ``options`` of :func:`pyarrow.parquet.write_table`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with appearing(path, durable=False) as temporary:
+        pq.write_table(table, temporary, **options)

@@ -8,14 +8,19 @@ from typing import Any
 
 from torch import nn
 
-from trainer.generalization import compression
-from trainer.generalization.bounds import fit_of_signs, massart_bound, norm_bound, pac_bayes, wrong
-from trainer.generalization.gradients import gradient_norms
-from trainer.generalization.hessian import top_eigenvalue
-from trainer.generalization.linear_bound import derivatives, largest_input, linear_bound, norm_of
-from trainer.generalization.rescaling import ALPHA, rescalable, rescaled
-from trainer.generalization.sharpness import RELATIVE_RHO, RELATIVE_SIGMA, ascent_rise, noise_rise
-from trainer.generalization.spectrum import spectrum
+from trainer.generalization import bounds
+from trainer.generalization.sharpness import (
+    ALPHA,
+    RELATIVE_RHO,
+    RELATIVE_SIGMA,
+    ascent_rise,
+    gradient_norms,
+    noise_rise,
+    rescalable,
+    rescaled,
+    top_eigenvalue,
+)
+from trainer.generalization.spectrum import SHARES, rank_of, spectrum, truncated_losses
 from trainer.generalization.subject import Subject, is_classifier, is_labelled
 
 LEVELS = (0.5, 0.25, 0.1)
@@ -53,27 +58,27 @@ def measures(subject: Subject) -> dict[str, Any]:
 
 def _bounds(subject: Subject) -> dict[str, Any]:
     num_rows = subject.data.num_examples["train"]
-    best = pac_bayes(subject.point, subject.losses, subject.squared_distance, num_rows)
+    best = bounds.pac_bayes(subject.point, subject.losses, subject.squared_distance, num_rows)
     last = last_layer(subject)
-    with contextlib.nullcontext([0.0]) if last is None else largest_input(last) as largest:
+    with contextlib.nullcontext([0.0]) if last is None else bounds.largest_input(last) as largest:
         losses = subject.split_losses("train")
-    mu, nu = derivatives(losses)
+    mu, nu = bounds.derivatives(losses)
     figures: dict[str, Any] = {
         "rows": num_rows,
-        "train": wrong(losses),
+        "train": bounds.wrong(losses),
         "mu": mu,
         "nu": nu,
-        "massart": massart_bound(subject.num_parameters, num_rows),
+        "massart": bounds.massart_bound(subject.num_parameters, num_rows),
         "squared_distance": subject.squared_distance,
         "pac_bayes": {"bound": best.bound, **dataclasses.asdict(best)},
     }
     if subject.data.num_examples["test"]:
-        figures["test"] = wrong(subject.split_losses("test"))
+        figures["test"] = bounds.wrong(subject.split_losses("test"))
     if subject.job.model.kind == "dnn" and not subject.data.num_dense:
         figures["norm_bound"] = _norm_bound(subject)
     if last is not None:
-        norm, longest = norm_of(last), max(largest)
-        found = linear_bound(losses, norm, longest)
+        norm, longest = bounds.norm_of(last), max(largest)
+        found = bounds.linear_bound(losses, norm, longest)
         figures["linear"] = {
             "norm": norm, "largest_input": longest, "terms": list(found.terms), "train": found.train,
             "gap": found.gap, "bound": found.bound, "vacuous": found.is_vacuous,
@@ -96,7 +101,7 @@ def _norm_bound(subject: Subject) -> float:
     matrices = subject.matrices()
     tables = [float(matrices[f"table {key.table}"].double().norm()) for key in subject.data.keys]
     layers = [float(one.detach().norm()) for _, one in subject.model.dense_parameters() if one.ndim == 2]
-    return norm_bound(layers, tables, subject.mean_squared_input(), subject.data.num_examples["train"])
+    return bounds.norm_bound(layers, tables, subject.mean_squared_input(), subject.data.num_examples["train"])
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def random_fit(subject: Subject) -> dict[str, Any]:
 
     The labels are of :func:`trainer.generalization.label_randomization.coins`.
     """
-    return {"rows": subject.data.num_examples["train"], "fit": fit_of_signs(subject.split_losses("train"))}
+    return {"rows": subject.data.num_examples["train"], "fit": bounds.fit_of_signs(subject.split_losses("train"))}
 
 
 def sharpness(subject: Subject) -> dict[str, float]:
@@ -129,14 +134,12 @@ def _matrices(subject: Subject) -> dict[str, Any]:
             "stable_rank": one.stable_rank,
             "above": [one.num_above(t) for t in LEVELS],
             "values": (one.values / (one.values[0] or 1.0))[:SHOWN_VALUES].tolist(),
-            "error": [one.error(compression.rank_of(one, share)) for share in compression.SHARES],
+            "error": [one.error(rank_of(one, share)) for share in SHARES],
         }
         for name, one in spectra.items()
     }
     if is_labelled(subject.job, subject.data) and subject.data.num_examples["test"]:
-        lost = compression.truncated_losses(
-            matrices, spectra, lambda: float(subject.split_losses("test").mean()), compression.SHARES
-        )
+        lost = truncated_losses(matrices, spectra, lambda: float(subject.split_losses("test").mean()))
         for name, values in lost.items():
             figures.setdefault(name, {})["loss"] = values
     return figures

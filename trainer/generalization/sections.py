@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from trainer.generalization.bounds import DELTA, SIGMAS, rademacher_bound
-from trainer.generalization.compression import SHARES
-from trainer.generalization.gap import gaps
-from trainer.generalization.linear_bound import COIN, TRUNCATION
+from trainer.generalization.bounds import COIN, DELTA, SIGMAS, TRUNCATION, rademacher_bound
 from trainer.generalization.measures import LEVELS
-from trainer.generalization.stability import distance
+from trainer.generalization.spectrum import SHARES
 from trainer.generalization.trainings import COINS, NEIGHBOURS, ORIGINAL, PERMUTED, Training
 from trainer.report_pages.section import NOT_RUN, Findings, Panel, Section, Verdict, verdict
 from trainer.search.records import Record, facts
@@ -48,7 +47,7 @@ def findings(ended: Sequence[Ended]) -> Findings:
     fits = {label: record["measured"] for label, record in by_kind.get(COINS, {}).items()}
     sections = [
         _sharpness(measured, facts([*originals.values()])), *_spectra(measured), _gradients(measured),
-        *_bounds(measured, fits), *_stability(ended, labels),
+        *_bounds(measured, fits), *_linear_bounds(measured), *_stability(ended, labels),
     ]  # fmt: skip
     return Findings(tuple(sections), tuple(_claims(measured)))
 
@@ -117,7 +116,7 @@ def _sharpness(measured: Mapping[str, Record], said: str) -> Section:
     )
 
 
-def _spectra(measured: Mapping[str, Record]) -> list[Section]:
+def _spectra(measured: Mapping[str, Record]) -> Iterator[Section]:
     lines, panels = [], []
     for label, record in measured.items():
         curves = {}
@@ -133,7 +132,7 @@ def _spectra(measured: Mapping[str, Record]) -> list[Section]:
             )  # fmt: skip
             curves[name] = [(rank + 1.0, max(value, 1e-6)) for rank, value in enumerate(one["values"])]
         panels.append(Panel(label, "number", "singular value / largest", curves, "y"))
-    spectra = Section(
+    yield Section(
         "spectra",
         "Spectra of weight matrices and tables (sections 7 and 7.2)",
         ("", "matrix", "shape", "stable rank", *(f"above {t:g} (bound)" for t in LEVELS),
@@ -153,17 +152,15 @@ def _spectra(measured: Mapping[str, Record]) -> list[Section]:
         lines += [(label, name, *(f"{value:.4f}" for value in losses)) for name, losses in lost.items()]
         curves = {name: list(zip(SHARES, losses, strict=True)) for name, losses in lost.items()}
         panels.append(Panel(label, "share of rank kept", "test loss", curves, "x"))
-    if not lines:
-        return [spectra]
-    compressed = Section(
-        "compression",
-        "Compression by truncated SVD: mean test loss with a share of the rank (section 7)",
-        ("", "matrix", *(f"{share:.4g}" for share in SHARES)),
-        tuple(lines),
-        ("One matrix at a time, the others whole; all: all of them at once.",),
-        tuple(panels),
-    )
-    return [spectra, compressed]
+    if lines:
+        yield Section(
+            "compression",
+            "Compression by truncated SVD: mean test loss with a share of the rank (section 7)",
+            ("", "matrix", *(f"{share:.4g}" for share in SHARES)),
+            tuple(lines),
+            ("One matrix at a time, the others whole; all: all of them at once.",),
+            tuple(panels),
+        )
 
 
 def _gradients(measured: Mapping[str, Record]) -> Section:
@@ -181,7 +178,7 @@ def _gradients(measured: Mapping[str, Record]) -> Section:
     )
 
 
-def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[Section]:
+def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> Iterator[Section]:
     lines = []
     for label, record in measured.items():
         one = record.get("bounds")
@@ -197,10 +194,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
              f"{bayes['divergence']:,.0f}", f"{bayes['loss']:.3f}", f"{bayes['gap']:.3f}", f"{bayes['bound']:.3f}",
              f"{one['norm_bound']:,.3g}" if "norm_bound" in one else NOT_RUN, f"{one['massart']:.3g}")
         )  # fmt: skip
-    if not lines:
-        return []
-    return [
-        Section(
+    if lines:
+        yield Section(
             "bounds",
             "Bounds on the gap: Rademacher complexity and PAC-Bayes (sections 3 and 4)",
             ("", "training rows", "training loss", "gap", "fit of signs", "Rademacher bound", "sigma", "KL",
@@ -220,12 +215,10 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> list[
                 "of the logit; above 1 it says nothing of the gap, and what it is for is to be compared. Massart: the "
                 "complexity of as many functions as the parameters' bits can say (section 5): above 1 nothing too.",
             ),
-        ),
-        *_linear_bounds(measured),
-    ]  # fmt: skip
+        )  # fmt: skip
 
 
-def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
+def _linear_bounds(measured: Mapping[str, Record]) -> Iterator[Section]:
     lines = []
     for label, record in measured.items():
         one = record.get("bounds")
@@ -240,10 +233,8 @@ def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
                 f"{of_layer['bound']:.3g}", "vacuous" if of_layer["vacuous"] else f"below {COIN:.3f}",
             )  # fmt: skip
         lines.append((label, f"{one['mu']:.4f}", f"{one['nu']:.4f}", *figures))
-    if not lines:
-        return []
-    return [
-        Section(
+    if lines:
+        yield Section(
             "linear-bound",
             "A bound by derivatives of the loss (Wei, Kakade and Ma, theorem 4.1)",
             ("", "mu", "nu", "A", "largest input", "term of mu", "term of nu", "term of norms", "zeta", "training loss",
@@ -260,18 +251,17 @@ def _linear_bounds(measured: Mapping[str, Record]) -> list[Section]:
                 "the whole model even where it is not vacuous. Other models add to the last layer's output: mu and nu "
                 "alone.",
             ),
-        )
-    ]  # fmt: skip
+        )  # fmt: skip
 
 
-def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) -> list[Section]:
+def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) -> Iterator[Section]:
     bases = {(one.training.label, one.training.job.seed): one for one in ended if one.training.kind == ORIGINAL}
     lines, behind = [], []
     for one in ended:
-        place = one.training.label, one.training.job.seed
-        if one.training.kind != NEIGHBOURS or place not in bases:
+        key = one.training.label, one.training.job.seed
+        if one.training.kind != NEIGHBOURS or key not in bases:
             continue
-        with np.load(bases[place].arrays) as file, np.load(one.arrays) as other:
+        with np.load(bases[key].arrays) as file, np.load(one.arrays) as other:
             names = [name for name in ("dense", "rows") if name in file]
             distances = distance(
                 file["losses"], other["losses"],
@@ -281,12 +271,10 @@ def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) ->
             total = len(file["train_labels"])
         apart = " / ".join(f"{distances.parameters[name]:.4f}" for name in names)
         figures = (f"{distances.epsilon:.4f}", f"{distances.mean:.5f}", f"{distances.risk:+.6f}", apart)
-        lines.append((labels[place], f"{count} of {total}", *figures))
+        lines.append((labels[key], f"{count} of {total}", *figures))
         behind.append(one.record)
-    if not lines:
-        return []
-    return [
-        Section(
+    if lines:
+        yield Section(
             "stability",
             "Uniform stability: the same training with a few labels changed (section 8)",
             ("", "labels changed", "epsilon", "mean", "difference of test losses", "dense / rows apart"),
@@ -298,7 +286,6 @@ def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) ->
                 facts(behind),
             ),
         )
-    ]
 
 
 def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
@@ -313,3 +300,61 @@ def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
         text = f"{label}: rescaled layers are the same function with another sharpness, and the same relative one"
         verdicts.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
     return verdicts
+
+
+LOSSES = ("logloss", "rmse", "mae")
+
+
+def gaps(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the gap of each epoch that has figures of both splits, as a row of split ``gap``.
+
+    It is test - train of losses, train - test of AUC, so that larger is worse throughout.
+    """
+    by_epoch_and_split = {(one["epoch"], one["split"]): one for one in metrics}
+    rows = []
+    for epoch in sorted({epoch for epoch, _ in by_epoch_and_split}):
+        train, test = by_epoch_and_split.get((epoch, "train"), {}), by_epoch_and_split.get((epoch, "test"), {})
+        row: dict[str, Any] = {}
+        for name in (*LOSSES, "auc"):
+            if train.get(name) is not None and test.get(name) is not None:
+                difference = float(test[name]) - float(train[name])
+                row[name] = -difference if name == "auc" else difference
+        if row:
+            rows.append({"epoch": epoch, "split": "gap", **row})
+    return rows
+
+
+Floats = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Distances between two trained models.
+
+    ``epsilon``: the largest difference of the loss of one example; ``mean``: the mean one (both absolute); ``risk``:
+    difference of the mean losses, which the mean bounds; ``parameters``: |a - b| / |a|.
+    """
+
+    epsilon: float
+    mean: float
+    risk: float
+    parameters: dict[str, float]
+
+
+def distance(
+    losses: Floats, other_losses: Floats, parameters: dict[str, Floats], other_parameters: dict[str, Floats]
+) -> Distance:
+    """Return the distances of models A(S) and A(S').
+
+    Losses are [n], of the same held-out examples; parameters are by name.
+    """
+    apart = np.abs(losses.astype(np.float64) - other_losses)
+    return Distance(
+        float(apart.max()),
+        float(apart.mean()),
+        float(losses.mean(dtype=np.float64) - other_losses.mean(dtype=np.float64)),
+        {
+            name: float(np.linalg.norm(values.astype(np.float64) - other_parameters[name]) / np.linalg.norm(values))
+            for name, values in parameters.items()
+        },
+    )

@@ -1,10 +1,11 @@
-"""Spectra of weight matrices and tables: stable rank, and what is left of a matrix of which a rank is kept.
+"""Spectra of weight matrices and tables: stable rank, and what a model loses where a part of a rank is kept.
 
-Mądry's lecture, sections 7 and 7.2, figure 6; Arora et al. 2018.
+Mądry's lecture, sections 7 and 7.2, figure 6; Arora et al. 2018. Compression is by truncated SVD.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainer.generalization.parameters import restored
+
 CHUNK_ROWS = 1 << 18
+SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
+"""Shares of the rank that are kept."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +72,32 @@ def spectrum(matrix: Tensor) -> Spectrum:
         gram += part.T @ part
     squares, right = torch.linalg.eigh(gram)
     return Spectrum(squares.clamp_min(0.0).sqrt().flip(0).numpy(), right.flip(1).contiguous().numpy())
+
+
+def rank_of(spectrum: Spectrum, share: float) -> int:
+    """Return the rank that is kept: at least 1."""
+    return max(1, round(share * len(spectrum.values)))
+
+
+def truncated_losses(
+    matrices: Mapping[str, Tensor],
+    spectra: Mapping[str, Spectrum],
+    loss: Callable[[], float],
+    shares: Sequence[float] = SHARES,
+) -> dict[str, list[float]]:
+    """Return ``loss()`` with each of ``matrices`` at each share of its rank, the others whole.
+
+    As ``all``, also with all of them at once. ``matrices`` are [n, d] each, changed in place and put back.
+    """
+    groups = {name: [name] for name in matrices} | {"all": list(matrices)}
+    losses: dict[str, list[float]] = {}
+    for group, names in groups.items():
+        for share in shares:
+            with restored([matrices[name] for name in names]), torch.no_grad():
+                for name in names:
+                    rank = rank_of(spectra[name], share)
+                    if rank < len(spectra[name].values):
+                        matrix = matrices[name]
+                        matrix.copy_((matrix.double() @ spectra[name].projector(rank)).to(matrix.dtype))
+                losses.setdefault(group, []).append(loss())
+    return losses

@@ -21,8 +21,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import model_of, pooling_of, table_configs
-from trainer.distributed.materialize import ReadTables
-from trainer.distributed.stored_model import load_dense
+from trainer.distributed.materialize import ReadTables, load_dense
 from trainer.generalization.parameters import Point
 from trainer.models.base import RankingModel
 from trainer.runs.directory import Run
@@ -108,12 +107,12 @@ class Subject:
     read: ReadTables
     squared_distance: float
 
-    def __init__(self, run: Run, checkpoint: Checkpoint, *, num_rows: int = SAMPLE_ROWS):
+    def __init__(self, run: Run, checkpoint: Checkpoint):
         self.job = run.job
         self.data = PreparedData.open(run.data)
         keys = self.data.keys
         self.read = ReadTables(run.job, checkpoint, keys)
-        num_batches = -(-num_rows // self.data.batch_size)
+        num_batches = -(-SAMPLE_ROWS // self.data.batch_size)
         self.batches = list(itertools.islice(iter(self.data.train_batches(0)), num_batches))
         if is_labelled(run.job, self.data):
             self.batches = [merged(self.batches)]
@@ -127,7 +126,7 @@ class Subject:
             float((parameter.detach() - before[name]).square().sum()) for name, parameter in named.items()
         )
         named |= {f"rows of {table}": parameter for table, parameter in self.rows.rows.items()}
-        self.point = Point(named, self._loss)
+        self.point = Point(named, lambda: self.losses().sum() / self.num_rows)
 
     def initial_model(self) -> RankingModel:
         """Return a model over the sample's rows whose dense weights are those that the run began with."""
@@ -159,9 +158,6 @@ class Subject:
     def losses(self, model: RankingModel | None = None) -> Tensor:
         """Return the loss of each example of the sample by a model (this one's), float64 [num_rows]."""
         return torch.cat([(model or self.model).loss(_in_float64(batch)) for batch in self.batches])
-
-    def _loss(self) -> Tensor:
-        return self.losses().sum() / self.num_rows
 
     def matrices(self) -> dict[str, Tensor]:
         """Return weight matrices of the dense part and whole tables, [n, d] each.
@@ -243,10 +239,10 @@ def _in_float64(batch: Batch) -> Batch:
     return dataclasses.replace(batch, labels=batch.labels.double(), dense=dense)
 
 
-def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that :mod:`trainer.generalization.stability` compares.
+def keep(path: Path, subject: Subject) -> None:
+    """Write the arrays that :mod:`trainer.generalization.sections` compares as npz.
 
-    It is ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
+    They are ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
     ``rows``.
     """
     dense = [one for name, one in subject.point.parameters.items() if not name.startswith("rows of ")]
@@ -260,10 +256,5 @@ def arrays_of(subject: Subject) -> dict[str, npt.NDArray[Any]]:
         split = "test" if subject.data.num_examples["test"] else "train"
         arrays["losses"] = subject.split_losses(split).astype(np.float32)
         arrays["train_labels"] = np.asarray(subject.data.labels("train"))
-    return arrays
-
-
-def keep(path: Path, subject: Subject) -> None:
-    """Write :func:`arrays_of` as npz."""
     with open(path, "wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays_of(subject))
+        np.savez_compressed(file, allow_pickle=False, **arrays)

@@ -57,12 +57,8 @@ def plan(
 ) -> Plan:
     """Return the trainings of jobs by label; of one that has no labels to change, as it is alone.
 
-    Args:
-        dataset: The rows.
-        jobs: The jobs by their label in the report.
-        seeds: Number of seeds, from 0.
-        rows: Folder of the rows with other labels.
-        counts: Numbers of changed rows in the neighbours.
+    ``jobs`` are by their label in the report, ``seeds`` their number, from 0; ``rows`` is the folder of the rows with
+    other labels, and ``counts`` how many of them change in the neighbours.
     """
     seeded = [(label, _with_seed(job, dataset, seed)) for seed in range(seeds) for label, job in jobs.items()]
     trainings = [Training(ORIGINAL, label, dataset, job, measured_by="generalization") for label, job in seeded]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.checkpoint.format import CheckpointError
-from trainer.runs.log_filters import quiet
+from trainer.distributed.light_imports import quiet
 from trainer.storage.base import StorageError
 
 Report = dict[str, Any]

@@ -40,7 +40,7 @@ from trainer.inference.onnx_export import DensePart, onnx_bytes, onnx_difference
 from trainer.inference.predict import Predictor
 from trainer.output_calibration.registry import as_json
 from trainer.spec import DatasetSpec
-from trainer.storage.places import is_stored, written
+from trainer.storage.destinations import is_stored, written
 
 PROGRAM_FILE, WEIGHTS_FILE = "dense.pt2", "dense.safetensors"
 EXPORTS = "exports"

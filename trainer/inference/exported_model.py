@@ -29,7 +29,7 @@ from trainer.inference.top_items import TopItems
 from trainer.output_calibration.registry import of_json
 from trainer.spec import parse_dataset, parse_job
 from trainer.spec.label_tasks import label_tasks
-from trainer.storage.places import fetch, is_stored
+from trainer.storage.destinations import fetch, is_stored
 
 FORMAT, FORMAT_VERSION = "evenkeel-export", 1
 CALIBRATED_VERSION = 2

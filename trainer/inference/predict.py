@@ -37,8 +37,7 @@ from trainer.data.sources.locations import is_object, local_path
 from trainer.data.sources.source import Source
 from trainer.data.sources.user_rows import are_events, users_of
 from trainer.distributed.build import model_of
-from trainer.distributed.materialize import ReadTables
-from trainer.distributed.stored_model import load_dense
+from trainer.distributed.materialize import ReadTables, load_dense
 from trainer.inference import command_line
 from trainer.inference.calibrators import calibration_notes, calibrators_of
 from trainer.inference.parquet_scoring import score_files
@@ -51,7 +50,7 @@ from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.spec import SpecError
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.problems import FieldProblem
-from trainer.storage.places import written
+from trainer.storage.destinations import written
 
 NUM_ITEMS = 10
 _TRIES = 3

@@ -65,12 +65,7 @@ class Start:
 class Attempt:
     """What a rank needs to train, from the data to the checkpoints. Building it is collective.
 
-    Args:
-        run: the run.
-        reporter: takes the events.
-        saver: writes checkpoints in the background; None: training waits for them.
-        device: where the model is put.
-        notice: says why once a machine of the run is about to go.
+    ``saver`` writes checkpoints in the background; without one training waits for them.
     """
 
     def __init__(
@@ -79,13 +74,13 @@ class Attempt:
         reporter: Reporter,
         saver: BackgroundSaver | None,
         device: torch.device,
-        notice: Callable[[], str | None] = lambda: None,
     ):
-        self.notice = notice
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
         fetch_prepared(run.folders(run.data), run.data)
-        self.data = _open_data(run)
-        self.start = _find_start(run)
+        is_one_pass = run.job.dataset.one_pass
+        self.data = OnePassData.of(run.data, run.dataset, run.job) if is_one_pass else PreparedData.open(run.data)
+        own = _agreed(run, lambda: newest_of(run, run.checkpoints))
+        self.start = Start(own, None if own is not None else _agreed(run, lambda: parent_checkpoint(run)))
         self.alpha = self._choose_alpha()
         self.epoch_steps = self._epoch_steps()
         self.sharded = build(self.job, self.data, alpha=self.alpha, epoch_steps=self.epoch_steps, device=device)
@@ -147,11 +142,7 @@ class Attempt:
         return bool(told[0])
 
     def _served(self) -> Checkpoint:
-        """Return the last checkpoint of the job of the version that was served when the job started.
-
-        Raises:
-            NotComparableError: there is none, or it is not what is served.
-        """
+        """Return the last checkpoint of the job of the version that was served when the job started."""
         run = self.run
         if run.job.publish is not None and run.job.publish.is_repeated:
             raise NotComparableError("the job publishes while it trains")
@@ -159,8 +150,8 @@ class Attempt:
             raise NotComparableError("the rows of a job of one pass are read once")
         if run.parent_version is None:
             raise NotComparableError("no version is served yet")
-        place = run.served_checkpoint
-        served = None if place is None else _agreed(run, lambda: newest_at(place, run.directory / SERVED))
+        folder = run.served_checkpoint
+        served = None if folder is None else _agreed(run, lambda: newest_at(folder, run.directory / SERVED))
         if served is None:
             raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
         return served
@@ -172,7 +163,7 @@ class Attempt:
             return "a checkpoint could not be written"
         with contextlib.suppress(FileNotFoundError):
             return self.run.cancel_file.read_text("utf-8")
-        return self.notice()
+        return None
 
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint. Collective."""
@@ -264,11 +255,11 @@ class Attempt:
             self.saver.wait()
         attached = id_map_files(self.data)
         if trainer.progressive is not None:
-            attached |= trainer.progressive.write(self.run.growing)
+            attached |= trainer.progressive.write(self.run.staging)
         if trainer.rank == 0:
-            attached |= self.dynamic_rows.write(self.run.growing)
+            attached |= self.dynamic_rows.write(self.run.staging)
             if isinstance(self.data, OnePassData):
-                attached |= self.data.write_files(self.run.growing, trainer.position.step)
+                attached |= self.data.write_files(self.run.staging, trainer.position.step)
         self.sharded.save(
             folder, dense_optimizer=self.optimizer, extra=record.to_extra(), attached=attached, keep_last=keep_last,
             saver=saver, fence=self.run.fence, folders=self.run.folders(folder),
@@ -284,7 +275,9 @@ class Attempt:
             self.reporter.emit("history", metrics=list(self.resumed.history))
         self.reporter.emit(
             "info",
-            message=_opening(self.start, position, self.alpha) + _workers(self.run) + _unread(self.job, self.data),
+            message=_start_in_words(self.start, position, self.alpha)
+            + _workers(self.run)
+            + _unread(self.job, self.data),
             alpha=self.alpha,
             resumed_from_step=position.step if self.start.own is not None else None,
             sharding=self.sharded.plan(),
@@ -296,24 +289,11 @@ class Attempt:
         )
 
 
-def _open_data(run: Run) -> PreparedData:
-    return OnePassData.of(run.data, run.dataset, run.job) if run.job.dataset.one_pass else PreparedData.open(run.data)
-
-
-def _find_start(run: Run) -> Start:
-    own = _agreed(run, lambda: newest_of(run, run.checkpoints))
-    return Start(own, None if own is not None else _agreed(run, lambda: parent_checkpoint(run)))
-
-
 def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
     """Return the checkpoint that rank 0 finds, on every rank.
 
     Rank 0 reads every byte and the others take its result, so that all start from one even if a newer one is written
     meanwhile.
-
-    Raises:
-        CheckpointError: on every rank.
-        StorageError: on every rank.
     """
     answer: list[Any] = [None, None, None]
     if dist.get_rank() == 0:
@@ -327,17 +307,17 @@ def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | Non
         except (CheckpointError, StorageError) as error:
             answer = [None, None, error]
     dist.broadcast_object_list(answer, 0)
-    place, view, problem = answer
+    name, view, problem = answer
     if problem is not None:
         raise problem
-    if place is None:
+    if name is None:
         return None
     if view is not None:
-        make_view(view, run.directory / place)
-    return Checkpoint(run.directory / place)
+        make_view(view, run.directory / name)
+    return Checkpoint(run.directory / name)
 
 
-def _opening(start: Start, position: Position, alpha: float | None) -> str:
+def _start_in_words(start: Start, position: Position, alpha: float | None) -> str:
     what = "training from initial values"
     if start.own is not None:
         what = f"resuming after step {position.step} from {start.own.path.name}"

@@ -60,10 +60,7 @@ def execute(run: Run, start_ranks: StartRanks, hosts: Hosts | None = None) -> in
 
     Must be called on the main thread: it handles SIGTERM and SIGINT.
 
-    Args:
-        run: the run.
-        start_ranks: trains on all ranks.
-        hosts: others that may prepare parts of the rows; None: this one prepares them all.
+    ``hosts``: others that may prepare parts of the rows.
 
     Raises:
         RunBusyError: another process is at this run directory.
@@ -177,11 +174,14 @@ class _Attempt:
         prepare_run(self.run, self.hosts, info=self._info, report=report, check_cancel=self._check_cancel)
 
     def _ranks(self, start_ranks: StartRanks) -> None:
-        from trainer.publishing.repeated import publishing
-
+        publish = self.run.job.publish
         self.interruptible = False
         try:
-            with publishing(self.run, self.events.write):
+            with contextlib.ExitStack() as stack:
+                if publish is not None and publish.is_repeated:
+                    from trainer.publishing.repeated import publishing
+
+                    stack.enter_context(publishing(self.run, self.events.write))
                 start_ranks(self.run)
         finally:
             self.interruptible = True
@@ -218,7 +218,6 @@ class _Attempt:
             if self.interruptible:
                 raise Cancelled(signal.Signals(number).name)
 
-        self.handle = handle
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

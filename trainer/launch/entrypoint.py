@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
     """Return the starter of the ranks; on this host they wait from now on, forked before any thread exists."""
-    from trainer.launch.light_imports import import_torchrec
+    from trainer.distributed.light_imports import import_torchrec
 
     import_torchrec()
     if run.ray_address is None:
@@ -101,12 +101,7 @@ def _hosts(run: Run) -> Hosts | None:
 
 
 def _take_up(directory: Path) -> None:
-    """Take up an attempt that a cluster starts, perhaps long after it was submitted, as the environment says.
-
-    Raises:
-        LeaseLostError: another attempt, or none, has its place.
-        ServiceAwayError: the service cannot be asked.
-    """
+    """Take up an attempt that a cluster starts, perhaps long after it was submitted, as the environment says."""
     if REPORT_URL_VARIABLE in os.environ:
         fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])
     expected = os.environ.get(ATTEMPT_VARIABLE)

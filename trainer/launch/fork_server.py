@@ -1,6 +1,6 @@
 """``python -m trainer.launch.fork_server``: imports what a run needs, then forks a run when told to.
 
-Its owner is trainer.runs.standby. It does nothing else, so that a fork copies no thread and nothing of an earlier run.
+Its owner is trainer.runs.warm_pool. It does nothing else: a fork copies no thread and nothing of an earlier run.
 
 A run that is forked here is the same as one that is started: a session of its own, its log, its marker, a parent that
 it does not need. This process leaves when its owner has gone, and after an hour without work.
@@ -24,7 +24,7 @@ from typing import NoReturn
 import pandas  # type: ignore[import-untyped]  # noqa: F401  # pyarrow does, with its first array
 import pyarrow.pandas_compat  # noqa: F401
 
-from trainer.launch.light_imports import import_torchrec
+from trainer.distributed.light_imports import import_torchrec
 
 import_torchrec()
 
@@ -36,7 +36,7 @@ import trainer.publishing.anchor  # noqa: E402
 import trainer.publishing.publish  # noqa: E402
 import trainer.sizing.estimate  # noqa: E402
 from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE  # noqa: E402
-from trainer.runs.standby import MESSAGE_BYTES  # noqa: E402
+from trainer.runs.warm_pool import MESSAGE_BYTES  # noqa: E402
 
 IDLE_SECONDS = 3600.0
 

@@ -19,7 +19,6 @@ import yaml
 
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
-from trainer.runs.parents import served_checkpoints, start_of
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
 from trainer.spec.problems import FieldProblem
 
@@ -63,13 +62,9 @@ def train(
 
     Must be called on the main thread.
 
-    Args:
-        dataset: the dataset.
-        job: the job, checked against it.
-        run_dir: where the run keeps its files, and goes on if it has begun; left out: a new folder under EVENKEEL_HOME.
-        store: URL of the feature store to publish to; left out: EVENKEEL_STORE_URL, else the one under EVENKEEL_HOME.
-        init: the run directory or checkpoints to warm-start from; left out: those that ``init_from`` names
-            (trainer.runs.parents).
+    ``run_dir`` keeps the run's files, and goes on if it has begun; left out: a new folder under EVENKEEL_HOME.
+    ``store``: URL of the feature store; left out: EVENKEEL_STORE_URL, else the one under EVENKEEL_HOME. ``init``: run
+    directory or checkpoints to warm-start from; left out: those that ``init_from`` names (trainer.runs.parents).
 
     Raises:
         RunBusyError: another process leads ``run_dir``.
@@ -77,8 +72,8 @@ def train(
         StoreError: the store cannot be read.
         OSError: the run directory cannot be written.
     """
+    from trainer.distributed.light_imports import import_torchrec
     from trainer.launch.driver import check_free, execute
-    from trainer.launch.light_imports import import_torchrec
 
     import_torchrec()
     from trainer.launch.on_host import default_directory, start_ranks
@@ -99,6 +94,8 @@ def train(
     elif job.publish is not None:
         parent_version = current_version(store_url, job.publish.collection)
     if job.init_from is not None and init_checkpoint is None:
+        from trainer.runs.parents import start_of
+
         checkpoints, start_version = start_of(
             job.init_from, None if job.publish is None else job.publish.collection, store_url, home / "runs"
         )
@@ -106,6 +103,8 @@ def train(
         print(f"init_from: {init_checkpoint}", flush=True)
     served = None
     if job.publish is not None and parent_version is not None:
+        from trainer.runs.parents import served_checkpoints
+
         served = served_checkpoints(store_url, job.publish.collection, parent_version, home / "runs", init_checkpoint)
     write_run(
         directory,

@@ -79,7 +79,7 @@ def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[Star
         for _ in ranks.processes:
             begin.release()
         with _told_as_failed():
-            # Nobody waits for the others where one has failed: they take SIGTERM for a notice.
+            # Nobody waits for the others where one has failed: they take SIGTERM for a preemption.
             while not ranks.join(grace_period=0):
                 pass
 

@@ -96,12 +96,7 @@ def _connect(run: Run) -> None:
 
 
 def _fitted(run: Run) -> Run:
-    """Return the run with as many workers as the cluster has room for.
-
-    Raises:
-        ResourceError: it has too little for ``resources.min_workers``, which would keep the run waiting without a
-            message.
-    """
+    """Return the run with as many workers as the cluster has room for."""
     import ray
 
     resources, needed = run.job.resources, worker_resources(run.job)

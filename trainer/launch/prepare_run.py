@@ -35,12 +35,8 @@ def prepare_run(
 ) -> None:
     """Prepare a run's rows in its directory, unless an earlier attempt has trained on them.
 
-    Args:
-        run: the run.
-        hosts: hosts that prepare by tasks, None for this one alone.
-        info: takes notes for the job's owner.
-        report: takes the progress of the preparation.
-        check_cancel: raises if the run is to end; called while it waits.
+    ``hosts`` prepare by tasks, if any. ``info`` takes notes for the job's owner, ``report`` the progress.
+    ``check_cancel`` raises if the run is to end; it is called while the run waits.
 
     Raises:
         DataError: rows cannot be trained on.

@@ -6,14 +6,22 @@ Not Ray Train's: its five actors beside the ranks, and what these import, are mo
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.launch.ray_rank import Place, RankActor, Seat
-from trainer.runs.directory import Run
+from trainer.distributed.light_imports import import_torchrec
+from trainer.launch.rank_link import linked_rank, log_of
+from trainer.runs.directory import Run, choose_backend
 from trainer.runs.failures import CONSEQUENCES, Cancelled, ResourceError, classify
+from trainer.runs.protocol import LOG_FILE
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 ROOM_SECONDS = 60.0
 """Longest wait of ranks for room that the cluster had a moment ago."""
@@ -25,21 +33,113 @@ DRAIN_SECONDS = 1.0
 """Between two looks at which nodes Ray drains."""
 
 
-def places(seats: Sequence[Seat]) -> list[Place]:
-    """Return the place of each actor: ranks of a host are consecutive, in the order of its GPUs.
+class Seat(NamedTuple):
+    """Where an actor is: Ray's id of its node, the node's address, and the names of the GPUs that Ray gave to it."""
 
-    Args:
-        seats: of the actors. The first one is rank 0, if it has no GPU or the first one of its host.
+    node: str
+    address: str
+    gpus: tuple[str, ...]
+
+
+class RankEnvironment(NamedTuple):
+    """What a rank is to know of itself and of its host."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    gpus_of_host: tuple[str, ...]
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that torch, TorchRec and CUDA read.
+
+        A rank sees the GPUs of all ranks of its host: NCCL copies between them directly.
+        """
+        numbers = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+        }
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus_of_host)} if self.gpus_of_host else {}
+        return {name: str(number) for name, number in numbers.items()} | gpus
+
+
+class RankActor:
+    """The process of a rank."""
+
+    _store: dist.TCPStore | None = None
+
+    def seat(self) -> Seat:
+        """Return the node, its address and the GPUs of this process."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
+        return Seat(ray.get_runtime_context().get_node_id(), address, gpus)
+
+    def open_store(self, address: str, world_size: int) -> int:
+        """Open the store by which ranks find each other, and return its port; called on rank 0 alone."""
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore(address, 0, world_size, is_master=True, wait_for_workers=False)
+        return int(self._store.port)
+
+    def train(
+        self, environment: RankEnvironment, store: tuple[str, int], directory: str, document: dict[str, Any] | None
+    ) -> None:
+        """Train this rank's part of a run.
+
+        ``store``: address and port of rank 0's. ``document``: the driver's ``run.json`` where this host does not see
+        ``directory``.
+        """
+        os.environ.update(environment.variables())
+        with contextlib.ExitStack() as stack:
+            log = Path(directory) / LOG_FILE
+            if document is not None:
+                directory = str(stack.enter_context(linked_rank(document, environment.rank)))
+                log = log_of(Path(directory), environment.rank)
+            _speak_into(log)
+            self._join(environment, store)
+            from trainer.launch.worker import train_rank
+
+            train_rank(directory, self.seat().gpus)
+
+    def _join(self, environment: RankEnvironment, store: tuple[str, int]) -> None:
+        """Begin the process group, which ends with this process."""
+        import_torchrec()
+        import torch.distributed as dist
+
+        if self._store is None:
+            self._store = dist.TCPStore(*store, environment.world_size, is_master=False)
+        backend = choose_backend(len(environment.gpus_of_host))
+        dist.init_process_group(backend, store=self._store, rank=environment.rank, world_size=environment.world_size)
+
+
+def _speak_into(path: Path) -> None:
+    """Let what this rank says go straight into a log: through Ray it comes late, prefixed, between Ray's own lines."""
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Ray's workers log at level INFO, and FBGEMM has a line for each of its libraries.
+    logging.getLogger().setLevel(logging.WARNING)
+
+
+def rank_environments(seats: Sequence[Seat]) -> list[RankEnvironment]:
+    """Return the environment of each actor: ranks of a host are consecutive, in the order of its GPUs.
+
+    The first seat is rank 0, if it has no GPU or the first one of its host.
     """
     hosts: dict[str, list[int]] = {}
     for actor, seat in enumerate(seats):
         hosts.setdefault(seat.node, []).append(actor)
-    found: dict[int, Place] = {}
+    found: dict[int, RankEnvironment] = {}
     for actors in hosts.values():
         actors.sort(key=lambda actor: [(len(gpu), gpu) for gpu in seats[actor].gpus])  # 10 comes after 9
         gpus = tuple(gpu for actor in actors for gpu in seats[actor].gpus)
         for local_rank, actor in enumerate(actors):
-            found[actor] = Place(len(found), len(seats), local_rank, len(actors), gpus)
+            found[actor] = RankEnvironment(len(found), len(seats), local_rank, len(actors), gpus)
     return [found[actor] for actor in range(len(seats))]
 
 
@@ -47,9 +147,7 @@ def places(seats: Sequence[Seat]) -> list[Place]:
 def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
     """Yield an actor for each rank; all are gone at the end of the block, however it ends.
 
-    Args:
-        run: the run.
-        needed: what Ray is to set aside for each.
+    ``needed``: resources that Ray sets aside for each.
 
     Raises:
         Cancelled: the run is to stop before there is room for them.
@@ -81,12 +179,7 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
 
 
 def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[None]:
-    """Yield again and again, as long as there is something to wait for.
-
-    Raises:
-        Cancelled: the run is to stop.
-        ResourceError: it has waited for so long.
-    """
+    """Yield again and again, as long as there is something to wait for."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if run.cancel_file.exists():
@@ -98,11 +191,6 @@ def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[No
 
 def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -> None:
     """Train on all actors and return when all are done.
-
-    Args:
-        actors: of :func:`rank_actors`.
-        run: the run.
-        document: see :meth:`RankActor.train`.
 
     Raises:
         Cancelled: the run is to stop before they have started.
@@ -118,14 +206,14 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
         if not ray.wait(asked, num_returns=len(asked), timeout=1.0)[1]:
             break
     seats = ray.get(asked)
-    placed = places(seats)
-    first = next(actor for actor, place in enumerate(placed) if place.rank == 0)
+    environments = rank_environments(seats)
+    first = next(actor for actor, environment in enumerate(environments) if environment.rank == 0)
     address = seats[first].address
     store = (address, ray.get(actors[first].open_store.remote(address, len(actors))))
     with _drains_noticed(run, {seat.node for seat in seats}):
         ends = [
-            actor.train.remote(place, store, str(run.directory), document)
-            for actor, place in zip(actors, placed, strict=True)
+            actor.train.remote(environment, store, str(run.directory), document)
+            for actor, environment in zip(actors, environments, strict=True)
         ]
         while ends:
             # Signals are handled between two waits.

@@ -58,7 +58,7 @@ class DriverEnd:
         return Answer(taken, stop, self._run.still_current())
 
     def stopped(self, reason: str) -> None:
-        """Note why a rank stopped, which may have been its own machine's notice."""
+        """Note why a rank stopped, which may have been the preemption of its own machine."""
         if not self._run.cancel_file.exists():
             self._run.ask_to_stop(reason)
 
@@ -84,9 +84,7 @@ def start_driver_end(run: Run) -> Any:
 def linked_rank(document: dict[str, Any], rank: int) -> Iterator[Path]:
     """Yield the directory in which a rank of this host works, linked to the driver during the block.
 
-    Args:
-        document: the driver's ``run.json``.
-        rank: its number.
+    ``document`` is the driver's ``run.json``.
     """
     import ray
 

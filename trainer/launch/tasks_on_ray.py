@@ -95,14 +95,7 @@ class HostsOfCluster:
 
 
 class RayRunner:
-    """Runs tasks on nodes, one in each slot.
-
-    Args:
-        run: the run.
-        setting: of the tasks.
-        slots: the node of each.
-        log: takes messages.
-    """
+    """Runs tasks on nodes, one in each slot."""
 
     def __init__(self, run: Run, setting: Setting, slots: Sequence[str], log: Callable[[str], Any]):
         import ray
@@ -127,52 +120,48 @@ class RayRunner:
         try:
             while waiting or running:
                 while waiting and self._free:
-                    place, node = waiting.popleft(), self._free.popleft()
-                    task = _on(node, _perform, self._cpus).remote(self._setting, tasks[place], self._run_id)
-                    running[task] = place, node
+                    position, node = waiting.popleft(), self._free.popleft()
+                    task = _on(node, _perform, self._cpus).remote(self._setting, tasks[position], self._run_id)
+                    running[task] = position, node
                 if not running:
                     raise ResourceError("no node of the cluster is left to prepare on: add nodes, then retry")
                 (ready,), _ = ray.wait(list(running), num_returns=1)
-                place, node = running.pop(ready)
+                position, node = running.pop(ready)
                 try:
                     error = ray.get(ready)
                 except ray.exceptions.RayTaskError:
                     raise
                 except ray.exceptions.RayError as loss:
-                    self._note_loss(tasks[place], place, node, loss)
-                    waiting = deque(sorted([*waiting, place]))
+                    self._note_loss(tasks[position], position, node, loss)
+                    waiting = deque(sorted([*waiting, position]))
                     continue
                 self._free.append(node)
                 if isinstance(error, DataError):
-                    failed[place] = error
+                    failed[position] = error
                 elif error is not None:
                     raise error
                 else:
-                    done(tasks[place])
+                    done(tasks[position])
                 if failed:
                     # Rows before may have an error too, which is the first.
                     first = min(failed)
-                    waiting = deque(place for place in waiting if place < first)
-                    if not waiting and all(place > first for place, _ in running.values()):
+                    waiting = deque(position for position in waiting if position < first)
+                    if not waiting and all(position > first for position, _ in running.values()):
                         raise failed[first]
         finally:
             for task in running:
                 ray.cancel(task, force=True)
 
-    def _note_loss(self, task: Task, place: int, node: str, loss: Exception) -> None:
-        """Give up the slots of a node that is gone.
-
-        Raises:
-            ResourceError: the node is there, and the task's process has died too often.
-        """
+    def _note_loss(self, task: Task, position: int, node: str, loss: Exception) -> None:
+        """Give up the slots of a node that is gone."""
         # Ray tells the loss of a process a moment before it knows that of the node.
         deadline = time.monotonic() + NODE_SECONDS
         while _is_alive(node) and time.monotonic() < deadline:
             time.sleep(0.2)
         if _is_alive(node):
             self._free.append(node)
-            self._lost[place] += 1
-            if self._lost[place] == LOSSES:
+            self._lost[position] += 1
+            if self._lost[position] == LOSSES:
                 reason = str(loss).strip().splitlines()[0]
                 raise ResourceError(f"the process of {task.name} died {LOSSES} times: {reason}") from loss
         else:

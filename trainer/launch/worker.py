@@ -6,17 +6,17 @@ import contextlib
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
 from trainer.checkpoint.async_writer import BackgroundSaver
+from trainer.distributed.light_imports import quiet
 from trainer.launch.attempt import Attempt
 from trainer.runs.directory import read_run
 from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, ResourceError, record
-from trainer.runs.log_filters import quiet
 from trainer.sizing.gpus import device_of_rank, machine_gpus, torch_problem
 from trainer.sizing.memory import KEPT_BYTES
 from trainer.spec import JobSpec
@@ -27,11 +27,11 @@ LARGEST_KEPT_BYTES = 64 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def train_rank(directory: str, gpus: Sequence[str] = (), notice: Callable[[], str | None] = lambda: None) -> None:
+def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
     """Train this rank's part of the run at ``directory``.
 
     The process group is the caller's, and so is LOCAL_RANK in the environment. ``gpus``: the names of those that Ray
-    gave to this rank. ``notice``: says why once the machine of this rank, or of another, is about to go.
+    gave to this rank.
 
     A rank that was asked to stop has written a checkpoint when this returns, and the run's cancel file says why. Any
     other end than the last epoch is an exception, recorded in the run directory for the driver.
@@ -46,13 +46,13 @@ def train_rank(directory: str, gpus: Sequence[str] = (), notice: Callable[[], st
     try:
         with _saver(run.job) as saver:
             with phase(reporter.emit, "build"):
-                attempt = Attempt(run, reporter, saver, use_device(run.job, gpus), notice)
+                attempt = Attempt(run, reporter, saver, use_device(run.job, gpus))
                 trainer = attempt.trainer()
             with steady_memory():
                 trainer.train()
             attempt.compare(trainer)
     except Cancelled as stop:
-        # Where a rank had the notice, the driver does not know of it yet.
+        # Where a rank of another host was told, the directory of this one does not say so yet.
         if not run.cancel_file.exists():
             run.ask_to_stop(stop.reason)
     except BaseException as error:

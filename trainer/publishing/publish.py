@@ -29,11 +29,9 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
 from trainer.data.one_pass.position import Place
-from trainer.distributed.dynamic_tables import codes_of, taken_rows
+from trainer.distributed.dynamic_tables import codes_of, stored_counts, taken_rows
 from trainer.distributed.item_tower import tower_outputs
-from trainer.distributed.materialize import CHUNK_ROWS, stored_rows
-from trainer.distributed.published_ids import stored_counts
-from trainer.distributed.stored_model import stored_model
+from trainer.distributed.materialize import CHUNK_ROWS, model_of_checkpoint, stored_rows
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.model_comparison import read_comparison
@@ -211,7 +209,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     data = PreparedData.open(run.data)
     catalogue = data.catalogue
     assert catalogue is not None
-    model = stored_model(run.job, data, checkpoint)
+    model = model_of_checkpoint(run.job, data, checkpoint)
     keys = keys_of(catalogue.ids)
     order = np.argsort(keys, kind="stable")
     vectors = _temporary_rows(run.directory, (len(keys), run.job.model.embedding_dim))

@@ -1,4 +1,4 @@
-"""Sections of a report: a table as text, notes and charts."""
+"""Sections of a report: tables as text and as Markdown, notes and charts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 NOT_RUN = "–"
 """Text of a cell without a figure."""
 Curve = Sequence[tuple[float, ...]]
-"""Places (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
+"""Points (x, y) or (x, y, standard deviation of y) in the order in which they are joined; empty: not drawn."""
 Verdict = tuple[str, str, str]
 """A claim as it is reported: ("holds" or "does not hold", its text, what was measured)."""
 
@@ -17,7 +17,7 @@ Verdict = tuple[str, str, str]
 class Panel:
     """One chart: curves by label.
 
-    ``log``: which axes are logarithmic, "", "x", "y" or "xy". ``joined``: whether a curve's places are joined, or dots.
+    ``log``: which axes are logarithmic, "", "x", "y" or "xy". ``joined``: whether a curve's points are joined, or dots.
     """
 
     title: str
@@ -56,3 +56,12 @@ class Findings:
 def verdict(text: str, holds: bool | None, measured: str) -> Verdict:
     """Return a claim with its verdict."""
     return ("holds" if holds else "does not hold", text, measured)
+
+
+def table_of(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return "\n".join([line(header), "|---" * len(header) + "|", *map(line, lines)])

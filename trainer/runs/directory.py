@@ -114,8 +114,8 @@ class Run:
         return self.directory / CHECKPOINTS
 
     @property
-    def growing(self) -> Path:
-        """Where rank 0 puts what checkpoints say of dynamic tables, until it is part of one."""
+    def staging(self) -> Path:
+        """Files of rank 0 that are to become part of a checkpoint."""
         return self.directory / "growing"
 
     @property
@@ -198,9 +198,7 @@ def revoke(directory: Path | str) -> None:
 def read_run(directory: Path | str, *, stored: bool = False) -> Run:
     """Read ``run.json``.
 
-    Args:
-        directory: The run directory.
-        stored: The run was trained and is only read: settings that were removed are dropped, not refused.
+    With ``stored`` the run was trained and is only read: settings that were removed are dropped, not refused.
 
     Raises:
         SpecError: naming the file and the field that is missing or wrong.

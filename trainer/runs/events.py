@@ -97,9 +97,7 @@ class EventWriter:
 def phase(write: Callable[..., None], name: str) -> Iterator[None]:
     """Report, by an event each, that the block begins, and how long it took, if it did not fail.
 
-    Args:
-        write: :meth:`EventWriter.write`, or a rank's own.
-        name: prepare, cluster, build (from a rank's first line to its first batch), evaluation, checkpoint or publish.
+    ``name``: prepare, cluster, build (from a rank's first line to its first batch), evaluation, checkpoint or publish.
     """
     begun = time.monotonic()
     write("begin", name=name)

@@ -160,10 +160,8 @@ def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
 
     It is what a rank recorded, else that a worker died without recording anything.
 
-    Args:
-        folder: of the records.
-        error: what ended the run.
-        died: it is the death of a rank: what others then say in words that we do not know is its consequence.
+    ``error`` ended the run. Where it is the death of a rank (``died``), unknown words of the others are its
+    consequence.
     """
     failures = []
     for path in sorted(folder.glob("rank-*.json")):
@@ -173,13 +171,10 @@ def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
     internal = [failure for failure in failures if failure.code == "internal" and not died]
     for failure in (*known, *internal):
         return failure
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
     return Failure(
         "worker_died",
-        f"a worker ended without a word: {_first_line(error)}",
+        f"a worker ended without a word: {first_line}",
         "it is tried again; if it keeps dying, look for the kernel's out-of-memory killer and see the run's log",
         retryable=True,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -73,11 +73,7 @@ def inherit(
 ) -> Inheritance:
     """Match a job with its parent by name.
 
-    Args:
-        job: the job that starts warm.
-        dataset: its dataset.
-        parent_job: the parent's spec as it was stored, by whatever version.
-        parent_dataset: the parent's dataset; None where an older version did not record it: it counts as the job's.
+    ``parent_job`` is the spec as some version stored it. Where that did not record the dataset, it counts as the job's.
 
     Raises:
         InvalidFieldsError: naming each field that does not fit the parent, with the remedy.
@@ -284,15 +280,15 @@ class _Matching:
 
     def _table_changes(self) -> Iterator[FieldProblem]:
         """Yield the features whose rows are shared otherwise than the parent's."""
-        places: dict[str, str] = {}
+        former_tables: dict[str, str] = {}
         for name, former in self._features.items():
             if not self._here[name].has_ids:
                 continue
             table, before = self._here[name].shares or name, self._there[former].shares or former
-            if places.setdefault(table, before) != before or self._tables().get(table) != before:
+            if former_tables.setdefault(table, before) != before or self._tables().get(table) != before:
                 yield self._shared(name, before, table)
         by_parent: dict[str, str] = {}
-        for table, before in places.items():
+        for table, before in former_tables.items():
             if by_parent.setdefault(before, table) != table:
                 yield self._shared(table, before, table)
 
@@ -410,12 +406,7 @@ def check_columns(
     A column counts as renamed where today's file has the former one no more and the parent's rows had no column of the
     new name.
 
-    Args:
-        job: the job.
-        dataset: its dataset.
-        parent_dataset: the parent's.
-        found: what goes on, by name.
-        parent_columns: those of the parent's rows, as far as they are known.
+    ``parent_columns`` are those of the parent's rows, as far as they are known.
 
     Raises:
         InvalidFieldsError: a feature reads another column than the parent's, and both are there.

@@ -13,7 +13,6 @@ from typing import Any
 from embeddings.refresh.gate_checks.row_figures import ROW_FIGURES
 from embeddings.refresh.windows import WINDOW
 from trainer.runs.directory import Run
-from trainer.runs.parents import check_parent
 from trainer.spec import JobSpec
 
 PACKAGES = (
@@ -64,9 +63,10 @@ def _inherited(run: Run) -> list[str]:
     """Describe the features that changed since the parent, as far as its run directory is here."""
     if run.init_checkpoint is None:
         return []
-    with contextlib.suppress(
-        ValueError, OSError
-    ):  # the run itself has checked it: the parent's directory may be another's now
+    from trainer.runs.parents import check_parent
+
+    # The run itself has checked it: the parent's directory may be another's now.
+    with contextlib.suppress(ValueError, OSError):
         return check_parent(run.job, run.dataset, Path(run.init_checkpoint).parent)
     return []
 

@@ -27,11 +27,7 @@ class Start(NamedTuple):
 def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: Path) -> Start:
     """Return the start of a run.
 
-    Args:
-        init_from: start of the job.
-        published: collection that the job publishes to, None without one.
-        store_url: the feature store that has the collection.
-        runs: the folder of run directories.
+    ``published``: the collection that the job publishes to, if any. ``runs``: the folder of run directories.
 
     Raises:
         ValueError: there is no such version, or its run is not here.
@@ -58,12 +54,7 @@ def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: P
 def served_checkpoints(store_url: str, collection: str, version: str, runs: Path, start: str | None) -> str | None:
     """Return the checkpoints of the run behind a version.
 
-    Args:
-        store_url: the feature store that has the collection.
-        collection: its name.
-        version: the version, of a run that has published once.
-        runs: the folder of run directories.
-        start: the checkpoints that the new run starts from, which may lie elsewhere; None: none.
+    ``start``: the checkpoints that the new run starts from, which may lie elsewhere than in ``runs``.
 
     Returns:
         Their folder; None where they are not kept, or are newer than the version.
@@ -87,11 +78,6 @@ def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
     """Check before a run begins that a job goes on from its parent, and return what to tell of it.
 
     The run checks it again, against the checkpoint that it then finds.
-
-    Args:
-        job: the job, checked against its dataset.
-        dataset: its dataset.
-        parent: the parent's run directory.
 
     Raises:
         InvalidFieldsError: naming each field that does not fit, with the remedy.

@@ -25,7 +25,7 @@ from embeddings.durable_files import write_json
 from trainer.runs.protocol import LAUNCHED_VARIABLE, LOG_FILE, PROCESS_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
-    from trainer.runs.standby import Standby
+    from trainer.runs.warm_pool import WarmPool
 
 COMMAND = (sys.executable, "-m", "trainer.launch.entrypoint")
 SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
@@ -41,11 +41,11 @@ def launch(
     *,
     env: Mapping[str, str] | None = None,
     command: Sequence[str] = COMMAND,
-    standby: Standby | None = None,
+    warm_pool: WarmPool | None = None,
 ) -> int:
     """Start ``command --run-dir D`` in a session of its own and return its pid at once.
 
-    The command is ``python -m trainer.launch.entrypoint``. Where there is a ``standby`` process that can, the run is
+    The command is ``python -m trainer.launch.entrypoint``. Where there is a warm pool that can, the run is
     forked from there instead, which is ``python -m trainer.launch.entrypoint`` as well.
 
     The child outlives this process; stdout and stderr are appended to ``D/log.txt``. It inherits this process's
@@ -65,7 +65,7 @@ def launch(
     # The code that runs is the code that launches, wherever it was imported from.
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
-    pid = None if standby is None else standby.start(directory, environment, ours)
+    pid = None if warm_pool is None else warm_pool.start(directory, environment, ours)
     if pid is None:
         pid = _start([*command, "--run-dir", str(directory)], directory, environment | ours)
     write_process_file(directory, pid)

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from embeddings.durable_files import write_json
 from trainer.runs.directory import RUN_FILE, Run, revoke
 from trainer.runs.events import EVENTS_FILE, EventWriter, read_events, whole_lines
@@ -43,6 +41,8 @@ class Service:
     def __init__(self, url: str, token: str):
         self.url = url
         self.token = token
+        import httpx
+
         self._client = httpx.Client(timeout=ANSWER_SECONDS, verify=ssl.create_default_context(), trust_env=False)
 
     def close(self) -> None:
@@ -55,6 +55,8 @@ class Service:
             LeaseLostError: the attempt is no longer the run's.
             ServiceAwayError: there is no answer, or another's in the service's place, such as a gateway's page.
         """
+        import httpx
+
         headers = {"Authorization": f"Bearer {self.token}"}
         try:
             answer = self._client.request(method, self.url + path, headers=headers, **options)
@@ -78,13 +80,13 @@ class Service:
         return patiently(lambda: self.ask(method, path, **options))
 
 
-def patiently(action: Callable[[], Any], seconds: float | None = None) -> Any:
+def patiently(action: Callable[[], Any]) -> Any:
     """Return the result of ``action``, once the service is there.
 
     Raises:
         ServiceAwayError: that of ``action``, when the time is over.
     """
-    deadline = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
+    deadline = time.monotonic() + PATIENCE_SECONDS
     wait = FIRST_WAIT_SECONDS
     while True:
         try:

@@ -72,15 +72,11 @@ def spent(directory: Path) -> float:
 
     A killed attempt's last heartbeat is at most seconds old.
     """
-    attempts: dict[int, list[str]] = {}
+    attempts: dict[int, list[datetime.datetime]] = {}
     for event in read_events(directory):
-        attempts.setdefault(event.fields["attempt"], []).append(event.fields["time"])
-    return sum(_seconds_between(times[0], times[-1]) for times in attempts.values())
-
-
-def _seconds_between(start: str, end: str) -> float:
-    first, last = (datetime.datetime.fromisoformat(time) for time in (start, end))
-    return (last - first).total_seconds()
+        times = attempts.setdefault(event.fields["attempt"], [])
+        times.append(datetime.datetime.fromisoformat(event.fields["time"]))
+    return sum((times[-1] - times[0]).total_seconds() for times in attempts.values())
 
 
 def machine() -> str:

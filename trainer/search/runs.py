@@ -17,7 +17,7 @@ from trainer.runs import run_process
 from trainer.runs.directory import RUN_FILE, read_run, write_run
 from trainer.runs.events import read_events
 from trainer.runs.protocol import EXIT_FILE, LOG_FILE
-from trainer.runs.standby import Standby
+from trainer.runs.warm_pool import WarmPool
 from trainer.spec import DatasetSpec, JobSpec
 
 POLL_SECONDS = 0.2
@@ -29,13 +29,11 @@ STOP_SECONDS = 30.0
 class TrialRun:
     """The run of a trial.
 
-    Args:
-        path: The run directory.
-        standby: The process that runs are forked from; None: each run imports all by itself.
+    Runs are forked from the warm pool, if there is one.
     """
 
-    def __init__(self, path: Path, standby: Standby | None = None):
-        self.path, self._standby = path, standby
+    def __init__(self, path: Path, warm_pool: WarmPool | None = None):
+        self.path, self._warm_pool = path, warm_pool
 
     @property
     def is_alive(self) -> bool:
@@ -50,7 +48,7 @@ class TrialRun:
         attempt = read_run(self.path).attempt + 1 if again else 1
         write_run(self.path, run_id=run_id, attempt=attempt, job=job, dataset=dataset, store_url=store_url)
         (self.path / EXIT_FILE).unlink(missing_ok=True)
-        run_process.launch(self.path, standby=self._standby)
+        run_process.launch(self.path, warm_pool=self._warm_pool)
 
     @property
     def error(self) -> str | None:
@@ -81,12 +79,12 @@ def run_all(trials: Sequence[Planned], folder: Path, workers: int = 1) -> Genera
 
     Runs that still train end with this generator.
     """
-    standby = Standby()
+    warm_pool = WarmPool()
     waiting, running = list(reversed(trials)), list[tuple[Planned, TrialRun]]()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                trial, run = waiting[-1], TrialRun(folder / waiting.pop().name, standby)
+                trial, run = waiting[-1], TrialRun(folder / waiting.pop().name, warm_pool)
                 running.append((trial, run))
                 store_url = str(run.path / "store")
                 run.begin(trial.job, trial.dataset, run_id=f"{folder.name}-{trial.name}", store_url=store_url)
@@ -99,7 +97,7 @@ def run_all(trials: Sequence[Planned], folder: Path, workers: int = 1) -> Genera
     finally:
         for _, run in running:
             run.end()
-        standby.close()
+        warm_pool.close()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Where the metrics and curves of a job go beside the service. Torch-free; trainer.runs.trackers sends them.
 
-A kind enters here with its fields, and in trainer.runs.trackers.registry with what writes it.
+A kind enters here with its fields, and in trainer.runs.trackers.follow with what writes it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What a run storage is: whole files under names, and one conditional put."""
+"""A run storage: whole files under names, and one conditional put; and the figures that a file is checked by."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from embeddings.object_storage import MissingFileError, NotWholeError, StorageError, StoredFile
 
@@ -51,3 +53,21 @@ class RunStorage(Protocol):
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that are not there are passed over."""
+
+
+class FileContent(NamedTuple):
+    """Size in bytes and sha256, in hexadecimal digits."""
+
+    num_bytes: int
+    sha256: str
+
+    def describes(self, path: Path) -> bool:
+        """Read the file; return whether this is its content."""
+        return path.stat().st_size == self.num_bytes and content_of(path) == self
+
+
+def content_of(path: Path) -> FileContent:
+    """Read the file and return its content's figures."""
+    with open(path, "rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        return FileContent(num_bytes, hashlib.file_digest(file, "sha256").hexdigest())

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from embeddings.durable_files import temporary_beside
-from trainer.storage.base import MissingFileError, NotWholeError, RunStorage, StorageError
-from trainer.storage.content import FileContent
+from trainer.storage.base import FileContent, MissingFileError, NotWholeError, RunStorage, StorageError
 from trainer.storage.shared_directory import link_or_copy
 
 CACHE_VARIABLE = "EVENKEEL_CACHE"
@@ -62,34 +61,30 @@ class HostCache:
     def link(self, storage: RunStorage, name: str, content: FileContent, to: Path) -> None:
         """Make ``to`` a link of the file, which is fetched if need be, once its size and sha256 are checked.
 
-        Args:
-            storage: Where the file comes from.
-            name: Its name there.
-            content: What it holds.
-            to: A path in a folder that exists; a file that is there is replaced. On another file system than the
-                cache's it becomes a copy, which the cache does not count.
+        ``to`` lies in a folder that exists; a file that is there is replaced. On another file system than the cache's
+        it becomes a copy, which the cache does not count.
 
         Raises:
             CacheFullError: The limit is too small.
             DamagedFileError: The storage holds something else.
             StorageError: The storage cannot be read.
         """
-        place = temporary_beside(to)
+        temporary = temporary_beside(to)
         try:
             # A second time where what lay in the cache was damaged.
             for _ in range(2):
-                if not self._link_stored(storage, name, place):
+                if not self._link_stored(storage, name, temporary):
                     with self._fetching(content) as incoming:
-                        if not self._link_cached(content, place):
-                            self._fetch(storage, name, content, incoming, place)
-                if content.describes(place):
-                    os.rename(place, to)
+                        if not self._link_cached(content, temporary):
+                            self._fetch(storage, name, content, incoming, temporary)
+                if content.describes(temporary):
+                    os.rename(temporary, to)
                     return
                 with self._locked():
                     (self._files / content.sha256).unlink(missing_ok=True)
-                place.unlink()
+                temporary.unlink()
         finally:
-            place.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise DamagedFileError(
             f"{storage.uri}/{name} does not hold the {content.num_bytes} bytes that were put there (sha256 "
             f"{content.sha256}): restore it, use an earlier checkpoint, or run the job again"
@@ -127,27 +122,27 @@ class HostCache:
                 with contextlib.suppress(OSError):
                     os.link(path, target)
 
-    def _link_stored(self, storage: RunStorage, name: str, place: Path) -> bool:
+    def _link_stored(self, storage: RunStorage, name: str, temporary: Path) -> bool:
         """Link a file that lies on this file system anyway; return whether it does."""
         path = storage.path(name)
         if path is None:
             return False
         try:
-            os.link(path, place)
+            os.link(path, temporary)
         except OSError:
             return False
         return True
 
-    def _link_cached(self, content: FileContent, place: Path) -> bool:
+    def _link_cached(self, content: FileContent, temporary: Path) -> bool:
         with self._locked():
             try:
-                link_or_copy(self._files / content.sha256, place)
+                link_or_copy(self._files / content.sha256, temporary)
                 os.utime(self._files / content.sha256)
             except FileNotFoundError:
                 return False
         return True
 
-    def _fetch(self, storage: RunStorage, name: str, content: FileContent, incoming: Path, place: Path) -> None:
+    def _fetch(self, storage: RunStorage, name: str, content: FileContent, incoming: Path, temporary: Path) -> None:
         """Fetch a file into the cache, and link it before anybody can remove it from there."""
         with self._locked():
             self._make_room(content)
@@ -157,7 +152,7 @@ class HostCache:
         try:
             part.unlink(missing_ok=True)
             storage.fetch(name, part)
-            link_or_copy(part, place)
+            link_or_copy(part, temporary)
             os.rename(part, self._files / content.sha256)
         finally:
             part.unlink(missing_ok=True)

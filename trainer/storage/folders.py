@@ -11,18 +11,23 @@ alone gets the name.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer.storage.base import MissingFileError, NotWholeError, RunStorage
+from embeddings.durable_files import temporary_beside
+from trainer.storage.base import FileContent, MissingFileError, NotWholeError, RunStorage, content_of
 from trainer.storage.cache import HostCache
-from trainer.storage.content import FileContent
 
 RECORD_SUFFIX = ".json"
 FILES = "files"
 _TOKEN = re.compile("[0-9a-f]{32}")
+
+FILES_AT_ONCE = 4
 
 
 class StoredFolder(NamedTuple):
@@ -136,3 +141,45 @@ class Folders:
 
     def _record(self, name: str) -> str:
         return f"{self.prefix}/{name}{RECORD_SUFFIX}"
+
+
+def put_tree(folders: Folders, name: str, directory: Path, cache: HostCache | None) -> None:
+    """Put every file below ``directory`` as the folder ``name``, unless there is one; keep them in the cache, if any.
+
+    Raises:
+        StorageError: the storage is away; the folder is not there then.
+    """
+    token = new_token()
+    paths = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+
+    def put(path: str) -> None:
+        folders.put(token, path, directory / path)
+        if cache is not None:
+            cache.adopt(directory / path, contents[path])
+
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        contents = dict(zip(paths, pool.map(lambda path: content_of(directory / path), paths), strict=True))
+        list(pool.map(put, paths))
+    folders.commit(StoredFolder(name, token, contents))
+
+
+def fetch_tree(folders: Folders, name: str, directory: Path, cache: HostCache) -> None:
+    """Make ``directory`` the folder ``name``, in one step; what was there is replaced. For one process at a time.
+
+    Raises:
+        MissingFileError: there is no such folder.
+        StorageError: the storage is away, or a file is not what was put.
+    """
+    folder = folders.read(name)
+    temporary, replaced = temporary_beside(directory), temporary_beside(directory)
+    try:
+        for parent in {(temporary / path).parent for path in folder.files}:
+            parent.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            list(pool.map(lambda path: folders.fetch(folder, path, temporary / path, cache), folder.files))
+        if directory.exists():
+            os.rename(directory, replaced)
+        os.rename(temporary, directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)

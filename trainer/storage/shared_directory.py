@@ -24,22 +24,22 @@ class SharedDirectory:
         source.stat()
         with self._reaching(name):
             make_directory((self.root / name).parent)
-            with appearing(self.root / name) as place:
-                link_or_copy(source, place)
+            with appearing(self.root / name) as temporary:
+                link_or_copy(source, temporary)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         path = self.root / name
         with self._reaching(name):
             make_directory(path.parent)
-            place = temporary_beside(path)
+            temporary = temporary_beside(path)
             try:
-                place.write_bytes(data)
-                fsync_path(place)
-                os.link(place, path)
+                temporary.write_bytes(data)
+                fsync_path(temporary)
+                os.link(temporary, path)
             except FileExistsError:
                 return path.read_bytes() == data
             finally:
-                place.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             fsync_path(path.parent)
         return True
 

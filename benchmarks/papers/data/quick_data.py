@@ -10,7 +10,7 @@ import pyarrow as pa
 from benchmarks.papers.data.click_tasks import write_click_log
 from benchmarks.papers.rff.held_out_days import SECONDS_PER_DAY
 from trainer.data.sources.click_log import ClickLog
-from trainer.generalization.parquet_file import write_table
+from trainer.generalization.label_randomization import write_table
 
 LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
 """Two rows in five have a query of their own: one-epoch overfitting shows within three epochs."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainer.generalization.parquet_file import write_table
+from trainer.generalization.label_randomization import write_table
 
 NUM_WORDS, NUM_DOCUMENTS, NUM_SENTENCES, LENGTH = 50, 8, 12, 9
 SIDES = (0, 15, 30, NUM_WORDS)

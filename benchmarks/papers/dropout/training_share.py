@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from trainer.data.columns.hashing import combine, id_keys
 from trainer.data.prepare.split import TRAIN, random_split
-from trainer.generalization.label_randomization import read_rows
-from trainer.generalization.parquet_file import write_table
+from trainer.generalization.label_randomization import read_rows, write_table
 from trainer.spec import DatasetSpec, Split
 
 

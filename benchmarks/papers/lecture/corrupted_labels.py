@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from trainer.generalization.label_randomization import read_rows, write_labels
-from trainer.generalization.parquet_file import write_table
+from trainer.generalization.label_randomization import read_rows, write_labels, write_table
 from trainer.spec import DatasetSpec
 
 

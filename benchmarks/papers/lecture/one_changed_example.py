@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.papers.lecture.linear_margin import Rows, read_rows
-from trainer.generalization.stability import distance
+from trainer.generalization.sections import distance
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embeddings.vectors.item_vectors import Array
-from trainer.generalization.parquet_file import write_table
+from trainer.generalization.label_randomization import write_table
 
 SECONDS_PER_DAY = 86_400
 LENGTH = 10

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.generalization.parquet_file import write_table
+from trainer.generalization.label_randomization import write_table
 
 MAX_TITLES = 20
 """A word of more titles than this says little of any two of them."""

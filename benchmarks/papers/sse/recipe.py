@@ -18,7 +18,7 @@ from benchmarks.papers.data import documents
 from benchmarks.papers.sse import bias, figures, graphs
 from benchmarks.papers.sse.tables import BPR_DIMS, CLAIMS, FEW_DIMS, RMSE, TABLES
 from benchmarks.papers.trials.trial import Claim, Recipe, Table, Trial
-from trainer.generalization.parquet_file import write_table
+from trainer.generalization.label_randomization import write_table
 from trainer.report_pages.section import NOT_RUN, Findings, Section
 from trainer.search.records import facts
 from trainer.spec import DatasetSpec

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.papers.trials.experiments import EXPERIMENTS
 from benchmarks.papers.trials.trial import AnyTrial, TextTrial, Trial
 from embeddings.durable_files import write_json
-from trainer.generalization.gap import gaps
+from trainer.generalization.sections import gaps
 from trainer.search.records import Record, new_record, record_of_run
 from trainer.search.runs import TrialRun
 

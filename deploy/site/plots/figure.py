@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
-from trainer.report_pages.plots import COLOURS
+from trainer.report_pages.page import COLOURS
 
 BLUE, GREEN, PINK, SKY, RED, ORANGE, BLACK, GREY = COLOURS
 INK = "#222222"

@@ -10,7 +10,7 @@ from pathlib import Path
 from service.core.settings import Settings
 from service.jobs.executors.base import Check, Executor, Placement
 from trainer.runs import run_process
-from trainer.runs.standby import Standby
+from trainer.runs.warm_pool import WarmPool
 
 
 class LocalRuns(Executor):
@@ -24,7 +24,7 @@ class LocalRuns(Executor):
 
     def __init__(self, command: Sequence[str] = run_process.COMMAND):
         self._command = tuple(command)
-        self._standby = Standby() if self._command == run_process.COMMAND else None
+        self._warm_pool = WarmPool() if self._command == run_process.COMMAND else None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> LocalRuns:
@@ -47,7 +47,7 @@ class LocalRuns(Executor):
         yield _diagnose_cluster(settings.ray_address)
 
     def launch(self, run_dir: Path, /) -> int:
-        return run_process.launch(run_dir, command=self._command, standby=self._standby)
+        return run_process.launch(run_dir, command=self._command, warm_pool=self._warm_pool)
 
     def is_alive(self, run_dir: Path, /) -> bool:
         return run_process.is_alive(run_dir)
@@ -56,8 +56,8 @@ class LocalRuns(Executor):
         return run_process.terminate(run_dir, grace_seconds)
 
     def close(self) -> None:
-        if self._standby is not None:
-            self._standby.close()
+        if self._warm_pool is not None:
+            self._warm_pool.close()
 
 
 def _diagnose_cluster(address: str | None) -> Check:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.standby import Borrowed, StandbyOfTests
-from trainer.runs.standby import Standby
+from tests.support.warm_pool import Borrowed, WarmPoolOfTests
+from trainer.runs.warm_pool import WarmPool
 
 
 @pytest.fixture(scope="session")
-def standby() -> Iterator[Standby]:
-    found = StandbyOfTests()
+def warm_pool() -> Iterator[WarmPool]:
+    found = WarmPoolOfTests()
     yield found
     found.close()
 
@@ -28,6 +28,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def trials_run(standby: Standby, monkeypatch: pytest.MonkeyPatch) -> None:
+def trials_run(warm_pool: WarmPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of trials are forked from the process of all tests."""
-    monkeypatch.setattr("trainer.search.runs.Standby", lambda: Borrowed(standby))
+    monkeypatch.setattr("trainer.search.runs.WarmPool", lambda: Borrowed(warm_pool))

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.core.settings import Settings
-from tests.service.forked_service import standby_of_tests
+from tests.service.forked_service import warm_pool_of_tests
 from tests.service.service_kit import client_of, running, until
 from tests.support import forked
-from trainer.runs import run_process, standby
+from trainer.runs import run_process, warm_pool
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ START_SECONDS = 400.0
 @pytest.fixture
 async def service(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
     """With the trainer's own launcher: the run's data are prepared before any rank or Ray is started."""
-    monkeypatch.setattr(standby, "start_process", standby_of_tests)
+    monkeypatch.setattr(warm_pool, "start_process", warm_pool_of_tests)
     forked.ensure_running()  # it ends with the tests, not with the service
     before = psutil.Process().children()
     async with running(dataclasses.replace(settings, role="all")) as app:

@@ -23,7 +23,8 @@ from embeddings.store import open_store
 from service.client import Client
 from tests.service import serving
 from tests.support import forked, trained_runs
-from trainer.checkpoint.format import Checkpoint, latest_valid
+from tests.trainer.launch.detached_runs import everything
+from trainer.checkpoint.format import latest_valid
 from trainer.launch import fork_server
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
@@ -58,7 +59,7 @@ JOB = {
 
 
 class OnThisHost:
-    """In the place of a standby process: forks a run whose rank is in its driver."""
+    """In the place of a warm pool: forks a run whose rank is in its driver."""
 
     def start(self, directory: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int:
         return int(forked.start(be_run, directory, {**environment, **own}, log=directory / LOG_FILE).pid or 0)
@@ -93,14 +94,6 @@ def victims_of(directory: Path, kind: str) -> list[psutil.Process]:
 def newest_step(directory: Path) -> int:
     names = sorted(path.name for path in (directory / "checkpoints").glob("step-*"))
     return int(names[-1].removeprefix("step-").split(".")[0]) if names else 0
-
-
-def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    found = dict(checkpoint.read_dense())
-    for table in checkpoint.tables:
-        weight, state = checkpoint.read_rows(table)
-        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
-    return found
 
 
 def dataset_in(folder: Path) -> dict[str, Any]:
@@ -185,7 +178,7 @@ def test_one_that_wakes_beside_its_successor_takes_nothing_from_it(tmp_path: Pat
         directory = write_run(
             tmp_path / "run", run_id="woken", job=job, dataset=dataset, store_url=store, attempt=attempt, lease=lease
         )
-        launch(directory, standby=OnThisHost())  # type: ignore[arg-type]
+        launch(directory, warm_pool=OnThisHost())  # type: ignore[arg-type]
         return directory
 
     directory = start(1)

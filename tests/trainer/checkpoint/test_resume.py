@@ -14,19 +14,12 @@ import torch
 
 from tests.support import forked
 from tests.support.trained_runs import lead
-from trainer.checkpoint.format import MANIFEST_FILE, Checkpoint, _manifest_bytes, latest_valid
+from tests.trainer.launch.detached_runs import everything
+from trainer.checkpoint.format import MANIFEST_FILE, _manifest_bytes, latest_valid
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 
 STEPS_PER_EPOCH = 25
-
-
-def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    found = dict(checkpoint.read_dense())
-    for table in checkpoint.tables:
-        weight, state = checkpoint.read_rows(table)
-        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
-    return found
 
 
 @pytest.mark.process

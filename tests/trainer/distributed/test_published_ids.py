@@ -15,7 +15,7 @@ from embeddings.dynamic.id_map import DynamicIdMap
 from embeddings.dynamic.settings import IdMapSettings
 from trainer.data.columns.hashing import id_keys
 from trainer.data.one_pass.raw_ids import RawIds
-from trainer.distributed.published_ids import PublishedIds
+from trainer.distributed.dynamic_tables import PublishedIds
 from trainer.sizing.memory import PUBLISHED_ID_BYTES
 
 WORDS = st.lists(st.text(max_size=3), min_size=1, max_size=8)

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 from benchmarks.papers.data import documents
 from trainer.checkpoint.format import latest_valid
-from trainer.generalization import bounds, linear_bound
+from trainer.generalization import bounds
 from trainer.generalization.label_randomization import coins
 from trainer.generalization.measures import last_layer, measures, random_fit
 from trainer.generalization.parameters import Point
@@ -146,7 +146,7 @@ def test_measures_have_bounds_of_classifiers_alone(make_run: Callable[..., Run])
     assert len(of) == 2
     assert found["norm_bound"] == pytest.approx(expected, rel=1e-6)
     # Theorem 4.1: of the last layer, over every training row.
-    assert (found["mu"], found["nu"]) == pytest.approx(linear_bound.derivatives(train))
+    assert (found["mu"], found["nu"]) == pytest.approx(bounds.derivatives(train))
     last = last_layer(subject)
     assert last is not None
     inputs = []
@@ -156,7 +156,7 @@ def test_measures_have_bounds_of_classifiers_alone(make_run: Callable[..., Run])
     linear = found["linear"]
     assert linear["largest_input"] == pytest.approx(math.hypot(max(inputs), 1.0))
     assert linear["norm"] == pytest.approx(math.hypot(float(last.weight.detach().norm()), float(last.bias.detach())))
-    expected = linear_bound.linear_bound(train, linear["norm"], linear["largest_input"])
+    expected = bounds.linear_bound(train, linear["norm"], linear["largest_input"])
     assert (linear["terms"], linear["bound"]) == (pytest.approx(expected.terms), pytest.approx(expected.bound))
     assert linear["vacuous"] == expected.is_vacuous
     assert random_fit(subject) == {"rows": len(train), "fit": pytest.approx(np.mean(2 * np.exp(-train) - 1))}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from trainer.generalization import linear_bound
+from trainer.generalization import bounds
 from trainer.training.regularizers.outputs import CrossEntropy, stability
 
 NUM_ROWS, NUM_INPUTS = 40, 3
@@ -36,14 +36,14 @@ def test_mu_and_nu_are_the_means_of_the_derivatives_by_both_logits() -> None:
         assert float(one(logits[i])) == pytest.approx(losses[i], rel=1e-12)
         lengths.append(float(torch.func.jacrev(one)(logits[i]).norm()))
         traces.append(float(torch.func.hessian(one)(logits[i]).diagonal().sum()))
-    mu, nu = linear_bound.derivatives(losses)
+    mu, nu = bounds.derivatives(losses)
     assert (mu, nu) == pytest.approx((np.mean(lengths), np.mean(traces)), rel=1e-10)
     assert (mu, nu) == pytest.approx(stability(CrossEntropy(), logits, y), rel=1e-10)
 
 
 def test_the_terms_are_those_of_the_theorem() -> None:
     layer, x, _, losses = model()
-    with linear_bound.largest_input(layer) as largest:
+    with bounds.largest_input(layer) as largest:
         layer(x[:10])
         layer(x[10:])
         layer(x[:0])
@@ -53,10 +53,10 @@ def test_the_terms_are_those_of_the_theorem() -> None:
     longest, norm = float(inputs.norm(dim=1).max()), float(np.sqrt((weight.T**2).sum(axis=0)).sum())
     assert max(largest) == pytest.approx(longest, rel=1e-12)
     assert len(largest) == 2
-    assert linear_bound.norm_of(layer) == pytest.approx(norm, rel=1e-7)  # float32 in the stack
-    found = linear_bound.linear_bound(losses, norm, longest, delta=0.1)
-    mu, nu = linear_bound.derivatives(losses)
-    n, b, theta = NUM_ROWS, linear_bound.TRUNCATION, math.log(2 * NUM_ROWS) ** 3 * longest**2
+    assert bounds.norm_of(layer) == pytest.approx(norm, rel=1e-7)  # float32 in the stack
+    found = bounds.linear_bound(losses, norm, longest, delta=0.1)
+    mu, nu = bounds.derivatives(losses)
+    n, b, theta = NUM_ROWS, bounds.TRUNCATION, math.log(2 * NUM_ROWS) ** 3 * longest**2
     expected = (
         (norm * mu) ** (2 / 3) * (theta * b) ** (1 / 3) / n ** (1 / 3),
         norm * math.sqrt(b * nu * theta) / math.sqrt(n),
@@ -79,12 +79,12 @@ def test_the_terms_bound_what_the_proof_minimizes() -> None:
         n, norm, longest = (float(10 ** draw.uniform(*limits)) for limits in ((3, 5), (-1, 2), (-1, 1)))
         right = np.full(int(n), 1.0 - 10 ** draw.uniform(-6, -0.4))
         losses = -np.log(right)
-        mu, nu = linear_bound.derivatives(losses)
+        mu, nu = bounds.derivatives(losses)
         beta = np.logspace(-6, 2, 2000) / longest
         slope = math.sqrt(2) * beta * longest
         proof = 1.01 * beta * mu * longest + 1.01 * nu * (np.exp(slope) - slope - 1) / 2
-        proof += 101 * linear_bound.TRUNCATION * norm**2 * math.log(len(right) * 2) ** 3 / (beta**2 * len(right))
-        terms = linear_bound.linear_bound(losses, norm, longest).terms[:3]
+        proof += 101 * bounds.TRUNCATION * norm**2 * math.log(len(right) * 2) ** 3 / (beta**2 * len(right))
+        terms = bounds.linear_bound(losses, norm, longest).terms[:3]
         assert 5 < proof.min() / sum(terms) < 400
         largest_terms.add(int(np.argmax(terms)))
     assert len(largest_terms) == 3
@@ -92,8 +92,8 @@ def test_the_terms_bound_what_the_proof_minimizes() -> None:
 
 def test_what_is_no_better_than_a_coin_is_vacuous() -> None:
     certain = np.full(10**6, 1e-6)
-    assert not linear_bound.linear_bound(certain, 1.0, 1.0).is_vacuous
-    assert linear_bound.linear_bound(np.full(10**6, math.log(2)), 1.0, 1.0).is_vacuous
-    assert linear_bound.linear_bound(certain, 1e4, 1.0).is_vacuous
-    none = linear_bound.linear_bound(np.zeros(1000), 0.0, 1.0)
+    assert not bounds.linear_bound(certain, 1.0, 1.0).is_vacuous
+    assert bounds.linear_bound(np.full(10**6, math.log(2)), 1.0, 1.0).is_vacuous
+    assert bounds.linear_bound(certain, 1e4, 1.0).is_vacuous
+    none = bounds.linear_bound(np.zeros(1000), 0.0, 1.0)
     assert none.terms[:3] == (0.0, 0.0, 0.0)

@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.generalization.compression import rank_of, truncated_losses
-from trainer.generalization.gap import gaps
-from trainer.generalization.gradients import gradient_norms
-from trainer.generalization.hessian import top_eigenvalue
 from trainer.generalization.parameters import Point
-from trainer.generalization.rescaling import rescalable, rescaled
-from trainer.generalization.sharpness import ascent_rise, noise_rise
-from trainer.generalization.spectrum import spectrum
-from trainer.generalization.stability import distance
+from trainer.generalization.sections import distance, gaps
+from trainer.generalization.sharpness import (
+    ascent_rise,
+    gradient_norms,
+    noise_rise,
+    rescalable,
+    rescaled,
+    top_eigenvalue,
+)
+from trainer.generalization.spectrum import rank_of, spectrum, truncated_losses
 
 
 def quadratic(seed: int = 0) -> tuple[Point, np.ndarray, np.ndarray]:

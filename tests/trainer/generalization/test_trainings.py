@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.standby import Borrowed
+from tests.support.warm_pool import Borrowed
 from tests.trainer.conftest import small_dataset, small_job
 from trainer.generalization import command
 from trainer.generalization.trainings import comparable, plan
-from trainer.runs.standby import Standby
+from trainer.runs.warm_pool import WarmPool
 from trainer.spec import load_documents
 
 JOB = """\
@@ -65,10 +65,10 @@ def test_generalization_is_reported_of_any_job(label: str, kind: str, tables: di
 @pytest.mark.slow
 @pytest.mark.process
 def test_the_report_is_gone_on_with(
-    rows: Path, tmp_path: Path, standby: Standby, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rows: Path, tmp_path: Path, warm_pool: WarmPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A training that failed is run again, others are not; another job has another folder."""
-    monkeypatch.setattr("trainer.search.runs.Standby", lambda: Borrowed(standby))
+    monkeypatch.setattr("trainer.search.runs.WarmPool", lambda: Borrowed(warm_pool))
     spec, out = tmp_path / "job.yaml", tmp_path / "report"
     dataset, job = small_dataset(rows), small_job(model={"kind": "dnn", "embedding_dim": 4, "hidden": [8]}, epochs=1)
     documents = [one.model_dump(mode="json", exclude_unset=True) for one in (dataset, job)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from trainer.launch.rank_actors import RankActor
-from trainer.launch.ray_rank import Place
+from trainer.launch.rank_actors import RankActor, RankEnvironment
 
 
 class Other:
@@ -17,8 +16,8 @@ class Other:
 class LosesItsPeer(RankActor):
     """A rank that fails by what it does not know, just before another one is seen to have died."""
 
-    def train(self, place: Place, *_: object) -> None:
-        if place.rank == 0:
+    def train(self, environment: RankEnvironment, *_: object) -> None:
+        if environment.rank == 0:
             raise KeyError("words that we do not know")
         time.sleep(2)
         os._exit(1)

@@ -14,6 +14,7 @@ import torch
 
 from tests.trainer.launch.detached_runs import everything, newest_step, wait_for, wait_for_end
 from trainer.checkpoint.format import latest_valid
+from trainer.launch.attempt import Attempt
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import train_rank
@@ -35,17 +36,17 @@ SPLIT = {"item": "row_wise", "user": "table_wise"}
 LONG = {"epochs": 1000}  # none ends before it is ended
 
 
-def start(run, standby) -> None:
+def start(run, warm_pool) -> None:
     (run.directory / EXIT_FILE).unlink(missing_ok=True)
-    run_process.launch(run.directory, standby=standby)
+    run_process.launch(run.directory, warm_pool=warm_pool)
 
 
-def finish(run, standby) -> None:
-    start(run, standby)
+def finish(run, warm_pool) -> None:
+    start(run, warm_pool)
     assert wait_for_end(run.directory)["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
 
 
-def notice(run, **changes) -> int:
+def preempt(run, **changes) -> int:
     told = {RUN_DIR_VARIABLE: str(run.directory), ATTEMPT_VARIABLE: str(changes.get("attempt", run.attempt))}
     told[STOP_SECONDS_VARIABLE] = str(changes.get("seconds", 300))
     command = [sys.executable, "-m", "trainer.runs.preemption"]
@@ -57,14 +58,14 @@ def openings(run, small) -> list[dict]:
 
 
 def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come(
-    make_run, small, standby, pooled_ranks
+    make_run, small, warm_pool, pooled_ranks
 ) -> None:
     """To one rank, and by what Kubernetes runs in a pod that it ends; to the driver: test_run_on_host.py."""
     settings = {"resources": TWO, "sharding": SPLIT, "checkpoint": {"every_steps": 100_000}}
     step = 0
     for attempt in (1, 2):
         run = make_run("preempted", attempt=attempt, **settings, **LONG)
-        start(run, standby)
+        start(run, warm_pool)
         (run.directory / "events.jsonl").touch()
         epochs = step // 25 + 1
         wait_for(lambda: len(small.metrics(run.directory, "train")) > epochs, run.directory)  # noqa: B023 - at once
@@ -73,8 +74,8 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
         if attempt == 1:
             os.kill(found[0].pid, signal.SIGTERM)
         else:
-            assert notice(run, attempt=1) == 0, "of an attempt before: nobody is told"
-            assert notice(run) == 0
+            assert preempt(run, attempt=1) == 0, "of an attempt before: nobody is told"
+            assert preempt(run) == 0
             assert (run.directory / EXIT_FILE).exists(), "it waits for the end"
         ended = wait_for_end(run.directory)
         assert (ended["code"], ended["state"]) == (EXIT_CANCELLED, "cancelled"), (run.directory / LOG_FILE).read_text()
@@ -84,7 +85,7 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
 
     settings["epochs"] = step // 25 + 2
     run = make_run("preempted", attempt=3, **settings)
-    finish(run, standby)
+    finish(run, warm_pool)
     whole = make_run("whole", **settings)
     assert execute(whole, pooled_ranks) == 0
     assert openings(run, small)[-1]["resumed_from_step"] == step
@@ -92,11 +93,11 @@ def test_a_sigterm_in_an_epoch_leaves_a_checkpoint_from_which_the_same_bits_come
     assert [name for name in expected if not torch.equal(mine[name], expected[name])] == []
 
 
-def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, standby, pooled_ranks) -> None:
+def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, warm_pool, pooled_ranks) -> None:
     """The same batches in the same order: what differs is the order of sums, in the last bits of each step."""
     settings = {"resources": TWO, "sharding": SPLIT, "checkpoint": {"every_steps": 7}}
     run = make_run("elastic", **settings, **LONG)
-    start(run, standby)
+    start(run, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
     next(one for one in run_process.processes(run.directory) if one.name() == "evenkeel-rank1").kill()
     assert wait_for_end(run.directory)["error"]["code"] == "worker_died"
@@ -104,7 +105,7 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, s
 
     run = make_run("elastic", attempt=2, workers=Workers(1, "a node is gone"), **settings, **LONG)
     assert (run.job.resources.num_workers, run.submitted.resources.num_workers) == (1, 2)
-    start(run, standby)
+    start(run, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > first + 14, run.directory)
     assert [one.name() for one in run_process.processes(run.directory) if "rank" in one.name()] == ["evenkeel-rank0"]
     assert run_process.terminate(run.directory, grace_seconds=200) is True
@@ -113,7 +114,7 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, s
 
     settings["epochs"] = second // 25 + 2
     run = make_run("elastic", attempt=3, **settings)
-    finish(run, standby)
+    finish(run, warm_pool)
     told = openings(run, small)
     assert [event["resumed_from_step"] for event in told] == [None, first, second]
     assert [len(event["rows_per_rank"]["item"]) for event in told] == [2, 1, 2]
@@ -135,13 +136,14 @@ def test_attempts_go_on_with_fewer_workers_and_with_all_again(make_run, small, s
         )
 
 
-def test_what_one_rank_was_told_ends_the_run_before_it_publishes(make_run, small) -> None:
-    """As Ray tells the ranks of a node that it drains: nothing comes from the driver."""
+def test_what_one_rank_was_told_ends_the_run_before_it_publishes(make_run, small, monkeypatch) -> None:
+    """As a rank of another host is told, whose directory this one does not see: nothing comes from the driver."""
     calls = itertools.count()
+    monkeypatch.setattr(Attempt, "should_stop", lambda self: "a node is drained" if next(calls) > 30 else None)
 
     def ranks(run) -> None:
         with single_rank_group():
-            train_rank(str(run.directory), notice=lambda: "a node is drained" if next(calls) > 30 else None)
+            train_rank(str(run.directory))
 
     run = make_run(publish={"collection": "items", "feature": "item", "gate": {"mode": "off"}}, **LONG)
     assert execute(run, ranks) == EXIT_CANCELLED
@@ -161,14 +163,14 @@ def test_fewer_workers_are_of_the_attempt_and_not_of_the_job(make_run) -> None:
 
 def test_a_notice_that_nobody_takes_does_not_keep_the_pod(make_run) -> None:
     run = make_run()
-    assert notice(run) == 0, "it has not begun"
+    assert preempt(run) == 0, "it has not begun"
     events = run.directory / "events.jsonl"
     events.touch()
     os.utime(events, (0, 0))
-    assert notice(run) == 0, "it has died"
+    assert preempt(run) == 0, "it has died"
     assert not run.cancel_file.exists()
     events.touch()
-    assert notice(run, seconds=0.1) == 1
+    assert preempt(run, seconds=0.1) == 1
     assert run.cancel_file.read_text() == "its machine goes"
     (run.directory / "run.json").unlink()
-    assert notice(run) == 0
+    assert preempt(run) == 0

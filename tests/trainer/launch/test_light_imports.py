@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-HEAVY = ("ray", "tensordict", "torch._dynamo", "torch._inductor", "networkx", "redis", "sklearn")
+HEAVY = ("ray", "tensordict", "torch._dynamo", "torch._inductor", "networkx", "redis", "sklearn", "sympy", "httpx")
 TRAIN = f"""
 import sys
 from trainer.launch.in_process import main

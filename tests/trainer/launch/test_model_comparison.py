@@ -19,7 +19,7 @@ from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.hashing import combine, id_keys
 from trainer.data.prepare.split import TRAIN, random_split
-from trainer.distributed.stored_model import stored_model
+from trainer.distributed.materialize import model_of_checkpoint
 from trainer.evaluation.scored_by_both import others
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
@@ -122,7 +122,7 @@ def of_all(run):
 def served_scores(run, first, split):
     """Labels of the run's held-out rows, and scores of the first run's model of the raw ids that they have."""
     data, before = PreparedData.open(run.data), PreparedData.open(first.data)
-    model = stored_model(first.job, before, latest_valid(first.checkpoints))
+    model = model_of_checkpoint(first.job, before, latest_valid(first.checkpoints))
     codes = []
     for key in data.keys:
         ids = data.vocabulary(key.table).to_numpy()[np.asarray(data.column(split, key)) - 2]
@@ -334,7 +334,7 @@ def test_matched_auc_is_of_items_of_other_users(refresh):
     bpr = {"model": {"kind": "bpr", "embedding_dim": 4}, "evaluation": {"split": {"validation": 0.0, "test": 0.2}}}
     run = refresh("second", 2, refresh("first", 1, **bpr), epochs=3, **bpr)
     found, data = of_all(run), PreparedData.open(run.data)
-    model = stored_model(run.job, data, latest_valid(run.checkpoints))
+    model = model_of_checkpoint(run.job, data, latest_valid(run.checkpoints))
     users, items = (np.asarray(data.column("test", key)).astype(np.int64) for key in data.keys[:2])
     positive = np.asarray(data.labels("test")) == 1
     users, items = users[positive], items[positive]
@@ -425,7 +425,7 @@ def test_all_items_that_both_know_are_ranked_for_users_that_both_know(refresh):
     counts = data.row_counts("item")[2:]
 
     def scores_of(run, run_data):
-        model = stored_model(run.job, run_data, latest_valid(run.checkpoints))
+        model = model_of_checkpoint(run.job, run_data, latest_valid(run.checkpoints))
         names = ("user", "item")
         own = {name: run_data.vocabulary(name).to_numpy() for name in names}
         order = {name: np.argsort(own[name]) for name in names}
@@ -487,7 +487,7 @@ def test_sequence_models_are_compared_by_ndcg_among_the_items_that_both_know(ref
     is_known = np.isin(data.vocabulary("item").to_numpy(), PreparedData.open(first.data).vocabulary("item").to_numpy())
     is_known, counts = np.append([True, True], is_known), data.row_counts("item")
     assert is_known.all() == (first_item == 0)
-    model = stored_model(second.job, data, latest_valid(second.checkpoints))
+    model = model_of_checkpoint(second.job, data, latest_valid(second.checkpoints))
     queries, candidates = [], model.catalogue(data).detach().numpy()
     places = np.asarray(data.sequences.held["test"])
     history, _ = data.sequences.history("test", places)

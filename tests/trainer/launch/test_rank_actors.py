@@ -8,8 +8,7 @@ import pytest
 
 from trainer.launch import on_ray
 from trainer.launch.driver import RanksFailed
-from trainer.launch.rank_actors import places
-from trainer.launch.ray_rank import Place, Seat
+from trainer.launch.rank_actors import RankEnvironment, Seat, rank_environments
 from trainer.runs.failures import ResourceError
 
 
@@ -21,25 +20,27 @@ def test_ranks_of_a_host_are_consecutive_in_the_order_of_its_gpus() -> None:
         Seat("a", "10.0.0.1", ("0",)),
         Seat("b", "10.0.0.2", ("11",)),
     ]
-    assert places(seats) == [
-        Place(1, 5, 1, 3, ("9", "10", "11")),
-        Place(4, 5, 1, 2, ("0", "1")),
-        Place(0, 5, 0, 3, ("9", "10", "11")),
-        Place(3, 5, 0, 2, ("0", "1")),
-        Place(2, 5, 2, 3, ("9", "10", "11")),
+    assert rank_environments(seats) == [
+        RankEnvironment(1, 5, 1, 3, ("9", "10", "11")),
+        RankEnvironment(4, 5, 1, 2, ("0", "1")),
+        RankEnvironment(0, 5, 0, 3, ("9", "10", "11")),
+        RankEnvironment(3, 5, 0, 2, ("0", "1")),
+        RankEnvironment(2, 5, 2, 3, ("9", "10", "11")),
     ]
 
 
 def test_ranks_without_gpus_keep_the_order_of_their_actors_and_see_none_hidden() -> None:
-    first, second = places([Seat("a", "10.0.0.1", ()), Seat("a", "10.0.0.1", ())])
+    first, second = rank_environments([Seat("a", "10.0.0.1", ()), Seat("a", "10.0.0.1", ())])
     assert (first.rank, second.rank) == (0, 1)
-    assert first.environment() == {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    assert first.variables() == {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 
 
 def test_a_rank_sees_the_gpus_of_all_ranks_of_its_host() -> None:
-    found = places([Seat("a", "10.0.0.1", ("3",)), Seat("a", "10.0.0.1", ("1",)), Seat("b", "10.0.0.2", ("0",))])
-    assert [place.environment()["CUDA_VISIBLE_DEVICES"] for place in found] == ["1,3", "1,3", "0"]
-    assert [place.environment()["LOCAL_RANK"] for place in found] == ["1", "0", "0"]
+    found = rank_environments(
+        [Seat("a", "10.0.0.1", ("3",)), Seat("a", "10.0.0.1", ("1",)), Seat("b", "10.0.0.2", ("0",))]
+    )
+    assert [environment.variables()["CUDA_VISIBLE_DEVICES"] for environment in found] == ["1,3", "1,3", "0"]
+    assert [environment.variables()["LOCAL_RANK"] for environment in found] == ["1", "0", "0"]
 
 
 def test_what_a_rank_raised_is_a_failure_of_the_ranks_whatever_its_class(make_run, monkeypatch) -> None:

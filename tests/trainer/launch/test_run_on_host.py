@@ -29,13 +29,13 @@ def ranks_of(directory: Path) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.name())
 
 
-def start(run, standby) -> int:
+def start(run, warm_pool) -> int:
     (run.directory / EXIT_FILE).unlink(missing_ok=True)
-    return run_process.launch(run.directory, standby=standby)
+    return run_process.launch(run.directory, warm_pool=warm_pool)
 
 
 def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(
-    make_run, small, tmp_path, standby, pooled_ranks, monkeypatch
+    make_run, small, tmp_path, warm_pool, pooled_ranks, monkeypatch
 ):
     uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
     settings = {"uri": uri, "checkpoint": {"every_steps": 7}, "resources": TWO, "sharding": SPLIT}
@@ -43,7 +43,7 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(
 
     # A rank is killed: the run says so, and that it is worth another try.
     run = make_run("killed", **settings, **long)
-    start(run, standby)
+    start(run, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
     ranks = ranks_of(run.directory)
     assert [rank.name() for rank in ranks] == ["evenkeel-rank0", "evenkeel-rank1"]
@@ -75,7 +75,7 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(
 
     # Everything is ended at once.
     run = make_run("killed", attempt=3, **settings, **long)
-    start(run, standby)
+    start(run, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > second, run.directory)
     pids = [process.pid for process in run_process.processes(run.directory)]
     assert len(pids) == 3
@@ -87,7 +87,7 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(
     # To its end, and ranks that are not the run's own, without a cut.
     settings["epochs"] = third // 25 + 3
     run = make_run("killed", attempt=4, **settings)
-    start(run, standby)
+    start(run, warm_pool)
     ended = wait_for_end(run.directory)
     assert ended["code"] == 0, (run.directory / LOG_FILE).read_text()[-6000:]
     whole = make_run("whole", **settings)
@@ -101,9 +101,9 @@ def test_a_run_survives_the_death_of_a_rank_and_of_its_whole_tree(
     assert bool(((last > 0) & (last < steps - 20)).any())  # rows did idle across the cuts
 
 
-def test_sigterm_cancels(make_run, small, standby):
+def test_sigterm_cancels(make_run, small, warm_pool):
     run = make_run(epochs=1000, checkpoint={"every_steps": 100_000})
-    pid = start(run, standby)
+    pid = start(run, warm_pool)
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: small.events(run.directory, "metric"), run.directory)
     assert psutil.Process(pid).name() == "evenkeel-run"
@@ -116,10 +116,10 @@ def test_sigterm_cancels(make_run, small, standby):
     assert run_process.processes(run.directory) == []
 
 
-def test_ranks_that_are_never_told_to_train_go_with_their_run(make_run, small, standby, tmp_path):
+def test_ranks_that_are_never_told_to_train_go_with_their_run(make_run, small, warm_pool, tmp_path):
     """What is wrong with the data is found while they wait."""
     run = make_run(uri=tmp_path / "nothing.parquet", resources=TWO)
-    start(run, standby)
+    start(run, warm_pool)
     ended = wait_for_end(run.directory)
     assert (ended["code"], ended["error"]["code"]) == (EXIT_FAILED, "bad_data")
     assert run_process.processes(run.directory) == []

@@ -44,20 +44,20 @@ def hosts(two_ray_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         yield two_ray_nodes
 
 
-def start(run, cluster: Cluster, standby) -> None:
+def start(run, cluster: Cluster, warm_pool) -> None:
     (run.directory / EXIT_FILE).unlink(missing_ok=True)
     secret = {name: value for name, value in cluster.environment.items() if name.startswith("RAY_AUTH")}
-    run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret}, standby=standby)
+    run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret}, warm_pool=warm_pool)
 
 
 def log_of(run) -> str:
     return (run.directory / LOG_FILE).read_text()[-6000:]
 
 
-def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, hosts, standby, pooled_ranks) -> None:
+def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, hosts, warm_pool, pooled_ranks) -> None:
     place = {"ray_address": f"127.0.0.1:{hosts.port}", "storage": "s3://runs/of/run"}
     run = make_run("first", epochs=1000, **place, **SETTINGS)
-    start(run, hosts, standby)
+    start(run, hosts, warm_pool)
     checkpoints = Folders(open_storage(place["storage"]), "checkpoints")
     (run.directory / "events.jsonl").touch()
     wait_for(lambda: small.events(run.directory, "metric") and checkpoints.names(), run.directory)
@@ -73,7 +73,7 @@ def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, hos
     stopped = pick(make_run("look", **place, **SETTINGS))[0].extra["position"]["step"]
     epochs = stopped // 25 + 2
     run = make_run("second", attempt=2, epochs=epochs, **place, **SETTINGS)
-    start(run, hosts, standby)
+    start(run, hosts, warm_pool)
     ended = wait_for_end(run.directory)
     assert ended["code"] == 0, log_of(run)
     openings = [event for event in small.events(run.directory, "info") if "alpha" in event]
@@ -96,5 +96,5 @@ def test_a_run_trains_stops_goes_on_elsewhere_and_publishes(make_run, small, hos
         **SETTINGS | {"resources": {"num_workers": 1}, "sharding": {}},
         optimizer={"kind": "sgd", "learning_rate": 1e38},
     )
-    start(run, hosts, standby)
+    start(run, hosts, warm_pool)
     assert wait_for_end(run.directory)["error"]["code"] == "non_finite", log_of(run)

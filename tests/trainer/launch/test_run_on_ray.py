@@ -27,7 +27,7 @@ from trainer.runs.directory import Workers, read_run
 from trainer.runs.failures import Cancelled, ResourceError
 from trainer.runs.lineage import spec_sha256
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FILE, EXIT_RETRYABLE, LOG_FILE
-from trainer.runs.standby import Standby
+from trainer.runs.warm_pool import WarmPool
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,14 +43,14 @@ def head(ray_cluster: Cluster) -> dict[str, str]:
     return {"address": f"127.0.0.1:{ray_cluster.port}", **secret}
 
 
-def start_joined(run, head: dict[str, str], standby: Standby | None, **changes: str) -> None:
+def start_joined(run, head: dict[str, str], warm_pool: WarmPool | None, **changes: str) -> None:
     (run.directory / EXIT_FILE).unlink(missing_ok=True)
     secret = {name: value for name, value in head.items() if name.startswith("RAY_")}
-    run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret, **changes}, standby=standby)
+    run_process.launch(run.directory, env={"OMP_NUM_THREADS": "1", **secret, **changes}, warm_pool=warm_pool)
 
 
 def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree_and_a_cancellation(
-    make_run, small, tmp_path, head, standby, pooled_ranks
+    make_run, small, tmp_path, head, warm_pool, pooled_ranks
 ):
     """All with fewer workers than it asks for: the cluster has room for two of five."""
     uri = small.write_rows(tmp_path / "rare.parquet", num_items=3000)
@@ -60,7 +60,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree_and_a_cancel
     # A worker is killed: the run says so, and that it is worth another try.
     run = make_run("killed", **settings, **long)
     asked_for = spec_sha256(run.submitted)
-    start_joined(run, head, standby)
+    start_joined(run, head, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > 0, run.directory)
     workers = [p for p in run_process.processes(run.directory) if "RankActor" in " ".join(p.cmdline())]
     assert len(workers) == 2
@@ -73,7 +73,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree_and_a_cancel
 
     # Everything is killed at once.
     run = make_run("killed", attempt=2, **settings, **long)
-    start_joined(run, head, standby)
+    start_joined(run, head, warm_pool)
     wait_for(lambda: newest_step(run.checkpoints) > first, run.directory)
     pids = [process.pid for process in run_process.processes(run.directory)]
     assert len(pids) >= 3
@@ -85,7 +85,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree_and_a_cancel
     # It is cancelled. ray.init takes SIGTERM for itself and would exit amid a step: the handler has to be ours again.
     epochs = len(small.metrics(run.directory, "test"))
     run = make_run("killed", attempt=3, **settings | {"checkpoint": {"every_steps": 100_000}}, **long)
-    start_joined(run, head, standby)
+    start_joined(run, head, warm_pool)
     wait_for(lambda: len(small.metrics(run.directory, "test")) > epochs, run.directory)
     assert run_process.terminate(run.directory, grace_seconds=200) is True
     ended = json.loads((run.directory / EXIT_FILE).read_text())
@@ -97,7 +97,7 @@ def test_a_run_survives_the_death_of_a_worker_and_of_its_whole_tree_and_a_cancel
     # The cluster is still there. To its end, and the same ranks without Ray and without a cut.
     settings["epochs"] = third // 25 + 3
     run = make_run("killed", attempt=4, ray_address=head["address"], **settings)
-    start_joined(run, head, standby)
+    start_joined(run, head, warm_pool)
     ended = wait_for_end(run.directory)
     log = (run.directory / LOG_FILE).read_text()
     assert ended["code"] == 0, log[-6000:]
@@ -175,9 +175,9 @@ def test_ranks_wait_for_room_until_a_limit_or_a_stop(make_run, head, monkeypatch
     assert stopped == ["Cancelled: SIGTERM"] * 2
 
 
-def test_a_cluster_that_is_too_small_is_told_at_once(make_run, head, standby):
+def test_a_cluster_that_is_too_small_is_told_at_once(make_run, head, warm_pool):
     run = make_run(resources={"num_workers": 3}, ray_address=head["address"])
-    start_joined(run, head, standby)
+    start_joined(run, head, warm_pool)
     ended = wait_for_end(run.directory)
     assert ended["code"] == EXIT_RETRYABLE
     assert ended["error"]["code"] == "no_resources"

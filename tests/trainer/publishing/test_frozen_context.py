@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
 
-from trainer.checkpoint.format import Checkpoint, latest_valid
+from tests.trainer.launch.detached_runs import everything
+from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.warm_start import id_maps, rows_of_parent
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -114,14 +115,6 @@ def contexts(rows: dict[str, dict[Any, torch.Tensor]], kind: str) -> dict[Any, t
     if kind == "item2vec":
         return {id_: row[DIM:] for id_, row in rows["item"].items()}
     return rows["user"]
-
-
-def everything(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    found = dict(checkpoint.read_dense())
-    for table in checkpoint.tables:
-        weight, state = checkpoint.read_rows(table)
-        found |= {f"{table}.weight": weight, **{f"{table}.{key}": value for key, value in state.items()}}
-    return found
 
 
 @pytest.mark.parametrize(

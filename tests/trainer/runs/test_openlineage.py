@@ -17,7 +17,7 @@ from trainer.launch.on_host import start_ranks
 from trainer.runs import openlineage
 from trainer.runs.failures import Cancelled, ResourceError
 from trainer.runs.lineage import ROOT, git_commit
-from trainer.runs.openlineage_events import columns_read, dataset_name, run_id
+from trainer.runs.openlineage import columns_read, dataset_name, run_id
 from trainer.runs.protocol import EXIT_SUCCEEDED
 from trainer.spec import parse_dataset
 

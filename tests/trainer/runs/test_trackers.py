@@ -28,7 +28,7 @@ from trainer.runs.directory import Run, read_run, write_run
 from trainer.runs.events import EventWriter
 from trainer.runs.protocol import EXIT_SUCCEEDED
 from trainer.runs.trackers import follow, process
-from trainer.runs.trackers.curves import parameters_of, points_of
+from trainer.runs.trackers.base import parameters_of, points_of
 from trainer.runs.trackers.follow import Follower
 from trainer.spec import SpecError
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 import yaml
 
-from tests.support.standby import Borrowed
+from tests.support.warm_pool import Borrowed
 from trainer.runs.events import read_events
 from trainer.search.command import main
-from trainer.search.trial import FOLDER, WORKING_DIRECTORY, Trial, TrialError
+from trainer.search.tuner import FOLDER, WORKING_DIRECTORY, Trial, TrialError
 from trainer.spec import load_documents
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(700)]
@@ -83,8 +83,8 @@ def test_a_finished_search_is_told_again_without_ray(found, files, capsys):
     assert lines[-1] == f"best job: {found['best']}"
 
 
-def test_a_trial_that_begins_again_goes_on_from_its_checkpoint(found, files, standby, monkeypatch):
-    monkeypatch.setattr("trainer.search.trial.Standby", lambda: Borrowed(standby))
+def test_a_trial_that_begins_again_goes_on_from_its_checkpoint(found, files, warm_pool, monkeypatch):
+    monkeypatch.setattr("trainer.search.tuner.WarmPool", lambda: Borrowed(warm_pool))
     monkeypatch.chdir(files)
     values = {"optimizer.learning_rate": 0.05, FOLDER: str(files / "found"), WORKING_DIRECTORY: str(files)}
     first = Trial(dict(values))

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.storage.base import StorageError
+from trainer.storage.base import FileContent, StorageError, content_of
 from trainer.storage.cache import CacheFullError, DamagedFileError, HostCache, cache_of_host
-from trainer.storage.content import FileContent, content_of
 from trainer.storage.shared_directory import SharedDirectory
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from trainer.data.batches.prepared import PreparedData
 from trainer.storage.cache import cache_of_host
-from trainer.storage.folders import Folders
-from trainer.storage.trees import fetch_tree, put_tree
+from trainer.storage.folders import Folders, fetch_tree, put_tree
 
 
 def put_prepared(folders: Folders | None, directory: Path) -> None:

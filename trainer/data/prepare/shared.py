@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.durable_files import temporary_beside, write_json
-from trainer.storage.base import NotWholeError
+from trainer.storage.base import FileContent, NotWholeError, content_of
 from trainer.storage.cache import PREPARED, HostCache, cache_folder
-from trainer.storage.content import FileContent, content_of
 
 BYTES_VARIABLE = "EVENKEEL_PREPARED_BYTES"
 DEFAULT_BYTES = 20 * 2**30

@@ -13,17 +13,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainer.runs.directory import Run, read_run
 from trainer.runs.events import TERMINAL_STATES, read_events
-from trainer.runs.trackers.base import Tracker, TrackerUnusableError
-from trainer.runs.trackers.curves import points_of, tags_of
+from trainer.runs.trackers.base import Tracker, TrackerUnusableError, points_of, tags_of
+from trainer.runs.trackers.mlflow import MLflowTracker
 from trainer.runs.trackers.process import LAST_WORDS_SECONDS
-from trainer.runs.trackers.registry import TRACKERS
+from trainer.runs.trackers.tensorboard import TensorBoardTracker
+from trainer.runs.trackers.wandb import WandbTracker
 
+TRACKERS: dict[str, Callable[[Run, Any], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "mlflow": MLflowTracker,
+    "wandb": WandbTracker,
+}
+"""Each takes the run and the entry of ``tracking``, a class of trainer.spec.tracking."""
 LOCK_FILE = "trackers.lock"
 POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS = 1.0
@@ -34,10 +41,7 @@ POINTS_AT_ONCE = 500
 class Follower:
     """Hands on, to one tracker, what the events say beyond what it has.
 
-    Args:
-        run: The attempt.
-        spec: The entry of the job's ``tracking``.
-        last_words_seconds: How long it tries on after the end.
+    ``spec`` is the entry of the job's ``tracking``. After the end it tries on for ``last_words_seconds``.
     """
 
     def __init__(self, run: Run, spec: Any, last_words_seconds: float = LAST_WORDS_SECONDS):

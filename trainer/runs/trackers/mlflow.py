@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 
 from trainer.runs.directory import Run
-from trainer.runs.trackers.base import Point, TrackerUnusableError
-from trainer.runs.trackers.curves import parameters_of
+from trainer.runs.trackers.base import Point, TrackerUnusableError, parameters_of
 from trainer.spec.tracking import MLflowTracking
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -73,7 +72,8 @@ class MLflowTracker:
             self._update(status="RUNNING")
             last = {one["key"]: int(one.get("step", 0)) for one in data.get("metrics", [])}
         else:
-            tags = [{"key": RUN_TAG, "value": run.run_id}, *_labels(run)]
+            tags = [{"key": RUN_TAG, "value": run.run_id}]
+            tags += [{"key": f"label.{name}", "value": value} for name, value in run.job.labels.items()]
             begun = {"start_time": int(time.time() * 1000), "run_name": run.run_id, "tags": tags}
             made = self._ask("POST", "runs/create", json={"experiment_id": experiment, **begun})
             self._run_id, last = made["run"]["info"]["run_id"], {}
@@ -98,10 +98,6 @@ def _document(answer: httpx.Response) -> dict[str, Any]:
         raise RuntimeError(f"{answer.request.url} answers {answer.status_code}: {answer.text[:300]}")
     document: dict[str, Any] = answer.json()
     return document
-
-
-def _labels(run: Run) -> list[dict[str, str]]:
-    return [{"key": f"label.{name}", "value": value} for name, value in run.job.labels.items()]
 
 
 def _credentials() -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from trainer.runs.directory import Run
-from trainer.runs.trackers.base import Point, TrackerUnusableError
-from trainer.runs.trackers.curves import parameters_of
+from trainer.runs.trackers.base import Point, TrackerUnusableError, parameters_of
 from trainer.spec.tracking import TensorBoardTracking
 
 FOLDER_VARIABLE = "EVENKEEL_TENSORBOARD_DIR"

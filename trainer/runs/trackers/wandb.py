@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from embeddings.durable_files import write_json
 from trainer.runs.directory import Run
-from trainer.runs.trackers.base import Point, TrackerUnusableError
-from trainer.runs.trackers.curves import parameters_of
+from trainer.runs.trackers.base import Point, TrackerUnusableError, parameters_of
 from trainer.spec.tracking import WandbTracking
 
 STEPS_FILE = "wandb.json"

@@ -43,9 +43,8 @@ from trainer.data.prepare.table_rows import finish_table, occurrences
 from trainer.data.prepare.workers import Workers
 from trainer.data.prepare.writing import SplitWriter, append_examples, code_files
 from trainer.storage.cache import cache_of_host
-from trainer.storage.folders import Folders
+from trainer.storage.folders import Folders, put_tree
 from trainer.storage.shared_directory import link_or_copy
-from trainer.storage.trees import put_tree
 
 BAD_ROWS = "bad-rows"
 TABLE, COUNTS, PARENT, ROWS_OF_CODES, IDS = "table.arrow", "counts.bin", "parent.bin", "rows-of-codes.bin", "ids.arrow"

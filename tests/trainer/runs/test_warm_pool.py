@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from trainer.runs import run_process
-from trainer.runs import standby as module
+from trainer.runs import warm_pool as module
 from trainer.runs.protocol import EXIT_FAILED, EXIT_FILE, LAUNCHED_VARIABLE, LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE
 from trainer.runs.run_process import SERVICE_SECRETS
-from trainer.runs.standby import Standby, code_state
+from trainer.runs.warm_pool import WarmPool, code_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -37,34 +37,34 @@ def broken_run(folder: Path) -> Path:
     return folder
 
 
-def runs_to_its_end(directory: Path, standby: Standby) -> int:
+def runs_to_its_end(directory: Path, warm_pool: WarmPool) -> int:
     """The pid of a run of a directory made by :func:`broken_run`, which has said its last word."""
-    pid = run_process.launch(directory, standby=standby)
+    pid = run_process.launch(directory, warm_pool=warm_pool)
     until(lambda: not run_process.is_alive(directory))
     assert json.loads((directory / EXIT_FILE).read_text())["code"] == EXIT_FAILED
     return pid
 
 
-def stopped_at_its_start(directory: Path, standby: Standby) -> psutil.Process:
+def stopped_at_its_start(directory: Path, warm_pool: WarmPool) -> psutil.Process:
     """A run that waits to be named, as one does whose launcher is slow."""
     own = {RUN_DIR_VARIABLE: str(directory), RUN_ID_VARIABLE: "r", LAUNCHED_VARIABLE: "1"}
     environment = {name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(module.ROOT), os.environ.get("PYTHONPATH", "")]))
-    pid = standby.start(directory, environment, own)
+    pid = warm_pool.start(directory, environment, own)
     assert pid is not None
     process = psutil.Process(pid)
     until(lambda: process.environ().get(RUN_DIR_VARIABLE) == str(directory))
     return process
 
 
-def test_a_forked_run_is_like_a_started_one(tmp_path, standby, monkeypatch):
+def test_a_forked_run_is_like_a_started_one(tmp_path, warm_pool, monkeypatch):
     secrets = dict.fromkeys(SERVICE_SECRETS, "secret-of-the-service")
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
-    run = stopped_at_its_start(broken_run(tmp_path / "run"), standby)
-    assert standby.pid != os.getpid()
-    assert run.ppid() == standby.pid
-    assert os.getsid(run.pid) == os.getpgid(run.pid) == run.pid != os.getsid(standby.pid)
+    run = stopped_at_its_start(broken_run(tmp_path / "run"), warm_pool)
+    assert warm_pool.pid != os.getpid()
+    assert run.ppid() == warm_pool.pid
+    assert os.getsid(run.pid) == os.getpgid(run.pid) == run.pid != os.getsid(warm_pool.pid)
     environment = run.environ()
     assert not secrets.keys() & environment.keys()
     assert environment["PATH"] == os.environ["PATH"]
@@ -81,43 +81,43 @@ def test_a_forked_run_is_like_a_started_one(tmp_path, standby, monkeypatch):
     until(lambda: not psutil.pid_exists(run.pid))  # not a zombie: it was waited for
 
 
-def test_one_process_forks_run_after_run(tmp_path, standby):
-    runs_to_its_end(broken_run(tmp_path / "first"), standby)
-    before = standby.pid
-    second = run_process.launch(broken_run(tmp_path / "second"), standby=standby)
-    assert standby.pid == before
+def test_one_process_forks_run_after_run(tmp_path, warm_pool):
+    runs_to_its_end(broken_run(tmp_path / "first"), warm_pool)
+    before = warm_pool.pid
+    second = run_process.launch(broken_run(tmp_path / "second"), warm_pool=warm_pool)
+    assert warm_pool.pid == before
     until(lambda: not run_process.is_alive(tmp_path / "second"))
     assert second != before
 
 
-def test_a_dead_one_is_replaced(tmp_path, standby):
-    runs_to_its_end(broken_run(tmp_path / "first"), standby)
-    before = standby.pid
+def test_a_dead_one_is_replaced(tmp_path, warm_pool):
+    runs_to_its_end(broken_run(tmp_path / "first"), warm_pool)
+    before = warm_pool.pid
     os.kill(before, signal.SIGKILL)
-    until(lambda: standby._process.poll() is not None)
-    runs_to_its_end(broken_run(tmp_path / "second"), standby)
-    assert standby.pid not in (None, before)
+    until(lambda: warm_pool._process.poll() is not None)
+    runs_to_its_end(broken_run(tmp_path / "second"), warm_pool)
+    assert warm_pool.pid not in (None, before)
 
 
-def test_one_of_another_environment_or_other_code_is_replaced(tmp_path, monkeypatch, standby):
+def test_one_of_another_environment_or_other_code_is_replaced(tmp_path, monkeypatch, warm_pool):
     code = tmp_path / "code"
     (code / "inner").mkdir(parents=True)
     (code / "inner" / "module.py").write_text("before = 1\n")
     monkeypatch.setattr(module, "CODE", (code,))
     monkeypatch.setenv("EVENKEEL_TEST_OF_STANDBY", "seen")
-    run = stopped_at_its_start(broken_run(tmp_path / "first"), standby)
+    run = stopped_at_its_start(broken_run(tmp_path / "first"), warm_pool)
     assert run.environ()["EVENKEEL_TEST_OF_STANDBY"] == "seen"
     run.kill()
-    before, state = standby.pid, code_state()
+    before, state = warm_pool.pid, code_state()
     (code / "inner" / "module.py").write_text("after = 12\n")
     assert code_state() != state
-    runs_to_its_end(broken_run(tmp_path / "second"), standby)
-    assert standby.pid not in (None, before)
+    runs_to_its_end(broken_run(tmp_path / "second"), warm_pool)
+    assert warm_pool.pid not in (None, before)
 
 
 @pytest.mark.parametrize("sickness", ["stopped", "ends"])
 def test_a_run_starts_by_itself_where_none_can_be_forked(tmp_path, monkeypatch, caplog, sickness):
-    sick = Standby()
+    sick = WarmPool()
     if sickness == "stopped":
         stopped_at_its_start(broken_run(tmp_path / "first"), sick).kill()
         os.kill(sick.pid, signal.SIGSTOP)
@@ -127,8 +127,8 @@ def test_a_run_starts_by_itself_where_none_can_be_forked(tmp_path, monkeypatch, 
         monkeypatch.setattr(module, "ROOT", tmp_path)
         monkeypatch.setattr(sys, "executable", "/bin/false")
     before = sick.pid
-    pid = run_process.launch(broken_run(tmp_path / "run"), standby=sick)
-    assert "starts without the standby process" in caplog.text
+    pid = run_process.launch(broken_run(tmp_path / "run"), warm_pool=sick)
+    assert "starts without the warm pool" in caplog.text
     assert sick.pid is None
     assert before is None or not psutil.pid_exists(before)
     until(lambda: not run_process.is_alive(tmp_path / "run"))
@@ -147,13 +147,13 @@ while connection.recv(2**16):
 
 
 @pytest.fixture
-def quick(tmp_path, monkeypatch) -> Standby:
+def quick(tmp_path, monkeypatch) -> WarmPool:
     """One whose process is there at once, and forks nothing."""
     script = tmp_path / "quick"
     script.write_text(QUICK.format(python=sys.executable))
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    return Standby()
+    return WarmPool()
 
 
 def held() -> tuple[int, list[psutil.Process]]:
@@ -191,14 +191,14 @@ OWNER = """
 import os, sys, time
 from pathlib import Path
 from trainer.runs import run_process
-from trainer.runs.standby import Standby
-standby = Standby()
-print(run_process.launch(Path(sys.argv[1]), standby=standby), standby.pid, flush=True)
+from trainer.runs.warm_pool import WarmPool
+warm_pool = WarmPool()
+print(run_process.launch(Path(sys.argv[1]), warm_pool=warm_pool), warm_pool.pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_a_run_outlives_the_service_and_the_standby_process_does_not(tmp_path, make_run, small):
+def test_a_run_outlives_the_service_and_the_warm_pool_does_not(tmp_path, make_run, small):
     run = make_run(epochs=1000)
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(run.directory)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

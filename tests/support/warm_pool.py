@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.runs.standby import Standby
+from trainer.runs.warm_pool import WarmPool
 
 
-class StandbyOfTests(Standby):
+class WarmPoolOfTests(WarmPool):
     def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
         # What differs from test to test, or was left by a process group of this process, makes no other process of it.
         differs = {"PYTEST_CURRENT_TEST", "LOCAL_WORLD_SIZE"}
@@ -17,10 +17,10 @@ class StandbyOfTests(Standby):
 
 
 class Borrowed:
-    """The standby process of all tests, which who closes it leaves as it is."""
+    """The warm pool of all tests, which who closes it leaves as it is."""
 
-    def __init__(self, standby: Standby):
-        self.start = standby.start
+    def __init__(self, warm_pool: WarmPool):
+        self.start = warm_pool.start
 
     def close(self) -> None:
         pass

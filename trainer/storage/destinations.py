@@ -14,31 +14,29 @@ from trainer.storage.base import RunStorage, StorageError
 from trainer.storage.storage_registry import open_storage
 
 
-def is_stored(place: Path | str) -> bool:
-    return "://" in str(place)
+def is_stored(destination: Path | str) -> bool:
+    return "://" in str(destination)
 
 
 @contextlib.contextmanager
-def written(place: Path | str, last: str | None = None) -> Iterator[Path]:
+def written(destination: Path | str, last: str | None = None) -> Iterator[Path]:
     """Yield the path at which to write a file or a folder; what was written for a URI is put there afterwards.
 
-    Args:
-        place: A path, which the caller makes, or a URI.
-        last: Of a folder, the file that is put last, and only where there is none.
+    ``last``: of a folder, the file that is put last, and only where there is none.
 
     Raises:
         FileExistsError: Something is there already.
         StorageError: The storage is away.
         ValueError: The URI names no place in a run storage.
     """
-    if not is_stored(place):
-        yield Path(place)
+    if not is_stored(destination):
+        yield Path(destination)
         return
-    storage, name = _parted(str(place))
+    storage, name = _parted(str(destination))
     if any(one.name == name or one.name.startswith(f"{name}/") for one in storage.list("")) and not _torn(
         storage, name, last
     ):
-        raise FileExistsError(f"{place} is there already: remove it, or name another place")
+        raise FileExistsError(f"{destination} is there already: remove it, or name another place")
     with tempfile.TemporaryDirectory(prefix="evenkeel-") as folder:
         path = Path(folder) / name
         yield path
@@ -62,14 +60,14 @@ def put(storage: RunStorage, name: str, path: Path, last: str | None = None) -> 
         raise StorageError(f"{storage.uri}/{name}: another has put it meanwhile: remove it, or name another place")
 
 
-def fetch(place: str, to: Path) -> None:
+def fetch(destination: str, to: Path) -> None:
     """Make the folder ``to`` what lies at a URI; it has no file where nothing does.
 
     Raises:
         StorageError: The storage is away.
         ValueError: The URI names no place in a run storage.
     """
-    storage, name = _parted(place)
+    storage, name = _parted(destination)
     to.mkdir(parents=True, exist_ok=True)
     for one in storage.list(f"{name}/"):
         path = to / one.name.removeprefix(f"{name}/")
@@ -77,10 +75,10 @@ def fetch(place: str, to: Path) -> None:
         storage.fetch(one.name, path)
 
 
-def _parted(place: str) -> tuple[RunStorage, str]:
-    parent, _, name = place.rstrip("/").rpartition("/")
+def _parted(destination: str) -> tuple[RunStorage, str]:
+    parent, _, name = destination.rstrip("/").rpartition("/")
     if not name or parent.endswith("/"):
-        raise ValueError(f"'{place}' names no file or folder in a storage: write s3://BUCKET/NAME, for example")
+        raise ValueError(f"'{destination}' names no file or folder in a storage: write s3://BUCKET/NAME, for example")
     return open_storage(parent), name
 
 

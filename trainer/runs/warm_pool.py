@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = (ROOT / "trainer", ROOT / "embeddings")
 
 
-class Standby:
+class WarmPool:
     """The owner of at most one such process, started when it is first needed. Safe to call from several threads."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Standby:
                 self._connection.send(json.dumps({"run_dir": str(run_dir), "own": {**own}}).encode())
                 return int(self._heard()["pid"])
             except (OSError, ValueError) as error:
-                log.warning("a run starts without the standby process: %s", error)
+                log.warning("a run starts without the warm pool: %s", error)
                 self._end()
                 return None
 
@@ -77,12 +77,7 @@ class Standby:
         return None if self._process is None else self._process.pid
 
     def _renew(self, environment: dict[str, str], code: Any) -> None:
-        """Make a process that is ready, of the code and the environment that are there now.
-
-        Raises:
-            OSError: it cannot be started.
-            ValueError: its answer is not what a ready process sends.
-        """
+        """Make a process that is ready, of the code and the environment that are there now."""
         alive = self._process is not None and self._process.poll() is None
         if alive and self._made_of == (environment, code):
             return
