@@ -20,17 +20,17 @@ from trainer.data.columns.hashing import id_keys
 from trainer.data.columns.history_lookup import HistoryLookup
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.ngrams import ngram_lists, require_text
-from trainer.data.columns.numeric import Numeric, read_numeric
+from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.orders import as_order, order_in
 from trainer.data.columns.values import Kind
-from trainer.data.columns.vectors import Vector, arranged, columns_of, read_vectors, require_lists
+from trainer.data.columns.vectors import Vector, arranged, columns_of, require_lists
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import VALUE
 from trainer.data.prepare.plan import ColumnUse
 from trainer.data.sources.item_table import ITEM_TABLE, item_file
-from trainer.data.sources.join import JoinTable
+from trainer.data.sources.join import JoinTable, join_name
 from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, likely_reason, shown
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
@@ -272,7 +272,7 @@ class RowEncoder:
                 blocks[one.name] = self._items.vectors_at(positions, one.name)
             else:
                 require_lists(chunk.column(one.column).type, one, chunk.where(one.column))
-                blocks[one.name] = read_vectors(one, chunk)
+                blocks[one.name] = one.read(chunk)
             if absent := int((~blocks[one.name].any(axis=1)).sum()):
                 missing[one.name] = absent
         split = len(self._numeric)
@@ -280,11 +280,10 @@ class RowEncoder:
 
     def _numbers(self, chunk: Chunk, positions: Int64s | None) -> npt.NDArray[np.float64]:
         """Return the numbers of the rows, then those of their items, [rows, numeric features]."""
-        numbers = read_numeric(self._numeric, chunk) if self._numeric else np.empty((len(chunk), 0))
-        if self._items is None or positions is None or not self._item_numeric:
-            return numbers
-        of_items = [self._items.numbers_at(positions, number) for number in range(len(self._item_numeric))]
-        return np.concatenate([numbers, np.stack(of_items, axis=1)], axis=1)
+        numbers = [one.read(chunk) for one in self._numeric]
+        if self._items is not None and positions is not None:
+            numbers += [self._items.numbers_at(positions, number) for number in range(len(self._item_numeric))]
+        return np.stack(numbers, axis=1) if numbers else np.empty((len(chunk), 0))
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> Int64s:
         """Return the table rows of raw ids, row 1 where null or unknown."""
@@ -388,11 +387,6 @@ class RowEncoder:
                 )
             times = as_order(chunk, derive.order, order)
         return lookup.before(chunk.column(by), times, chunk.where(by))
-
-
-def join_name(feature: str) -> str:
-    """Return the name of a feature's join among :attr:`EncodedRows.matches`; no feature is named so."""
-    return f"join of {feature}"
 
 
 def _hashed(ids: pa.Array) -> pa.Array:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from trainer.data.columns import values
+from trainer.data.columns.base import Column
+from trainer.data.columns.labels import RowLabels, RowWeights
 from trainer.data.columns.ngrams import require_text
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.numeric import planned as planned_numeric
-from trainer.data.columns.orders import Order, order_of
+from trainer.data.columns.orders import Order, RowOrder, order_name, order_of
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vectors import Vector, require_lists, vectors_of
+from trainer.data.columns.weights import ListWeights, weights_name
 from trainer.data.errors import DataError
 from trainer.data.prepare.graphs import EdgeFile, edge_files
+from trainer.data.prepare.split_column import Sides
 from trainer.data.sources.followed_folder import first_file
 from trainer.data.sources.item_table import ITEM_TABLE, ItemFile, item_file
-from trainer.data.sources.join import JoinTable
+from trainer.data.sources.join import Joined, JoinTable, join_name
 from trainer.data.sources.locations import located
 from trainer.data.sources.source import Source, Window, beside, file_below
 from trainer.data.sources.topics.topic_source import TopicSource
@@ -185,6 +190,31 @@ class DataPlan:
         """Those that columns of the rows have."""
         return tuple(one for one in self.vectors if not one.of_item)
 
+    @cached_property
+    def labels(self) -> RowLabels | None:
+        """The labels of the rows; None where negatives are drawn."""
+        return None if self.dataset.negatives is not None else RowLabels(self.dataset, self.least_labels)
+
+    @cached_property
+    def row_weights(self) -> RowWeights | None:
+        return None if self.dataset.weight is None else RowWeights(self.dataset.weight)
+
+    @cached_property
+    def sides(self) -> Sides | None:
+        """The column that says which rows train, where there is one."""
+        column = self.job.evaluation.split.column
+        return None if column is None else Sides(column)
+
+    @cached_property
+    def values(self) -> tuple[Column, ...]:
+        """The columns of values of the rows, in the order in which they are read."""
+        found: list[Column | None] = [*self.numeric, *self.row_vectors]
+        found += [ListWeights(weights_name(use), use) for use in self.uses if use.weights is not None]
+        found += [Joined(join_name(name), join, self.join_on(name)) for name, join in self.joins.items()]
+        found += [self.labels, self.row_weights, self.sides]
+        found += [RowOrder(order_name(column), column, self.orders[column]) for column in self.order_columns]
+        return tuple(one for one in found if one is not None)
+
     @property
     def required(self) -> tuple[str, ...]:
         """Columns of ids in which a missing one makes a row bad."""
@@ -214,9 +244,10 @@ class DataPlan:
         window = self.source.window
         return window if window is not None and window.keeps_undated else None
 
-    def join_on(self, feature: str) -> str:
-        """Return the column of the rows by which a feature is joined."""
-        return next(one.join_on for one in self.features if one.name == feature)
+    def join_on(self, join: str) -> str:
+        """Return the column of the rows by which one of ``joins`` is joined."""
+        feature = self.feature(join)
+        return self.dataset.column_of("item") if feature is None else feature.join_on
 
     def columns(self) -> list[str]:
         """Return every column of the rows that is read."""
@@ -244,9 +275,7 @@ class DataPlan:
             if is_text and use.ngrams is None and self.kinds[use.domain] == "int":
                 found.append(f"column {use.column}")
         for name, join in self.joins.items():
-            feature = self.feature(name)
-            on = self.dataset.column_of("item") if feature is None else feature.join_on
-            is_text = values.is_text(self.source.column_type(on))
+            is_text = values.is_text(self.source.column_type(self.join_on(name)))
             if join.kind == "string" and self.kinds[self.table_of(name)] == "int":
                 found.append(f"values of {name}")
             if is_text and not join.has_text_keys:

@@ -264,7 +264,7 @@ def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits,
 def _time_limits(plan: DataPlan, encoded: Encoded) -> TimeLimits | None:
     if plan.job.evaluation.split.kind != "time" or plan.dataset.ordering is None:
         return None
-    return time_limits(plan.job.evaluation.split, encoded.orders[plan.dataset.ordering])
+    return time_limits(plan.job.evaluation.split, encoded.order(plan.dataset.ordering))
 
 
 def _finish(

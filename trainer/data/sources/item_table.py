@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.data.columns import values
-from trainer.data.columns.numeric import Numeric, read_numeric
-from trainer.data.columns.vectors import Vector, read_vectors, require_lists
+from trainer.data.columns.numeric import Numeric
+from trainer.data.columns.vectors import Vector, require_lists
 from trainer.data.errors import DataError
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Source, beside
@@ -44,15 +44,16 @@ class ItemFile:
                 raise DataError("holds lists", where=where, remedy=f"set type: id_list of items.features.{name}")
         for vector in vectors:
             require_lists(source.column_type(vector.column), vector, f"{uri}, column '{vector.column}'")
-        columns = list(dict.fromkeys([*(one.column for one in numeric), *(one.column for one in vectors)]))
-        parts, blocks = [], {one.name: [np.empty((0, one.dim), dtype=np.float32)] for one in vectors}
+        columns = list(dict.fromkeys(one.column for one in (*numeric, *vectors)))
+        read = (*numeric, *vectors)
+        parts = {one.name: [np.empty((0, *one.shape), dtype=one.dtype)] for one in read}
         for chunk in source.stream(columns) if columns else ():
-            parts.append(read_numeric(numeric, chunk) if numeric else np.empty((len(chunk), 0)))
-            for vector in vectors:
-                blocks[vector.name].append(read_vectors(vector, chunk))
-        self.numbers = np.concatenate(parts) if parts else np.empty((len(self), 0))
-        """[items, numeric features], NaN where missing."""
-        self.vectors = {name: np.concatenate(block) for name, block in blocks.items()}
+            for one in read:
+                parts[one.name].append(one.read(chunk))
+        found = {name: np.concatenate(part) for name, part in parts.items()}
+        self.numbers = [found[one.name] for one in numeric]
+        """Of each numeric feature [items], NaN where missing."""
+        self.vectors = {one.name: found[one.name] for one in vectors}
         """By name [items, dim] as a model reads them, zeros where missing."""
 
     def __len__(self) -> int:
@@ -69,7 +70,7 @@ class ItemFile:
 
     def numbers_at(self, positions: npt.NDArray[np.integer], number: int) -> npt.NDArray[np.float64]:
         """Return the values of a numeric feature at positions of the file, NaN at -1."""
-        return np.append(self.numbers[:, number], np.nan)[positions]
+        return np.append(self.numbers[number], np.nan)[positions]
 
     def vectors_at(self, positions: npt.NDArray[np.integer], name: str) -> npt.NDArray[np.float32]:
         """Return vectors at positions of the file, zeros at -1."""

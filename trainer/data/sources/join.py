@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.columns import values
+from trainer.data.columns.base import Column
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.orders import Order, as_order, order_of
@@ -18,6 +20,8 @@ from trainer.data.columns.text_lists import require_clear
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.errors import DataError
+from trainer.data.prepare.arrays import CODE
+from trainer.data.sources.key_matches import KeyMatches
 from trainer.data.sources.source import Chunk, Source
 from trainer.spec import Join
 from trainer.spec.ngrams import NGrams
@@ -147,6 +151,30 @@ class JoinTable:
         if self.takes_list:
             return Jagged(element_codes, self._offsets)
         return np.append(element_codes, np.int32(-1))
+
+
+@dataclass(frozen=True)
+class Joined(Column):
+    """The position in a joined file of each row's key, -1 for none."""
+
+    name: str
+    table: JoinTable
+    column: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return CODE
+
+    def read(self, chunk: Chunk) -> npt.NDArray[np.int64]:
+        return self.table.positions(chunk.column(self.column), chunk.where(self.column))
+
+    def matches(self, chunk: Chunk, found: npt.NDArray[Any]) -> KeyMatches:
+        return KeyMatches.of(chunk.column(self.column), found)
+
+
+def join_name(join: str) -> str:
+    """Return the name of a join among the columns of a plan; no feature is named so."""
+    return f"join of {join}"
 
 
 def _unique_keys(keys: pa.Array, where: str) -> pa.Array:

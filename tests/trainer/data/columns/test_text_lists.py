@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainer.data.columns import values
 from trainer.data.columns.row_encoder import RowEncoder
 from trainer.data.columns.text_lists import split
-from trainer.data.columns.vectors import Vector, read_vectors, require_lists, vector_problems
+from trainer.data.columns.vectors import Vector, require_lists, vector_problems
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.infer import propose
@@ -291,4 +291,4 @@ def test_vectors_are_text_too(tmp_path):
     write(columns_of(["[0.5, 1.0]", "[2, 3.5]", "[1.5, -1]"]), tmp_path / "rows.csv")
     assert propose(tmp_path / "rows.csv").document["features"]["tags"] == {"type": "vector", "dim": 2}
     (chunk,) = Source(str(tmp_path / "rows.csv")).stream(["tags"])
-    assert read_vectors(Vector("tags", "tags", 2), chunk).tolist() == [[0.5, 1.0], [2.0, 3.5], [1.5, -1.0]]
+    assert Vector("tags", "tags", 2).read(chunk).tolist() == [[0.5, 1.0], [2.0, 3.5], [1.5, -1.0]]
