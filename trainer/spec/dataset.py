@@ -126,6 +126,11 @@ class Feature(Spec):
         """The n-grams of a text; None for other types."""
         return (self.ngrams or NGrams()) if self.type == "text" else None
 
+    @property
+    def made_of(self) -> dict[str, object]:
+        """How its ids are made of what a column has, by setting; None: they are what it has."""
+        return {"ngrams": self.effective_ngrams}
+
     @model_validator(mode="after")
     def _of_its_type(self) -> Feature:
         if self.ngrams is not None and self.type != "text":

@@ -18,8 +18,8 @@ from trainer.data.columns import text_lists, values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.hashing import id_keys
 from trainer.data.columns.history_lookup import HistoryLookup
+from trainer.data.columns.ids import id_column
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.orders import as_order, order_in
 from trainer.data.columns.values import Kind
@@ -28,9 +28,8 @@ from trainer.data.columns.vocabulary import Codes
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import VALUE
-from trainer.data.prepare.plan import ColumnUse
 from trainer.data.sources.item_table import ITEM_TABLE, item_file
-from trainer.data.sources.join import JoinTable, join_name
+from trainer.data.sources.join import Joined, JoinTable, join_name
 from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, likely_reason, shown
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
@@ -118,10 +117,14 @@ class RowEncoder:
         uri = (joins or {}).get(ITEM_TABLE)
         self._items = item_file(dataset, self._item_numeric, of_items, uri) if self._item_numeric or of_items else None
         self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
+        self._columns = {
+            name: id_column(feature, self._column(name, feature), feature.shares or name)
+            for name, feature in self._features.items()
+        }
         self._joins = {
             # When a value was known is of training rows: an export's copy of the file does not say it.
             name: JoinTable(
-                join.model_copy(update={"timestamp": None}), uri, feature.effective_ngrams, is_list=feature.is_list
+                join.model_copy(update={"timestamp": None}), uri, replace(self._columns[name], column=join.column)
             )
             for name, feature in self._features.items()
             if (join := feature.join) is not None
@@ -148,12 +151,13 @@ class RowEncoder:
         found = {self._column(name, features[name]) for name, join in self._joins.items() if join.has_text_keys}
         for name, feature in features.items():
             table = feature.shares or name
-            if feature.join is None and feature.effective_ngrams is not None:
-                found.add(self._column(name, feature))
+            ids = id_column(feature, self._column(name, feature), table)
+            if feature.join is None and ids.makes_ids:
+                found |= {ids.column} if ids.holds_text else set()
             elif feature.join is None and table in self._codes:
                 # A key of a join is read as the feature of its column is.
                 change = found.discard if self._kind(table) == "int" else found.add
-                change(self._column(name, feature))
+                change(ids.column)
         return frozenset(found)
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
@@ -204,8 +208,7 @@ class RowEncoder:
                 values.require_ids(chunk, self._column(name, feature))
             ids, lengths = self._ids(name, feature, chunk, encoded)
             if feature.weights is not None:
-                use = ColumnUse(self._column(name, feature), name, True, feature.weights)
-                weighted = require_weighted(chunk, use)
+                weighted = require_weighted(chunk, self._columns[name])
                 ids, lengths = weighted.elements, weighted.lengths
                 offsets = np.append(0, np.cumsum(lengths))
                 encoded.weights[name] = as_factors(Jagged(weighted.weights, offsets), feature.pooling)
@@ -254,8 +257,9 @@ class RowEncoder:
         if self._items is None:
             return None
         column = self._dataset.column_of("item")
-        positions = self._items.lookup.positions(chunk.column(column), chunk.where(column))
-        encoded.matches[ITEM_TABLE] = KeyMatches.of(chunk.column(column), positions)
+        joined = Joined(ITEM_TABLE, self._items.lookup, column)
+        positions = joined.read(chunk)
+        encoded.matches[ITEM_TABLE] = joined.matches(chunk, positions)
         return positions
 
     def _with_vectors(
@@ -321,29 +325,16 @@ class RowEncoder:
             indices = Jagged(np.arange(len(elements)), np.append(0, np.cumsum(lengths))).last(feature.derive.length)
             return elements.take(pa.array(indices.values)), indices.lengths
         if feature.join is not None:
-            on = self._column(name, feature)
-            join = self._joins[name]
-            positions = join.positions(chunk.column(on), chunk.where(on))
-            encoded.matches[join_name(name)] = KeyMatches.of(chunk.column(on), positions)
-            ids, counts = join.ids(positions)
+            joined = Joined(join_name(name), self._joins[name], self._column(name, feature))
+            positions = joined.read(chunk)
+            encoded.matches[joined.name] = joined.matches(chunk, positions)
+            ids, counts = joined.table.ids(positions)
             if feature.type == "id_list" and counts is None:
                 # Single ids in a feature of lists: a list of one, or an empty one.
                 valid = ids.is_valid()
                 return ids.filter(valid), valid.to_numpy(zero_copy_only=False).astype(np.int64)
             return ids, counts
-        column = chunk.column(self._column(name, feature))
-        if feature.effective_ngrams is not None:
-            require_text(column.type, chunk.where(self._column(name, feature)))
-            return ngram_lists(column, feature.effective_ngrams, chunk.where(self._column(name, feature)))
-        if feature.type == "id_list":
-            return values.as_lists(chunk, self._column(name, feature))
-        if values.is_list(column.type):
-            raise DataError(
-                f"holds {column.type}, the model reads one id for each row",
-                where=chunk.where(self._column(name, feature)),
-                remedy="give single ids",
-            )
-        return column, None
+        return self._columns[name].raw(chunk)
 
     # --- histories
 

@@ -75,7 +75,8 @@ class Vector(Column):
                 f"feature '{self.name}' is {_shown(column[row].as_py())}: "
                 + ("missing" if missing[row] else f"no vector of {self.dim} finite numbers"),
                 where=chunk.where(self.column, row),
-                remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing or dim of the feature",
+                remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing or dim of the "
+                "feature",
             )
         return scaled(self, found)
 

@@ -23,7 +23,6 @@ from trainer.data.errors import DataError
 from trainer.data.one_pass.position import Place
 from trainer.data.one_pass.raw_ids import RawIds
 from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed_with_strings
-from trainer.data.prepare.encode import ids_of
 from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, random_split
@@ -80,7 +79,7 @@ class RowReader(ABC):
         for feature in self._features:
             use = feature.use
             assert use is not None
-            ids, lengths = ids_of(chunk, use, plan.kinds[use.domain])
+            ids, lengths = use.read(chunk, plan.kinds[use.domain])
             offsets = None if lengths is None else np.append(0, np.cumsum(lengths))
             keys, strings = hashed_with_strings(ids)
             columns[feature.name] = keys if offsets is None else Jagged(keys, offsets)

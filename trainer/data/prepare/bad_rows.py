@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embeddings.durable_files import fsync_path
-from trainer.data.columns import values
 from trainer.data.columns.base import Mask, Problem
+from trainer.data.columns.ids import are_ids
 from trainer.data.columns.labels import label_problems
 from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.values import Kind, is_there
@@ -49,8 +48,6 @@ _SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-# What may be one of 64 bits, as it is written.
-_INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 
 
 class BadRows:
@@ -208,11 +205,7 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[Problem]:
     for values_ in (*plan.numeric, *plan.row_vectors):
         yield from values_.problems(chunk)
     for use in plan.uses:
-        array = chunk.column(use.column)
-        if use.ngrams is None and (plan.kinds[use.domain] == "int" or not is_text(values.element_type(array.type))):
-            yield use.column, "no integer id", ~(_are_lists_of_ids(array) if use.is_list else _are_ids(array))
-        elif use.is_list:
-            yield use.column, "no list", values.raw_lists(array)[2]
+        yield from use.problems(chunk, plan.kinds[use.domain])
         if use.weights is not None:
             yield from ListWeights("", use).problems(chunk)
     for required in plan.required:
@@ -223,7 +216,7 @@ def bad_events(chunk: Chunk, ids: Mapping[str, Kind], label: Label | None) -> Ma
     """Mark rows that are bad by their ids, and by the label if there is one."""
     bad = np.zeros(len(chunk), dtype=bool)
     for column, kind in ids.items():
-        bad |= (kind == "int") & ~_are_ids(chunk.column(column))
+        bad |= (kind == "int") & ~are_ids(chunk.column(column))
     for _, _, mask in () if label is None else label_problems(chunk, label, None):
         bad |= mask
     return bad
@@ -253,37 +246,3 @@ def _value(array: pa.Array, position: int) -> Any:
     """Return a value for messages; Python has not every time that Arrow has."""
     is_time = pa.types.is_temporal(array.type) and array[position].is_valid
     return written(array, position) if is_time else array[position].as_py()
-
-
-def _are_lists_of_ids(array: pa.Array) -> Mask:
-    """Flag the lists that hold ids alone, as :func:`_are_ids` defines them."""
-    elements, parents, unreadable = values.raw_lists(array)
-    mask = ~unreadable
-    mask[parents[~_are_ids(elements)]] = False
-    return mask
-
-
-def _are_ids(array: pa.Array) -> Mask:
-    """Flag values that :func:`~trainer.data.columns.values.as_ids` reads as integers, or as missing."""
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(array.type):
-        numbers = array.to_numpy(zero_copy_only=False)
-        whole = (numbers == np.floor(numbers)) & (np.abs(numbers) < values.exact_below(array.type))
-        return ~valid | np.isnan(numbers) | whole
-    may_be = valid
-    if values.is_list(array.type):
-        may_be = np.zeros(len(array), dtype=bool)
-    elif is_text(array.type):
-        may_be = pc.match_substring_regex(array, _INTEGER).fill_null(False).to_numpy(zero_copy_only=False)
-    mask = ~valid
-    # The others are found by halves.
-    work = [np.flatnonzero(may_be)]
-    while work:
-        places = work.pop()
-        try:
-            values.as_ids(array.take(pa.array(places)), "int", "")
-            mask[places] = True
-        except DataError:
-            if len(places) > 1:
-                work += np.array_split(places, 2)
-    return mask

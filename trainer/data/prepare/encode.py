@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.base import Column
+from trainer.data.columns.ids import IdColumn
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.ngrams import ngram_lists
 from trainer.data.columns.orders import order_name, require_one_unit
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.values import Kind
@@ -31,7 +30,7 @@ from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.coding import CodedColumn, CodedPart, TableIds
 from trainer.data.prepare.join_matches import JoinMatches
 from trainer.data.prepare.part_cache import PartCache
-from trainer.data.prepare.plan import ColumnUse, DataPlan
+from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.spans import Span
 from trainer.data.prepare.workers import Workers
@@ -50,12 +49,12 @@ class Encoded:
 
     num_rows: int
     codes: dict[str, Codes]  # by domain; ids ascending
-    columns: dict[ColumnUse, npt.NDArray[np.int32] | Jagged]
+    columns: dict[IdColumn, npt.NDArray[np.int32] | Jagged]
     values: Mapping[str, npt.NDArray[Any]]
     """By name of a column of values, [rows, *shape]; of the weights of a list one for each of its ids."""
     warnings: tuple[str, ...] = ()  # what the owner of the rows should know
 
-    def column(self, use: ColumnUse) -> npt.NDArray[np.int32]:
+    def column(self, use: IdColumn) -> npt.NDArray[np.int32]:
         codes = self.columns[use]
         assert not isinstance(codes, Jagged)
         return codes
@@ -67,7 +66,7 @@ class Encoded:
     def order(self, column: str) -> npt.NDArray[Any]:
         return self.values[order_name(column)]
 
-    def weights(self, use: ColumnUse) -> npt.NDArray[np.float32]:
+    def weights(self, use: IdColumn) -> npt.NDArray[np.float32]:
         """Return the weights of the ids of a list."""
         return self.values[weights_name(use)]
 
@@ -317,19 +316,8 @@ class _EncodedWriter:
         )
 
 
-def ids_of(chunk: Chunk, use: ColumnUse, kind: Kind) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
-    """Return the raw ids of one column, and list lengths (None for plain ids)."""
-    column = chunk.column(use.column)
-    if use.ngrams is not None:
-        return ngram_lists(column, use.ngrams, chunk.where(use.column))
-    if use.is_list:
-        elements, lengths = values.as_lists(chunk, use.column)
-        return values.as_ids(elements, kind, chunk.where(use.column)), lengths
-    return values.as_ids(column, kind, chunk.where(use.column)), None
-
-
-def _coded(chunk: Chunk, use: ColumnUse, kind: Kind) -> CodedPart:
-    ids, lengths = ids_of(chunk, use, kind)
+def _coded(chunk: Chunk, use: IdColumn, kind: Kind) -> CodedPart:
+    ids, lengths = use.read(chunk, kind)
     return CodedPart(*encoded(ids), lengths)
 
 

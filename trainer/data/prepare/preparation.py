@@ -24,7 +24,6 @@ from trainer.data.batches.prepared_columns import FORMAT_VERSION, GRAPHS, MANIFE
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, with_fill, write_numeric
-from trainer.data.columns.text_lists import require_clear
 from trainer.data.columns.vectors import VECTORS_FILE, write_vectors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, write_array
@@ -136,8 +135,7 @@ def prepare(
             _replace(directory, work, fence)
             return PreparedData.open(directory)
         for use in plan.uses:
-            if use.is_list and use.ngrams is None:
-                require_clear(plan.source.stream([use.column]), use.column)
+            use.require_clear(plan.source)
         key = "" if shared is None else shared.key_of(fingerprint, _settings(plan, fingerprint))
         with nullcontext() if shared is None else shared.only_one(key, log):
             if shared is not None and shared.take(key, work):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.columns import values
+from trainer.data.columns.ids import ListColumn
 from trainer.data.columns.row_encoder import RowEncoder
 from trainer.data.columns.text_lists import split
 from trainer.data.columns.vectors import Vector, require_lists, vector_problems
@@ -225,7 +226,7 @@ def test_of_a_joined_list_one_is_taken(tags, tmp_path):
     pq.write_table(pa.table({"item": ["i0"], "tags": [tags]}), tmp_path / "items.parquet")
     for take, one in (("last", "b"), ("first", "a")):
         join = Join(uri="items.parquet", on="item", column="tags", take=take)
-        table = JoinTable(join, str(tmp_path / "items.parquet"), is_list=True)
+        table = JoinTable(join, str(tmp_path / "items.parquet"), ListColumn(join.column, "tags"))
         assert table.ids(table.positions(pa.array(["i0"]), ""))[0].to_pylist() == [one]
 
 

@@ -1,0 +1,182 @@
+"""Columns of ids: single ids, lists of them, and ids that are made of texts. Torch-free.
+
+A class for each kind says which ids a row has. Preparation, training in one pass, scoring, joined files, profiles and
+predictions of memory ask the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.columns import values
+from trainer.data.columns.base import Mask, Problem
+from trainer.data.columns.ngrams import ngram_lists, require_text
+from trainer.data.columns.text_lists import require_clear
+from trainer.data.columns.values import Kind
+from trainer.data.errors import DataError
+from trainer.data.sources.source import Chunk, Source
+from trainer.data.sources.types import is_text
+from trainer.spec import Feature
+from trainer.spec.ngrams import NGrams
+
+Ids = tuple[pa.Array, npt.NDArray[np.int64] | None]
+"""Ids of rows, and how many each row has; None: one, or null."""
+# What may be one of 64 bits, as it is written.
+_INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """One id in each row.
+
+    Attributes:
+        column: the column.
+        domain: whose ids it is coded by: a table's name, or ``by:COLUMN``.
+        weights: the column of the weights of a list.
+    """
+
+    column: str
+    domain: str
+    weights: str | None = None
+    is_list: ClassVar[bool] = False
+    makes_ids: ClassVar[bool] = False
+    """Whether ids are integers that are made of the column's values, whatever type that has."""
+    holds_text: ClassVar[bool] = False
+    """Whether the column has text, also where all of a file that does not say so are digits."""
+
+    def kind(self, type_: pa.DataType, where: str) -> Kind:
+        """Return the kind of ids of a column type.
+
+        Raises:
+            DataError: the type has none.
+        """
+        return values.id_kind(values.element_type(type_), where)
+
+    def raw(self, chunk: Chunk) -> Ids:
+        """Return the ids as the column has them.
+
+        Raises:
+            DataError: the column cannot be read so.
+        """
+        column = chunk.column(self.column)
+        if values.is_list(column.type):
+            raise DataError(
+                f"holds {column.type}, the model reads one id for each row",
+                where=chunk.where(self.column),
+                remedy="give single ids",
+            )
+        return column, None
+
+    def read(self, chunk: Chunk, kind: Kind) -> Ids:
+        """Return :meth:`raw` as ids of a kind."""
+        ids, lengths = self.raw(chunk)
+        return values.as_ids(ids, kind, chunk.where(self.column)), lengths
+
+    def elements(self, chunk: Chunk, split: bool) -> Ids:
+        """Return the ids of a joined file's rows as lists; ``split``: text is a list."""
+        return values.as_lists(chunk, self.column, split)
+
+    def require_clear(self, source: Source) -> None:
+        """Check that it is clear what separates the ids of a list."""
+
+    def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
+        """Yield what is bad in the rows, whose ids are of a kind."""
+        array = chunk.column(self.column)
+        if kind == "int" or not is_text(values.element_type(array.type)):
+            yield self.column, "no integer id", ~(_are_lists_of_ids(array) if self.is_list else are_ids(array))
+        elif self.is_list:
+            yield self.column, "no list", values.raw_lists(array)[2]
+
+    def most_ids(self, source: Source, num_rows: int) -> int:
+        """Return a bound on the number of its distinct ids, from the files' statistics."""
+        counts = pa.types.is_integer(values.element_type(source.column_type(self.column))) and not self.is_list
+        span = source.reader.integer_span(self.column) if counts else None
+        return num_rows if span is None else min(num_rows, span)
+
+
+class ListColumn(IdColumn):
+    """A list of ids in each row."""
+
+    is_list = True
+
+    def raw(self, chunk: Chunk) -> Ids:
+        return values.as_lists(chunk, self.column)
+
+    def require_clear(self, source: Source) -> None:
+        require_clear(source.stream([self.column]), self.column)
+
+
+@dataclass(frozen=True)
+class TextColumn(IdColumn):
+    """A text in each row, read as the ids of its n-grams."""
+
+    ngrams: NGrams = field(default_factory=NGrams)
+    is_list = True
+    makes_ids = True
+    holds_text = True
+
+    def kind(self, type_: pa.DataType, where: str) -> Kind:
+        require_text(type_, where)
+        return "int"
+
+    def raw(self, chunk: Chunk) -> Ids:
+        column, where = chunk.column(self.column), chunk.where(self.column)
+        require_text(column.type, where)
+        return ngram_lists(column, self.ngrams, where)
+
+    def elements(self, chunk: Chunk, split: bool) -> Ids:
+        return self.raw(chunk)
+
+    def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
+        yield from ()
+
+    def most_ids(self, source: Source, num_rows: int) -> int:
+        return self.ngrams.buckets
+
+
+def id_column(feature: Feature, column: str, domain: str) -> IdColumn:
+    """Return the column of a feature of ids."""
+    if feature.effective_ngrams is not None:
+        return TextColumn(column, domain, ngrams=feature.effective_ngrams)
+    return (ListColumn if feature.is_list else IdColumn)(column, domain, feature.weights)
+
+
+def _are_lists_of_ids(array: pa.Array) -> Mask:
+    """Flag the lists that hold ids alone, as :func:`_are_ids` defines them."""
+    elements, parents, unreadable = values.raw_lists(array)
+    mask = ~unreadable
+    mask[parents[~are_ids(elements)]] = False
+    return mask
+
+
+def are_ids(array: pa.Array) -> Mask:
+    """Flag values that :func:`~trainer.data.columns.values.as_ids` reads as integers, or as missing."""
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(array.type):
+        numbers = array.to_numpy(zero_copy_only=False)
+        whole = (numbers == np.floor(numbers)) & (np.abs(numbers) < values.exact_below(array.type))
+        return ~valid | np.isnan(numbers) | whole
+    may_be = valid
+    if values.is_list(array.type):
+        may_be = np.zeros(len(array), dtype=bool)
+    elif is_text(array.type):
+        may_be = pc.match_substring_regex(array, _INTEGER).fill_null(False).to_numpy(zero_copy_only=False)
+    mask = ~valid
+    # The others are found by halves.
+    work = [np.flatnonzero(may_be)]
+    while work:
+        places = work.pop()
+        try:
+            values.as_ids(array.take(pa.array(places)), "int", "")
+            mask[places] = True
+        except DataError:
+            if len(places) > 1:
+                work += np.array_split(places, 2)
+    return mask
