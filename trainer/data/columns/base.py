@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,12 @@ class Column(ABC):
 
     name: str
 
+    type_of_first: ClassVar[bool] = False
+    """Whether the type of its values is that of the first rows, and not :attr:`dtype`."""
+
     @property
-    def dtype(self) -> np.dtype[Any] | None:
-        """Type of its values; None: that of the first rows."""
+    def dtype(self) -> np.dtype[Any]:
+        """Type of its values."""
         return np.dtype(np.float32)
 
     @property

@@ -92,10 +92,7 @@ class RowOrder(Column):
     name: str
     column: str
     order: Order
-
-    @property
-    def dtype(self) -> None:
-        return None
+    type_of_first = True
 
     def read(self, chunk: Chunk) -> npt.NDArray[Any]:
         return as_order(chunk, self.column, self.order)

@@ -206,7 +206,7 @@ class _EncodedWriter:
             use: CodedColumn(use, f"column-{number}", parts, self._tables[use.domain], chunks[number])
             for number, use in enumerate(plan.uses)
         }
-        types = {one.name: one.dtype for one in plan.values if one.dtype is not None}
+        types = {one.name: one.dtype for one in plan.values if not one.type_of_first}
         files = saved["values"].items() if saved else types.items()
         self._values = {name: self._value_file(name, dtype) for name, dtype in files}
         self._steps = list(self._make_steps())
@@ -268,7 +268,7 @@ class _EncodedWriter:
         if column.name not in self._values:
             self._values[column.name] = self._value_file(column.name, values.dtype)
         appender = self._values[column.name]
-        if column.dtype is None and appender.dtype != values.dtype:
+        if column.type_of_first and appender.dtype != values.dtype:
             raise DataError(
                 f"is {values.dtype} here and {appender.dtype} in an earlier file",
                 where=chunk.where(column.name.removeprefix("order ")),

@@ -352,8 +352,8 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
             planned = replace(planned, derive=spec.derive, previous=previous, by=by)
             uses += [previous, by]
         else:
-            planned = replace(planned, use=id_column(spec, column_of[name], table))
-            uses.append(planned.use)
+            uses.append(id_column(spec, column_of[name], table))
+            planned = replace(planned, use=uses[-1])
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
     numeric = tuple(planned_numeric(dataset.features)) if job.model.reads_numbers else ()

@@ -62,7 +62,7 @@ class SplitWriter:
         }
         self._pooling = {f.name: f.pooling for f in plan.trained}
         self._values = {
-            one.name: Appender(directory / one.split_file, one.dtype or VALUE)
+            one.name: Appender(directory / one.split_file, one.dtype)
             for one in (*plan.values, *plan.item_numeric)
             if one.split_file is not None
         }

@@ -44,8 +44,8 @@ class ItemFile:
                 raise DataError("holds lists", where=where, remedy=f"set type: id_list of items.features.{name}")
         for vector in vectors:
             require_lists(source.column_type(vector.column), vector, f"{uri}, column '{vector.column}'")
-        columns = list(dict.fromkeys(one.column for one in (*numeric, *vectors)))
-        read = (*numeric, *vectors)
+        read: tuple[Numeric | Vector, ...] = (*numeric, *vectors)
+        columns = list(dict.fromkeys(one.column for one in read))
         parts = {one.name: [np.empty((0, *one.shape), dtype=one.dtype)] for one in read}
         for chunk in source.stream(columns) if columns else ():
             for one in read:
