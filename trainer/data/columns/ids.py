@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,18 @@ from trainer.data.columns.text_lists import require_clear
 from trainer.data.columns.values import Kind
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
+from trainer.data.sources.times import read_days, read_instants, written
 from trainer.data.sources.types import is_text
 from trainer.spec import Feature
 from trainer.spec.ngrams import NGrams
 
+Lists = tuple[pa.Array, npt.NDArray[np.int64]]
+"""Ids of lists, and how many each list has."""
 Ids = tuple[pa.Array, npt.NDArray[np.int64] | None]
 """Ids of rows, and how many each row has; None: one, or null."""
+HOUR_MICROS = 3_600_000_000
+EPOCH_WEEKDAY = 3
+"""1970-01-01 was a Thursday, and weeks begin with Monday, 0."""
 # What may be one of 64 bits, as it is written.
 _INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 
@@ -79,7 +85,7 @@ class IdColumn:
         ids, lengths = self.raw(chunk)
         return values.as_ids(ids, kind, chunk.where(self.column)), lengths
 
-    def elements(self, chunk: Chunk, split: bool) -> Ids:
+    def elements(self, chunk: Chunk, split: bool) -> Lists:
         """Return the ids of a joined file's rows as lists; ``split``: text is a list."""
         return values.as_lists(chunk, self.column, split)
 
@@ -127,12 +133,12 @@ class TextColumn(IdColumn):
         return "int"
 
     def raw(self, chunk: Chunk) -> Ids:
+        return self.elements(chunk)
+
+    def elements(self, chunk: Chunk, split: bool = False) -> Lists:
         column, where = chunk.column(self.column), chunk.where(self.column)
         require_text(column.type, where)
         return ngram_lists(column, self.ngrams, where)
-
-    def elements(self, chunk: Chunk, split: bool) -> Ids:
-        return self.raw(chunk)
 
     def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
         yield from ()
@@ -141,10 +147,64 @@ class TextColumn(IdColumn):
         return self.ngrams.buckets
 
 
+@dataclass(frozen=True)
+class CalendarColumn(IdColumn):
+    """A time in each row, read as its hour, 0 to 23, or its weekday, 0 (Monday) to 6, in UTC."""
+
+    unit: Literal["hour", "weekday"] = "hour"
+    makes_ids = True
+
+    def kind(self, type_: pa.DataType, where: str) -> Kind:
+        is_number = pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_null(type_)
+        is_time = pa.types.is_timestamp(type_) or (pa.types.is_date(type_) and self.unit == "weekday")
+        if not (is_text(type_) or is_number or is_time):
+            raise DataError(
+                f"holds {type_}, which has no {self.unit}",
+                where=where,
+                remedy="write times in ISO 8601 or since 1970, or leave calendar out",
+            )
+        return "int"
+
+    def raw(self, chunk: Chunk) -> Ids:
+        ids, bad = self._ids(chunk)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise DataError(
+                f"'{written(chunk.column(self.column), row)}' has no {self.unit}",
+                where=chunk.where(self.column, row),
+                remedy="write ISO 8601, or a time since 1970 of the years 1990 to 2032; remove the row, or set "
+                "max_bad_rows of the dataset",
+            )
+        return ids, None
+
+    def elements(self, chunk: Chunk, split: bool) -> Lists:
+        ids, _ = self.raw(chunk)
+        return ids.drop_null(), ids.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
+        yield self.column, f"no {self.unit}", self._ids(chunk)[1]
+
+    def most_ids(self, source: Source, num_rows: int) -> int:
+        return 24 if self.unit == "hour" else 7
+
+    def _ids(self, chunk: Chunk) -> tuple[pa.Array, Mask]:
+        """Return the ids, null where there is none, and which values are there and no times."""
+        column = chunk.column(self.column)
+        if self.unit == "hour":
+            instants, is_time = read_instants(column)
+            ids = instants // HOUR_MICROS % 24
+        else:
+            days, is_time = read_days(column)
+            ids = (days + EPOCH_WEEKDAY) % 7
+        return pa.array(ids, pa.int64(), mask=~is_time), values.is_there(column) & ~is_time
+
+
 def id_column(feature: Feature, column: str, domain: str) -> IdColumn:
     """Return the column of a feature of ids."""
     if feature.effective_ngrams is not None:
         return TextColumn(column, domain, ngrams=feature.effective_ngrams)
+    if feature.calendar is not None:
+        return CalendarColumn(column, domain, unit=feature.calendar)
     return (ListColumn if feature.is_list else IdColumn)(column, domain, feature.weights)
 
 

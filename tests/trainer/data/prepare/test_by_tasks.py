@@ -116,7 +116,14 @@ CASES = st.builds(
 
 
 EVERYTHING = Case(
-    history=False, split="time", bad_rows=True, warm_start=True, vectors=True, filtered=True, num_rows=200
+    history=False,
+    split="time",
+    bad_rows=True,
+    warm_start=True,
+    vectors=True,
+    filtered=True,
+    calendar=True,
+    num_rows=200,
 )
 
 
