@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from trainer.data.columns import values
 from trainer.data.columns.hashing import UInt64s, combine, id_keys, random_words
+from trainer.data.columns.histories import PreviousValues
 from trainer.data.columns.jagged import Jagged
 from trainer.data.errors import DataError
 from trainer.data.prepare import split as splits
 from trainer.data.prepare.drawn_negatives import DrawnNegatives
 from trainer.data.prepare.encode import Encoded
-from trainer.data.prepare.history import PreviousValues
 from trainer.data.prepare.item_features import ItemFeatures, item_features
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.item_table import ITEM_TABLE
