@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from trainer.data.columns import text_lists, values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.hashing import id_keys
-from trainer.data.columns.history_lookup import HistoryLookup
+from trainer.data.columns.histories import HistoryLookup
 from trainer.data.columns.ids import id_column
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
