@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from embeddings.dynamic.id_map import Assigned, DynamicIdMap
 from trainer.checkpoint.format import Checkpoint, CheckpointError
-from trainer.data.one_pass.raw_ids import RawIds
+from trainer.data.one_pass.rows import RawIds
 
 Int64s = npt.NDArray[np.int64]
 _COUNTS = "counts"

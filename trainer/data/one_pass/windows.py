@@ -21,8 +21,7 @@ from trainer.data.columns.publishable import require_publishable
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.one_pass.position import Place
-from trainer.data.one_pass.raw_ids import RawIds
-from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed_with_strings
+from trainer.data.one_pass.rows import MISSING, Int64s, RawIds, Rows, hashed_with_strings
 from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, random_split

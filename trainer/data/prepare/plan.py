@@ -21,7 +21,7 @@ from trainer.data.columns.vectors import Vector, require_lists, vectors_of
 from trainer.data.columns.weights import ListWeights, weights_name
 from trainer.data.errors import DataError
 from trainer.data.prepare.graphs import EdgeFile, edge_files
-from trainer.data.prepare.split_column import Sides
+from trainer.data.prepare.split import Sides
 from trainer.data.sources.followed_folder import first_file
 from trainer.data.sources.item_table import ITEM_TABLE, ItemFile, item_file
 from trainer.data.sources.join import Joined, JoinTable, join_name

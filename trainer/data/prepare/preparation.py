@@ -44,7 +44,6 @@ from trainer.data.prepare.fingerprint import (
 )
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
-from trainer.data.prepare.parent_ids import check_parent_ids
 from trainer.data.prepare.part_cache import PartCache, part_cache
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
@@ -53,7 +52,7 @@ from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows, Sequences
 from trainer.data.prepare.shared import SharedPreparedData
 from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits, time_limits
-from trainer.data.prepare.table_rows import codes_to_rows, finish_tables, ids_before
+from trainer.data.prepare.table_rows import check_parent_ids, codes_to_rows, finish_tables, ids_before
 from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import FinishedSplits, write_splits
 from trainer.data.sources.followed_folder import COLUMNS_FILE, write_columns

@@ -27,8 +27,8 @@ from trainer.data.prepare.by_tasks import assembly, stages, tasks
 from trainer.data.prepare.by_tasks.assembly import forget_parts
 from trainer.data.prepare.by_tasks.stages import perform
 from trainer.data.prepare.by_tasks.tasks import Setting, Task
+from trainer.data.prepare.encode import Span, cut_spans
 from trainer.data.prepare.preparation import prepare
-from trainer.data.prepare.spans import Span, cut_spans
 from trainer.data.sources.source import Source
 from trainer.launch.driver import execute
 from trainer.runs.directory import TASK_RESULTS

@@ -25,7 +25,7 @@ from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks import stages
 from trainer.data.prepare.by_tasks.encoded_files import open_ids, value_file
 from trainer.data.prepare.by_tasks.tasks import PARTS, Desk, Hosts, Setting, Task, TaskRunner
-from trainer.data.prepare.encode import Encoded, check_order, check_rows
+from trainer.data.prepare.encode import SPAN_ROWS, Encoded, Span, check_order, check_rows, cut_spans
 from trainer.data.prepare.examples import AllRows, limits_by_time
 from trainer.data.prepare.fingerprint import WarmStart, files_of
 from trainer.data.prepare.join_matches import JoinMatches
@@ -34,7 +34,6 @@ from trainer.data.prepare.numbers import inherited_numeric
 from trainer.data.prepare.part_cache import VERSION
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
-from trainer.data.prepare.spans import SPAN_ROWS, Span, cut_spans
 from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits
 from trainer.data.prepare.table_rows import tell_unknown
 from trainer.data.prepare.workers import Workers

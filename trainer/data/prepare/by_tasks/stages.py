@@ -33,11 +33,11 @@ from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, 
 from trainer.data.prepare.by_tasks.tasks import Desk, Setting, Task, planned, write_state
 from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
+from trainer.data.prepare.encode import Span
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
 from trainer.data.prepare.numbers import fit_numbers, write_numbers
 from trainer.data.prepare.part_cache import PartCache
 from trainer.data.prepare.plan import DataPlan
-from trainer.data.prepare.spans import Span
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
 from trainer.data.prepare.table_rows import finish_table, occurrences
 from trainer.data.prepare.workers import Workers
