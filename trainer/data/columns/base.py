@@ -31,7 +31,7 @@ class Column(ABC):
     name: str
 
     type_of_first: ClassVar[bool] = False
-    """Whether the type of its values is that of the first rows, and not :attr:`dtype`."""
+    """True if its values have the type of the first rows, and not :attr:`dtype`."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -57,7 +57,7 @@ class Column(ABC):
         """
 
     def problems(self, chunk: Chunk) -> Iterator[Problem]:
-        """Yield what is bad in the rows."""
+        """Yield bad values."""
         yield from ()
 
     def matches(self, chunk: Chunk, found: npt.NDArray[Any]) -> KeyMatches | None:

@@ -53,9 +53,9 @@ class IdColumn:
     weights: str | None = None
     is_list: ClassVar[bool] = False
     makes_ids: ClassVar[bool] = False
-    """Whether ids are integers that are made of the column's values, whatever type that has."""
+    """True if ids are integers that are made of the column's values, whatever type that has."""
     holds_text: ClassVar[bool] = False
-    """Whether the column has text, also where all of a file that does not say so are digits."""
+    """True if the column has text, also where all of a file that does not say so are digits."""
 
     def kind(self, type_: pa.DataType, where: str) -> Kind:
         """Return the kind of ids of a column type.
@@ -93,7 +93,7 @@ class IdColumn:
         """Check that it is clear what separates the ids of a list."""
 
     def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
-        """Yield what is bad in the rows, whose ids are of a kind."""
+        """Yield bad values, where ids are of a kind."""
         array = chunk.column(self.column)
         if kind == "int" or not is_text(values.element_type(array.type)):
             yield self.column, "no integer id", ~(_are_lists_of_ids(array) if self.is_list else are_ids(array))

@@ -155,7 +155,7 @@ def labels_of(
 
 
 def label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator[Problem]:
-    """Yield what is bad in one label."""
+    """Yield bad values of one label."""
     column = label.source_column
     if column is None:
         return

@@ -52,7 +52,7 @@ class ItemFile:
                 parts[one.name].append(one.read(chunk))
         found = {name: np.concatenate(part) for name, part in parts.items()}
         self.numbers = [found[one.name] for one in numeric]
-        """Of each numeric feature [items], NaN where missing."""
+        """Numbers of each numeric feature, [items], NaN where missing."""
         self.vectors = {one.name: found[one.name] for one in vectors}
         """By name [items, dim] as a model reads them, zeros where missing."""
 

@@ -19,7 +19,6 @@ from trainer.data.columns.orders import Order, as_order, order_of
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE
 from trainer.data.sources.key_matches import KeyMatches
 from trainer.data.sources.source import Chunk, Source
 from trainer.spec import Join
@@ -151,7 +150,7 @@ class Joined(Column):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return CODE
+        return np.dtype(np.int32)
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.int64]:
         return self.table.positions(chunk.column(self.column), chunk.where(self.column))
