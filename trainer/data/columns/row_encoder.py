@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,21 +61,14 @@ class EncodedRows:
     def part(self, start: int, stop: int) -> EncodedRows:
         """Return rows [start, stop), without the counts."""
 
-        def cut(rows: Int64s | Jagged) -> Int64s | Jagged:
-            if not isinstance(rows, Jagged):
-                return rows[start:stop]
-            first, last = rows.offsets[start], rows.offsets[stop]
-            return Jagged(rows.values[first:last], rows.offsets[start : stop + 1] - first)
-
-        weights = {}
-        for name, values_ in self.weights.items():
-            lists = self.rows[name]
-            assert isinstance(lists, Jagged)
-            weights[name] = values_[lists.offsets[start] : lists.offsets[stop]]
+        rows, weights = {}, {}
+        for name, column in self.rows.items():
+            rows[name] = column.part(start, stop) if isinstance(column, Jagged) else column[start:stop]
+            if name in self.weights:
+                assert isinstance(column, Jagged)
+                weights[name] = Jagged(self.weights[name], column.offsets).part(start, stop).values
         dense = None if self.dense is None else self.dense[start:stop]
-        return EncodedRows(
-            stop - start, {name: cut(rows) for name, rows in self.rows.items()}, weights=weights, dense=dense
-        )
+        return EncodedRows(stop - start, rows, weights=weights, dense=dense)
 
     def replaced(self, **rows: Int64s | Jagged) -> EncodedRows:
         """Return the same with other rows of some features."""
@@ -194,15 +188,8 @@ class RowEncoder:
             DataError: ids are of another type.
         """
         encoded = EncodedRows(len(chunk))
-        numeric = self._numeric + self._item_numeric
-        if numeric or self._vectors:
-            positions = self._item_positions(chunk, encoded)
-            numbers = self._numbers(chunk, positions)
-            columns = [feature.apply(numbers[:, index]) for index, feature in enumerate(numeric)]
-            found = np.stack(columns, axis=1) if columns else np.empty((len(chunk), 0), dtype=VALUE)
-            missing = np.isnan(numbers).sum(axis=0)
-            encoded.missing = {one.name: int(count) for one, count in zip(numeric, missing, strict=True) if count}
-            encoded.dense = self._with_vectors(chunk, found, positions, encoded.missing)
+        if self._numeric or self._item_numeric or self._vectors:
+            encoded.dense = self._dense(chunk, encoded)
         for name, feature in self._features.items():
             if feature.missing == "error":
                 values.require_ids(chunk, self._column(name, feature))
@@ -252,42 +239,33 @@ class RowEncoder:
             return self._items.ids
         return next(join.keys for feature, join in self._joins.items() if join_name(feature) == name)
 
-    def _item_positions(self, chunk: Chunk, encoded: EncodedRows) -> Int64s | None:
-        """Return the place of each row's item in the item table, where it has numbers or vectors."""
-        if self._items is None:
-            return None
-        column = self._dataset.column_of("item")
-        joined = Joined(ITEM_TABLE, self._items.lookup, column)
-        positions = joined.read(chunk)
-        encoded.matches[ITEM_TABLE] = joined.matches(chunk, positions)
-        return positions
+    def _dense(self, chunk: Chunk, encoded: EncodedRows) -> npt.NDArray[np.float32]:
+        """Return numbers and vectors as a batch has them; count those that are missing, and items that are found."""
+        positions = np.empty(0, dtype=np.int64)
+        if self._items is not None:
+            items = Joined(ITEM_TABLE, self._items.lookup, self._dataset.column_of("item"))
+            positions = items.read(chunk)
+            encoded.matches[ITEM_TABLE] = items.matches(chunk, positions)
 
-    def _with_vectors(
-        self, chunk: Chunk, numbers: npt.NDArray[np.float32], positions: Int64s | None, missing: dict[str, int]
-    ) -> npt.NDArray[np.float32]:
-        """Return numbers and vectors as a batch has them, and count the vectors that are missing."""
-        if not self._vectors:
-            return numbers
-        blocks = {}
-        for one in self._vectors:
-            if one.of_item:
+        def read(one: Numeric | Vector, of_item: bool) -> npt.NDArray[Any]:
+            if of_item:
                 assert self._items is not None
-                assert positions is not None
-                blocks[one.name] = self._items.vectors_at(positions, one.name)
-            else:
-                require_lists(chunk.column(one.column).type, one, chunk.where(one.column))
-                blocks[one.name] = one.read(chunk)
-            if absent := int((~blocks[one.name].any(axis=1)).sum()):
-                missing[one.name] = absent
-        split = len(self._numeric)
-        return arranged(numbers[:, :split], numbers[:, split:], self._vectors, blocks)
+                return self._items.values_at(positions, one.name)
+            return one.read(chunk)
 
-    def _numbers(self, chunk: Chunk, positions: Int64s | None) -> npt.NDArray[np.float64]:
-        """Return the numbers of the rows, then those of their items, [rows, numeric features]."""
-        numbers = [one.read(chunk) for one in self._numeric]
-        if self._items is not None and positions is not None:
-            numbers += [self._items.numbers_at(positions, number) for number in range(len(self._item_numeric))]
-        return np.stack(numbers, axis=1) if numbers else np.empty((len(chunk), 0))
+        absent, halves = {}, []
+        for numeric in (self._numeric, self._item_numeric):
+            numbers = [read(one, numeric is self._item_numeric) for one in numeric]
+            absent |= {one.name: np.isnan(column) for one, column in zip(numeric, numbers, strict=True)}
+            columns = [one.apply(column) for one, column in zip(numeric, numbers, strict=True)]
+            halves.append(np.stack(columns, axis=1) if columns else np.empty((len(chunk), 0), dtype=VALUE))
+        for one in self._vectors:
+            if not one.of_item:
+                require_lists(chunk.column(one.column).type, one, chunk.where(one.column))
+        blocks = {one.name: read(one, one.of_item) for one in self._vectors}
+        absent |= {name: ~block.any(axis=1) for name, block in blocks.items()}
+        encoded.missing |= {name: int(rows.sum()) for name, rows in absent.items() if rows.any()}
+        return arranged(*halves, self._vectors, blocks)
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> Int64s:
         """Return the table rows of raw ids, row 1 where null or unknown."""

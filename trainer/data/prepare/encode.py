@@ -65,9 +65,11 @@ class Encoded:
     def order(self, column: str) -> npt.NDArray[Any]:
         return self.values[order_name(column)]
 
-    def weights(self, use: IdColumn) -> npt.NDArray[np.float32]:
-        """Return the weights of the ids of a list."""
-        return self.values[weights_name(use)]
+    def weights(self, use: IdColumn) -> Jagged:
+        """Return the weights of the ids of lists."""
+        lists = self.columns[use]
+        assert isinstance(lists, Jagged)
+        return Jagged(self.values[weights_name(use)], lists.offsets)
 
 
 def encode(

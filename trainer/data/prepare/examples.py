@@ -96,6 +96,11 @@ class ExampleRows:
             for feature in plan.features
             if feature.join is not None
         }
+        self._weights = {
+            feature.name: encoded.weights(feature.use)
+            for feature in plan.features
+            if feature.use is not None and feature.use.weights is not None
+        }
         self._histories = self._make_histories()
         self._row_sides = self._sides_of_rows()
         # A column that names no rows to validate leaves that to a share of those that train.
@@ -122,40 +127,18 @@ class ExampleRows:
             features[ITEM_TABLE] = np.asarray(self._encoded.joined(ITEM_TABLE)[start:stop])
         labels = self._plan.labels
         found = np.ones(len(rows), np.uint8) if labels is None else self._encoded.values[labels.name][start:stop]
-        weights = self._weights(features, start, stop)
+        weights = {name: lists.part(start, stop) for name, lists in self._weights.items()}
         sides = self._sides(features, rows) if self.negatives is None else self.negatives.sides[start:stop].copy()
         sides[self._too_short(start, stop)] = splits.DROPPED
         examples = Examples(features, found, sides, np.zeros(len(rows), dtype=bool), rows, rows, weights)
         return examples if self.negatives is None else self._with_negatives(examples)
-
-    def _weights_at(self, name: str, rows: npt.NDArray[np.int64]) -> Jagged:
-        feature = self._plan.feature(name)
-        assert feature is not None
-        assert feature.use is not None
-        lists = self._encoded.columns[feature.use]
-        assert isinstance(lists, Jagged)
-        return Jagged(self._encoded.weights(feature.use), lists.offsets).take(rows)
-
-    def _weights(self, features: dict[str, npt.NDArray[np.int32] | Jagged], start: int, stop: int) -> dict[str, Jagged]:
-        found = {}
-        for feature in self._plan.features:
-            if feature.use is not None and feature.use.weights is not None:
-                lists, ids = self._encoded.columns[feature.use], features[feature.name]
-                assert isinstance(lists, Jagged)
-                assert isinstance(ids, Jagged)
-                first, last = lists.offsets[start], lists.offsets[stop]
-                found[feature.name] = Jagged(np.asarray(self._encoded.weights(feature.use)[first:last]), ids.offsets)
-        return found
 
     def _feature(self, name: str, start: int, stop: int) -> npt.NDArray[np.int32] | Jagged:
         feature = self._plan.feature(name)
         assert feature is not None
         if feature.use is not None:
             column = self._encoded.columns[feature.use]
-            if isinstance(column, Jagged):
-                first, last = column.offsets[start], column.offsets[stop]
-                return Jagged(np.asarray(column.values[first:last]), column.offsets[start : stop + 1] - first)
-            return np.asarray(column[start:stop])
+            return column.part(start, stop) if isinstance(column, Jagged) else np.asarray(column[start:stop])
         if feature.join is not None:
             return take(self._joined[name], np.asarray(self._encoded.joined(name)[start:stop]))
         return self._histories[name].rows(start, stop)
@@ -212,7 +195,7 @@ class ExampleRows:
         weights = {}
         for name, column in examples.weights.items():
             own = name in self.item_features.names
-            weights[name] = self._weights_at(name, item_rows) if own else column.take(repeat)
+            weights[name] = self._weights[name].take(item_rows) if own else column.take(repeat)
         return Examples(features, (~is_negative).astype(np.uint8), sides, is_negative, rows, item_rows, weights)
 
     def _of_items(

@@ -168,8 +168,7 @@ def _columns(plan: DataPlan, encoded: Encoded, sample: Int64s) -> Iterator[tuple
             views = [_view(column, sample)]
             if feature.use.weights is not None:
                 assert isinstance(column, Jagged)
-                weights = Jagged(encoded.weights(feature.use), column.offsets).take(sample)
-                views.append(Lists(column.take(sample), weights.values))
+                views.append(Lists(column.take(sample), encoded.weights(feature.use).take(sample).values))
             yield feature.name, views
         elif feature.join is not None and feature.join_on not in given:
             yield feature.name, [_view(encoded.joined(feature.name), sample)]

@@ -208,16 +208,15 @@ def append_examples(
         for writer, places in chosen:
             writer.append_values(name, encoded.values[name][rows[places]])
 
-    def append_item_numbers(index: int) -> None:
+    def append_item_numbers(name: str) -> None:
         assert plan.items is not None
         for writer, places in chosen:
-            numbers = plan.items.numbers_at(_item_positions(examples)[places], index)
-            writer.append_values(plan.item_numeric[index].name, numbers)
+            writer.append_values(name, plan.items.values_at(_item_positions(examples)[places], name))
 
     columns: list[Callable[[], None]] = [append_rows]
     columns += [functools.partial(append_feature, feature.name) for feature in plan.trained]
     columns += [functools.partial(append_values, one.name) for one in plan.values if one.split_file is not None]
-    columns += [functools.partial(append_item_numbers, index) for index in range(len(plan.item_numeric))]
+    columns += [functools.partial(append_item_numbers, one.name) for one in plan.item_numeric]
     workers.map(lambda append: append(), columns)
 
 

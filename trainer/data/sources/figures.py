@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.ids import id_column
-from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
+from trainer.data.columns.labels import RowLabels, row_weights_of
 from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.orders import Order, as_order, order_of
 from trainer.data.columns.vectors import Vector, vector_problems, vectors_of
@@ -121,10 +121,8 @@ class _Labels:
         if self._problem or not self._labels:
             return
         try:
-            if self._spec.label is not None:
-                found = labels_of(chunk, self._spec.label)[:, None].astype(np.float64)
-            else:
-                found = several_labels_of(chunk, self._spec.labels, self._least).astype(np.float64)
+            found = RowLabels(self._spec, self._least).read(chunk).astype(np.float64)
+            found = found.reshape(len(chunk), len(self._labels))
             if self._spec.weight is not None:
                 row_weights_of(chunk, self._spec.weight)
         except DataError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,11 +51,7 @@ class ItemFile:
         for chunk in source.stream(columns) if columns else ():
             for one in read:
                 parts[one.name].append(one.read(chunk))
-        found = {name: np.concatenate(part) for name, part in parts.items()}
-        self.numbers = [found[one.name] for one in numeric]
-        """Numbers of each numeric feature, [items], NaN where missing."""
-        self.vectors = {one.name: found[one.name] for one in vectors}
-        """By name [items, dim] as a model reads them, zeros where missing."""
+        self._values = {name: np.concatenate(part) for name, part in parts.items()}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -68,14 +65,10 @@ class ItemFile:
     def source(self) -> Source:
         return self.lookup.source
 
-    def numbers_at(self, positions: npt.NDArray[np.integer], number: int) -> npt.NDArray[np.float64]:
-        """Return the values of a numeric feature at positions of the file, NaN at -1."""
-        return np.append(self.numbers[number], np.nan)[positions]
-
-    def vectors_at(self, positions: npt.NDArray[np.integer], name: str) -> npt.NDArray[np.float32]:
-        """Return vectors at positions of the file, zeros at -1."""
-        found = self.vectors[name][positions]
-        found[positions < 0] = 0.0
+    def values_at(self, positions: npt.NDArray[np.integer], name: str) -> npt.NDArray[Any]:
+        """Return numbers, or vectors [n, dim], at positions of the file; where missing and at -1 NaN, or zeros."""
+        found = self._values[name][positions]
+        found[positions < 0] = np.nan if found.ndim == 1 else 0.0
         return found
 
 
