@@ -20,6 +20,7 @@ from trainer.data.columns.base import Mask, Problem
 from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.text_lists import require_clear
 from trainer.data.columns.values import Kind
+from trainer.data.columns.weights import weighted_lists
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
 from trainer.data.sources.times import read_days, read_instants, written
@@ -114,6 +115,11 @@ class ListColumn(IdColumn):
 
     def raw(self, chunk: Chunk) -> Ids:
         return values.as_lists(chunk, self.column)
+
+    def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
+        yield from super().problems(chunk, kind)
+        if self.weights is not None:
+            yield self.weights, "weights that are not those of the list", weighted_lists(chunk, self).bad
 
     def require_clear(self, source: Source) -> None:
         require_clear(source.stream([self.column]), self.column)

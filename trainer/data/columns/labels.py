@@ -108,7 +108,16 @@ class RowWeights(Column):
         return ROW_WEIGHTS
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.float32]:
-        return row_weights_of(chunk, self.column)
+        numbers, bad = as_floats(chunk.column(self.column))
+        bad = bad | ~(numbers >= 0)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise DataError(
+                f"the weight of the row is {chunk.column(self.column)[row].as_py()!r}, not a number of at least 0",
+                where=chunk.where(self.column, row),
+                remedy="correct it, remove the row, or set max_bad_rows of the dataset",
+            )
+        return numbers.astype(VALUE)
 
     def problems(self, chunk: Chunk) -> Iterator[Problem]:
         weights, bad = as_floats(chunk.column(self.column))
@@ -292,21 +301,3 @@ def mask_of(array: pa.Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool
     """Return (where a mask is 1, where it is neither 0 nor 1)."""
     numbers, bad = as_floats(array)
     return numbers == 1, bad | ~((numbers == 0) | (numbers == 1))
-
-
-def row_weights_of(chunk: Chunk, column: str) -> npt.NDArray[np.float32]:
-    """Return the weight of each row.
-
-    Raises:
-        DataError: at the first that is missing, no number or below 0.
-    """
-    numbers, bad = as_floats(chunk.column(column))
-    bad = bad | ~(numbers >= 0)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise DataError(
-            f"the weight of the row is {chunk.column(column)[row].as_py()!r}, not a number of at least 0",
-            where=chunk.where(column, row),
-            remedy="correct it, remove the row, or set max_bad_rows of the dataset",
-        )
-    return numbers.astype(VALUE)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.columns.base import Column, Problem
+from trainer.data.columns.base import Column
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
 from trainer.data.sources.times import (
@@ -96,10 +96,6 @@ class RowOrder(Column):
 
     def read(self, chunk: Chunk) -> npt.NDArray[Any]:
         return as_order(chunk, self.column, self.order)
-
-    def problems(self, chunk: Chunk) -> Iterator[Problem]:
-        for reason, rows in self.order.problems(chunk.column(self.column)):
-            yield self.column, reason, rows
 
 
 def order_name(column: str) -> str:

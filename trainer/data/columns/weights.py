@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.data.columns import values
-from trainer.data.columns.base import Column, Problem
+from trainer.data.columns.base import Column
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import as_floats
 from trainer.data.errors import DataError
@@ -82,9 +81,6 @@ class ListWeights(Column):
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.float32]:
         return require_weighted(chunk, self.use).weights
-
-    def problems(self, chunk: Chunk) -> Iterator[Problem]:
-        yield str(self.use.weights), "weights that are not those of the list", weighted_lists(chunk, self.use).bad
 
 
 def weights_name(use: Columns) -> str:

@@ -110,9 +110,6 @@ def _joined_column(parts: Sequence[Int64s | Jagged]) -> Int64s | Jagged:
     return Jagged(np.concatenate([part.values for part in lists]), np.concatenate([starts[:1], *ends]))
 
 
-Int64s = npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class RawIds:
     """Distinct strings, in ascending order of their hashes.

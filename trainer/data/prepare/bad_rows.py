@@ -29,7 +29,6 @@ from trainer.data.columns.ids import are_ids
 from trainer.data.columns.labels import label_problems
 from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.values import Kind, is_there
-from trainer.data.columns.weights import ListWeights
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan, make_plan, window_of
 from trainer.data.sources.source import Chunk, Source
@@ -206,8 +205,6 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[Problem]:
         yield from values_.problems(chunk)
     for use in plan.uses:
         yield from use.problems(chunk, plan.kinds[use.domain])
-        if use.weights is not None:
-            yield from ListWeights("", use).problems(chunk)
     for required in plan.required:
         yield required, "missing", ~is_there(chunk.column(required))
 

@@ -281,8 +281,7 @@ class _EncodedWriter:
         appender.append(values.reshape(-1))
 
     def _value_file(self, name: str, dtype: npt.DTypeLike) -> Appender:
-        names = [one.name for one in self._plan.values]
-        return self._parts.appender(f"value-{names.index(name)}", dtype)
+        return self._parts.appender(self._plan.value_file(name), dtype)
 
     def close(self) -> None:
         self._parts.close()

@@ -200,6 +200,10 @@ class DataPlan:
         found += [RowOrder(order_name(column), column, self.orders[column]) for column in self.order_columns]
         return tuple(one for one in found if one is not None)
 
+    def value_file(self, name: str) -> str:
+        """Return the name of the file of one of :attr:`values`."""
+        return f"value-{[one.name for one in self.values].index(name)}"
+
     @property
     def required(self) -> tuple[str, ...]:
         """Columns of ids in which a missing one makes a row bad."""

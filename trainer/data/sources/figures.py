@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from trainer.data.columns import values
 from trainer.data.columns.ids import id_column
-from trainer.data.columns.labels import RowLabels, row_weights_of
+from trainer.data.columns.labels import RowLabels, RowWeights
 from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.orders import Order, as_order, order_of
 from trainer.data.columns.vectors import Vector, vector_problems, vectors_of
@@ -124,7 +124,7 @@ class _Labels:
             found = RowLabels(self._spec, self._least).read(chunk).astype(np.float64)
             found = found.reshape(len(chunk), len(self._labels))
             if self._spec.weight is not None:
-                row_weights_of(chunk, self._spec.weight)
+                RowWeights(self._spec.weight).read(chunk)
         except DataError as error:
             self._problem = str(error)
             return

@@ -23,7 +23,7 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import CODE, LABELS, OFFSET, map_array
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks import stages
-from trainer.data.prepare.by_tasks.encoded_files import open_ids, value_file
+from trainer.data.prepare.by_tasks.encoded_files import open_ids
 from trainer.data.prepare.by_tasks.tasks import PARTS, Desk, Hosts, Setting, Task, TaskRunner
 from trainer.data.prepare.encode import SPAN_ROWS, Encoded, Span, check_order, check_rows, cut_spans
 from trainer.data.prepare.examples import AllRows, limits_by_time
@@ -252,7 +252,7 @@ class Assembly:
             return AllRows(names_validation=names_validation)
         assert plan.dataset.ordering is not None
         (dtype,) = types[plan.dataset.ordering]
-        name = value_file(plan, order_name(plan.dataset.ordering))
+        name = plan.value_file(order_name(plan.dataset.ordering))
         orders = [map_array(desk.fetch(f"read-{number:05d}", [name]) / name, dtype) for number in spans]
         order = np.concatenate(orders)
         check_order(plan, plan.dataset.ordering, order)

@@ -23,11 +23,6 @@ def ids_file(folder: Path, domain: int) -> Path:
     return folder / f"ids-{domain}.arrow"
 
 
-def value_file(plan: DataPlan, name: str) -> str:
-    """Return the name of the file of a column of values."""
-    return f"value-{[one.name for one in plan.values].index(name)}"
-
-
 def write_ids(path: Path, ids: pa.Array) -> None:
     batch = pa.record_batch([ids], names=["id"])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
@@ -73,7 +68,7 @@ def open_encoded(plan: DataPlan, folder: Path, num_rows: int, types: dict[str, s
         {domain: Codes(open_ids(ids_file(folder, number))) for number, domain in enumerate(plan.kinds)},
         columns,
         {
-            one.name: map_array(folder / value_file(plan, one.name), types[one.name]).reshape(-1, *one.shape)
+            one.name: map_array(folder / plan.value_file(one.name), types[one.name]).reshape(-1, *one.shape)
             for one in plan.values
             if one.name in types
         },
@@ -89,4 +84,4 @@ def _arrays(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, npt.NDArray
         else:
             yield f"column-{number}", column
     for name, array in encoded.values.items():
-        yield value_file(plan, name), array
+        yield plan.value_file(name), array
