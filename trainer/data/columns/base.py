@@ -56,6 +56,10 @@ class Column(ABC):
             DataError: at the first bad one.
         """
 
+    def apply(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Return values as a model reads them."""
+        return values
+
     def problems(self, chunk: Chunk) -> Iterator[Problem]:
         """Yield bad values."""
         yield from ()

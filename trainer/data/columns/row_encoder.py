@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -247,25 +246,27 @@ class RowEncoder:
             positions = items.read(chunk)
             encoded.matches[ITEM_TABLE] = items.matches(chunk, positions)
 
-        def read(one: Numeric | Vector, of_item: bool) -> npt.NDArray[Any]:
-            if of_item:
+        of_items = {one.name for one in self._item_numeric} | {one.name for one in self._vectors if one.of_item}
+        for vector in self._vectors:
+            if not vector.of_item:
+                require_lists(chunk.column(vector.column).type, vector, chunk.where(vector.column))
+        found: dict[str, npt.NDArray[np.float32]] = {}
+        for one in (*self._numeric, *self._item_numeric, *self._vectors):
+            if one.name in of_items:
                 assert self._items is not None
-                return self._items.values_at(positions, one.name)
-            return one.read(chunk)
-
-        absent, halves = {}, []
-        for numeric in (self._numeric, self._item_numeric):
-            numbers = [read(one, numeric is self._item_numeric) for one in numeric]
-            absent |= {one.name: np.isnan(column) for one, column in zip(numeric, numbers, strict=True)}
-            columns = [one.apply(column) for one, column in zip(numeric, numbers, strict=True)]
-            halves.append(np.stack(columns, axis=1) if columns else np.empty((len(chunk), 0), dtype=VALUE))
-        for one in self._vectors:
-            if not one.of_item:
-                require_lists(chunk.column(one.column).type, one, chunk.where(one.column))
-        blocks = {one.name: read(one, one.of_item) for one in self._vectors}
-        absent |= {name: ~block.any(axis=1) for name, block in blocks.items()}
-        encoded.missing |= {name: int(rows.sum()) for name, rows in absent.items() if rows.any()}
-        return arranged(*halves, self._vectors, blocks)
+                read = self._items.values_at(positions, one.name)
+            else:
+                read = one.read(chunk)
+            is_missing = np.isnan(read) if read.ndim == 1 else ~read.any(axis=1)
+            if is_missing.any():
+                encoded.missing[one.name] = int(is_missing.sum())
+            found[one.name] = one.apply(read)
+        none = np.empty((len(chunk), 0), dtype=VALUE)
+        of_rows, of_table = (
+            np.stack([found[one.name] for one in numeric], axis=1) if numeric else none
+            for numeric in (self._numeric, self._item_numeric)
+        )
+        return arranged(of_rows, of_table, self._vectors, found)
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> Int64s:
         """Return the table rows of raw ids, row 1 where null or unknown."""
