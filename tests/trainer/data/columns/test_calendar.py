@@ -159,3 +159,28 @@ def test_what_is_no_time_is_a_bad_row(tmp_path):
     assert data.num_examples["train"] == 199
     (bad,) = pq.read_table(tmp_path / BAD_ROWS).to_pylist()
     assert {"row": 7, "column": "at", "value": "yesterday", "reason": "no hour"}.items() <= bad.items()
+
+
+def test_times_of_a_joined_file(tmp_path):
+    path = tmp_path / "rows.parquet"
+    write(path)
+    at = [datetime.datetime(2024, 1, 1 + number % 7, number) if number else None for number in range(20)]
+    pq.write_table(
+        pa.table({"item": np.arange(20), "added": pa.array(at, pa.timestamp("us"))}), tmp_path / "items.parquet"
+    )
+    join = {"uri": "items.parquet", "on": "item", "column": "added"}
+    of_times = {name: {"join": join, "calendar": unit} for name, unit in {"hour": "hour", "day": "weekday"}.items()}
+    dataset, job = specs(path, features={"user": {"type": "id"}, "item": {"type": "id"}} | of_times)
+    data = prepare(dataset, job, tmp_path / "data")
+    keys = {key.name: np.asarray(data.column("train", key)) for key in data.keys}
+    encoder = RowEncoder(dataset, read_features(dataset, job), {name: data.vocabulary(name) for name in data.tables})
+    (chunk,) = Source(str(path)).stream(encoder.columns(["user", "item"], "rows"))
+    coded = encoder.encode(chunk)
+    of_item = [at[item] for item in chunk.column("item").to_pylist()]
+    for name, expected in {
+        "hour": [None if one is None else one.hour for one in of_item],
+        "day": [None if one is None else one.weekday() for one in of_item],
+    }.items():
+        ids = [None, *data.vocabulary(name).to_pylist()]
+        assert [ids[row - 1] for row in keys[name]] == expected
+        np.testing.assert_array_equal(coded.rows[name], keys[name])
