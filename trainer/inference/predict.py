@@ -46,9 +46,8 @@ from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
-from trainer.output_calibration.base import Calibrator
+from trainer.output_calibration.base import Calibrator, Uncalibrated
 from trainer.output_calibration.registry import of_json
-from trainer.output_calibration.uncalibrated import Uncalibrated
 from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.spec import JobSpec, SpecError
 from trainer.spec.label_tasks import label_tasks
