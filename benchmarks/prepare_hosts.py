@@ -32,7 +32,7 @@ import psutil
 
 from benchmarks.prepare import log_specs, write_log
 from benchmarks.support.harness import parse
-from trainer.data.prepare.spans import SPAN_ROWS
+from trainer.data.prepare.encode import SPAN_ROWS
 
 
 class _Measured:

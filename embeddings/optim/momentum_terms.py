@@ -149,8 +149,8 @@ def _basis_and_counts(
         counts.insert(0, _Count(step, count, int((left > MAX_ERROR).sum())))
         step = 2 * step or 1
     # Moments are carried from block to block: a later one has no more of them, whatever rounding says of errors.
-    for at in range(1, len(counts)):
-        counts[at] = counts[at]._replace(nodes=max(counts[at].nodes, counts[at - 1].nodes))
+    for later in range(1, len(counts)):
+        counts[later] = counts[later]._replace(nodes=max(counts[later].nodes, counts[later - 1].nodes))
     return basis, tuple(counts)
 
 

@@ -34,7 +34,7 @@ class Pointer:
         self._path = path
         self._lock = threading.Lock()
         self.mark: tuple[int, ...] | None = None
-        """Another one whenever CURRENT is another file, as far as it was read; None before."""
+        """Identity of the file that was read last; None before the first."""
         self._served = Served(None, [], [])
 
     def read(self) -> Served:

@@ -36,6 +36,8 @@ CASES = {
     "real-valued labels": replace(PLAIN, label="value", vectors=True),
     "Feather": replace(PLAIN, format="feather", vectors=True),
     "CSV": replace(PLAIN, format="csv"),
+    "hours and weekdays": replace(PLAIN, calendar=True),
+    "hours and weekdays in CSV": replace(PLAIN, calendar=True, format="csv"),
 }
 
 

@@ -30,8 +30,7 @@ from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.warm_start import id_map_file, id_maps
 from trainer.data.columns.dynamic_ids import IdMap, of_hashes
 from trainer.data.columns.jagged import Jagged
-from trainer.data.one_pass.raw_ids import RawIds
-from trainer.data.one_pass.rows import MISSING
+from trainer.data.one_pass.rows import MISSING, RawIds
 from trainer.spec import JobSpec
 
 if TYPE_CHECKING:

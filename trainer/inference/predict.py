@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from embeddings.embedding_tables import EmbeddingTables
 from trainer.checkpoint.format import Checkpoint, CheckpointError
+from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.select import LAST, pick
 from trainer.checkpoint.warm_start import id_maps, numeric_features, vectors_read
 from trainer.data.batches.keys import Key, keys_of, read_features
@@ -39,15 +40,15 @@ from trainer.data.sources.user_rows import are_events, users_of
 from trainer.distributed.build import model_of
 from trainer.distributed.materialize import ReadTables, load_dense
 from trainer.inference import command_line
-from trainer.inference.calibrators import calibration_notes, calibrators_of
 from trainer.inference.parquet_scoring import score_files
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
-from trainer.output_calibration.base import Calibrator
+from trainer.output_calibration.base import Calibrator, Uncalibrated
+from trainer.output_calibration.registry import of_json
 from trainer.runs.directory import RUN_FILE, Run, read_run
-from trainer.spec import SpecError
+from trainer.spec import JobSpec, SpecError
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.problems import FieldProblem
 from trainer.storage.destinations import written
@@ -194,6 +195,35 @@ class _Past:
                 where=error.where,
                 remedy="put them there, or give the rows a column with the history",
             ) from None
+
+
+def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator]:
+    """Return by label ("" of the one label) what was fitted to the scores of a checkpoint; {} if none was asked for.
+
+    A checkpoint from inside an epoch has none, for its scores were never seen on the validation rows: ("" then stands
+    for all labels) its probabilities are the model's own, and the reason says so.
+    """
+    if job.output_calibration == "none":
+        return {}
+    stored = TrainingRecord.of(checkpoint).position.calibration
+    if stored is None:
+        return {
+            "": Uncalibrated(
+                f"step {checkpoint.step} is inside an epoch, and validation rows are scored at its end: "
+                "wait for it, or name the step of one with --checkpoint"
+            )
+        }
+    return {label: of_json(document) for label, document in stored.items()}
+
+
+def calibration_notes(kind: str, calibrators: Mapping[str, Calibrator]) -> Iterator[str]:
+    """Yield in words what is calibrated, and what is not and why; nothing where there are no calibrators."""
+    for label, one in calibrators.items():
+        what = f"probabilities of {label}" if label else "probabilities"
+        if isinstance(one, Uncalibrated):
+            yield f"{what} are not calibrated: {one.reason}"
+        else:
+            yield f"{what} are calibrated on validation rows ({kind})"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

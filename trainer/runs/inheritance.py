@@ -386,7 +386,7 @@ def _in_words(name: str, feature: Feature, dataset: DatasetSpec, job: JobSpec) -
     if feature.is_list and not job.model.reads_sequences:
         found["pooling"] = feature.pooling
     if feature.has_ids:
-        found |= {"weights": "yes" if feature.weights is not None else "no", "ngrams": feature.effective_ngrams}
+        found |= {"weights": "yes" if feature.weights is not None else "no", **feature.made_of}
     elif feature.type == "dense":
         found |= {"transform": feature.transform, "missing": "mean" if feature.missing is None else feature.missing}
     else:

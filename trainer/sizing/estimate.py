@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-
-from trainer.data.columns import values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.vocabulary import DistinctIds
-from trainer.data.prepare.encode import ids_of
 from trainer.data.prepare.graphs import edge_files
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.sizing.memory import (
@@ -193,7 +189,7 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
     for chunk in plan.source.stream([use.column for use in uses] or plan.columns()):
         counted += len(chunk)
         for use in uses:
-            distinct[use.domain].add(ids_of(chunk, use, plan.kinds[use.domain])[0])
+            distinct[use.domain].add(use.read(chunk, plan.kinds[use.domain])[0])
     return counted, {table: len(ids.sorted()) for table, ids in distinct.items()}, True
 
 
@@ -207,9 +203,5 @@ def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
             bounds[feature.table] += len(joined.sorted())
     for use in plan.uses:
         if use.domain in bounds:
-            type_: pa.DataType = plan.source.column_type(use.column)
-            counts = pa.types.is_integer(values.element_type(type_)) and not use.is_list
-            span = plan.source.reader.integer_span(use.column) if counts else None
-            bound = min(num_rows, span) if span is not None else num_rows
-            bounds[use.domain] += bound if use.ngrams is None else use.ngrams.buckets
+            bounds[use.domain] += use.most_ids(plan.source, num_rows)
     return bounds

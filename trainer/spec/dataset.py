@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
@@ -13,7 +14,7 @@ from trainer.spec.evaluation import Metric
 from trainer.spec.losses import LABEL_LOSSES, LossSettings
 from trainer.spec.messages import Messages
 from trainer.spec.ngrams import NGrams
-from trainer.spec.problems import raise_if_invalid
+from trainer.spec.problems import FieldProblem, raise_if_invalid
 from trainer.spec.row_filter import parse_filter
 from trainer.spec.zones import Zone
 
@@ -75,6 +76,8 @@ class PreviousItems(Spec):
 class Feature(Spec):
     """One model input. ``id``: one categorical value per row; ``id_list``: a list per row, pooled; ``dense``: a number.
 
+    ``calendar`` makes an id of a column of times: the ``hour``, 0 to 23, or the ``weekday``, 0 (Monday) to 6, in UTC.
+
     ``text``: a string per row, read as the id_list of its hashed ``ngrams`` (trainer.data.columns.ngrams). ``vector``:
     a list of ``dim`` numbers per row, which are not trained: with ``mode: projected`` a learned projection of it is a
     field like an id's vector, with ``as_given`` each of them is a number (trainer.data.columns.vectors).
@@ -105,6 +108,7 @@ class Feature(Spec):
     ngrams: NGrams | None = later(None)
     dim: int | None = later(None, ge=1, le=65536)
     mode: Literal["projected", "as_given"] = later("projected")
+    calendar: Literal["hour", "weekday"] | None = later(None)
 
     @property
     def has_ids(self) -> bool:
@@ -126,10 +130,17 @@ class Feature(Spec):
         """The n-grams of a text; None for other types."""
         return (self.ngrams or NGrams()) if self.type == "text" else None
 
+    @property
+    def made_of(self) -> dict[str, object]:
+        """How its ids are made of what a column has, by setting; None: they are what it has."""
+        return {"ngrams": self.effective_ngrams, "calendar": self.calendar}
+
     @model_validator(mode="after")
     def _of_its_type(self) -> Feature:
         if self.ngrams is not None and self.type != "text":
             raise ValueError("ngrams is of texts: leave it out, or set type: text")
+        if self.calendar is not None and (self.type != "id" or (self.join is not None and self.join.take == "all")):
+            raise ValueError("calendar makes one id of a time: leave it out, or set type: id")
         if self.type != "vector" and (self.dim is not None or self.mode != "projected"):
             raise ValueError("dim and mode are of vectors: leave them out, or set type: vector")
         if not self.has_ids:
@@ -190,7 +201,8 @@ class ItemTable(_Keyed):
     @property
     def id_columns(self) -> frozenset[str]:
         """Columns of the file that ids are read from."""
-        of_features = (one.column or name for name, one in self.features.items() if one.has_ids)
+        features = self.features.items()
+        of_features = (one.column or name for name, one in features if one.has_ids and one.calendar is None)
         return frozenset([self.on, *of_features])
 
     def join(self, name: str) -> Join:
@@ -351,8 +363,26 @@ class DatasetSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetSpec:
-        raise_if_invalid(dataset_problems(self))
+        raise_if_invalid([*dataset_problems(self), *self._calendar_problems()])
         return self
+
+    def _calendar_problems(self) -> Iterator[FieldProblem]:
+        """Yield names of calendar features where the ids of a column are meant."""
+        made = {name for name, feature in self.features.items() if feature.calendar is not None}
+        named = {f"features.{name}.calendar": name for name in made & {"user", "item"}}
+        for name, feature in self.features.items():
+            if feature.derive is not None:
+                named |= {
+                    f"features.{name}.derive.{part}": getattr(feature.derive, part) for part in ("previous", "by")
+                }
+            if feature.join is not None:
+                named[f"features.{name}.join.on"] = feature.join.on
+        named |= {f"graphs.{name}.of": graph.of for name, graph in self.graphs.items()}
+        if self.negatives is not None:
+            named["label.negatives.of"] = self.negatives.of
+        for field, name in named.items():
+            if name in made:
+                yield FieldProblem(field, f"'{name}' is of the calendar", "name a column, or a feature of other ids")
 
     @property
     def ordering(self) -> str | None:
@@ -401,7 +431,7 @@ class DatasetSpec(Spec):
                 columns.add(feature.join.on)
             elif feature.derive is not None:
                 columns |= {feature.derive.by, feature.derive.previous, name}
-            elif feature.has_ids:
+            elif feature.has_ids and feature.calendar is None:
                 columns.add(name)
         return frozenset(map(self.column_of, columns))
 

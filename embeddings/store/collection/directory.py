@@ -117,7 +117,7 @@ class CollectionDirectory:
         return None if document is None else VersionManifest.from_json(document, path)
 
     def manifest_mark(self, version: str) -> tuple[int, ...] | None:
-        """Return what tells the manifest of a version from another in its place; None where there is none."""
+        """Return the identity of a version's manifest file: another file in its place has another; None without one."""
         try:
             status = os.stat(self.versions / version / MANIFEST_FILE)
         except FileNotFoundError:

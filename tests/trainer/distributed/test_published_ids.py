@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from embeddings.dynamic.id_map import DynamicIdMap
 from embeddings.dynamic.settings import IdMapSettings
 from trainer.data.columns.hashing import id_keys
-from trainer.data.one_pass.raw_ids import RawIds
+from trainer.data.one_pass.rows import RawIds
 from trainer.distributed.dynamic_tables import PublishedIds
 from trainer.sizing.memory import PUBLISHED_ID_BYTES
 

@@ -13,7 +13,7 @@ from torchrec import KeyedJaggedTensor
 
 if TYPE_CHECKING:
     from trainer.data.one_pass.position import Place
-    from trainer.data.one_pass.raw_ids import RawIds
+    from trainer.data.one_pass.rows import RawIds
 
 
 @dataclass(frozen=True)

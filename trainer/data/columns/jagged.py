@@ -29,6 +29,11 @@ class Jagged(NamedTuple):
         lengths = np.where(present, self.offsets[safe + 1] - starts, 0)
         return gather_spans(self.values, starts, lengths)
 
+    def part(self, start: int, stop: int) -> Jagged:
+        """Return lists [start, stop), not copied."""
+        first, last = self.offsets[start], self.offsets[stop]
+        return Jagged(self.values[first:last], self.offsets[start : stop + 1] - first)
+
     def last(self, length: int) -> Jagged:
         """Return the last ``length`` values of each list, or all where it has fewer."""
         lengths = np.minimum(self.lengths, length)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.data.columns.base import Column, Problem
 from trainer.data.columns.numeric import COMMA_REMEDY, as_floats, has_comma
 from trainer.data.columns.values import is_text, is_there
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import LABEL, VALUE
+from trainer.data.prepare.arrays import LABEL, ROW_WEIGHTS, VALUE
 from trainer.data.sources.source import Chunk
 from trainer.spec import DatasetSpec, Label, OneOfSeveral, parse_rule
 
@@ -60,6 +62,68 @@ def as_numbers_remedy(column: str, texts: Sequence[str]) -> str:
     return f"write it as 0 and 1{example}"
 
 
+@dataclass(frozen=True)
+class RowLabels(Column):
+    """The label of each row, of several [labels]; ``least``: the least value that one may have, by name."""
+
+    dataset: DatasetSpec
+    least: Mapping[str, float]
+    name = "row labels"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return label_dtype(self.dataset)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.dataset.labels),) if self.dataset.labels else ()
+
+    def read(self, chunk: Chunk) -> npt.NDArray[Any]:
+        if self.dataset.label is not None:
+            return labels_of(chunk, self.dataset.label, self.least.get("label"))
+        return several_labels_of(chunk, self.dataset.labels, self.least)
+
+    def problems(self, chunk: Chunk) -> Iterator[Problem]:
+        if self.dataset.label is not None:
+            yield from label_problems(chunk, self.dataset.label, self.least.get("label"))
+        for name, label in self.dataset.labels.items():
+            there = is_there(chunk.column(str(label.source_column)))
+            if label.mask is not None:
+                mask, bad = mask_of(chunk.column(label.mask))
+                yield label.mask, "mask that is neither 0 nor 1", bad
+                there = there & mask
+            for column, reason, rows in label_problems(chunk, label, self.least.get(name)):
+                yield column, reason, rows & there
+
+
+@dataclass(frozen=True)
+class RowWeights(Column):
+    """The weight of each row."""
+
+    column: str
+    name = "row weights"
+
+    @property
+    def split_file(self) -> str:
+        return ROW_WEIGHTS
+
+    def read(self, chunk: Chunk) -> npt.NDArray[np.float32]:
+        numbers, bad = as_floats(chunk.column(self.column))
+        bad = bad | ~(numbers >= 0)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise DataError(
+                f"the weight of the row is {chunk.column(self.column)[row].as_py()!r}, not a number of at least 0",
+                where=chunk.where(self.column, row),
+                remedy="correct it, remove the row, or set max_bad_rows of the dataset",
+            )
+        return numbers.astype(VALUE)
+
+    def problems(self, chunk: Chunk) -> Iterator[Problem]:
+        weights, bad = as_floats(chunk.column(self.column))
+        yield self.column, "weight of the row that is no number of at least 0", bad | ~(weights >= 0)
+
+
 def label_dtype(dataset: DatasetSpec) -> np.dtype[Any]:
     """Return the type of stored labels: uint8 for 0 and 1, float32 for values, or for several labels."""
     return LABEL if dataset.label is not None and dataset.label.value is None else VALUE
@@ -97,6 +161,23 @@ def labels_of(
             remedy=f"correct it, or use a rule, such as {rule}",
         )
     return values.astype(np.uint8)
+
+
+def label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator[Problem]:
+    """Yield bad values of one label."""
+    column = label.source_column
+    if column is None:
+        return
+    array = chunk.column(column)
+    yield column, "no label", ~is_there(array)
+    if pa.types.is_temporal(array.type):
+        return
+    labels, bad = as_floats(array)
+    yield column, "label that is no number", bad | np.isnan(labels)
+    if label.column is not None:
+        yield column, "label that is neither 0 nor 1", (labels != 0) & (labels != 1)
+    if least is not None:
+        yield column, f"label below {least:g}", labels < least
 
 
 def _require_numbers(chunk: Chunk, column: str) -> None:
@@ -220,21 +301,3 @@ def mask_of(array: pa.Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool
     """Return (where a mask is 1, where it is neither 0 nor 1)."""
     numbers, bad = as_floats(array)
     return numbers == 1, bad | ~((numbers == 0) | (numbers == 1))
-
-
-def row_weights_of(chunk: Chunk, column: str) -> npt.NDArray[np.float32]:
-    """Return the weight of each row.
-
-    Raises:
-        DataError: at the first that is missing, no number or below 0.
-    """
-    numbers, bad = as_floats(chunk.column(column))
-    bad = bad | ~(numbers >= 0)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise DataError(
-            f"the weight of the row is {chunk.column(column)[row].as_py()!r}, not a number of at least 0",
-            where=chunk.where(column, row),
-            remedy="correct it, remove the row, or set max_bad_rows of the dataset",
-        )
-    return numbers.astype(VALUE)

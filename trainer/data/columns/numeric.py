@@ -18,10 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.data.columns.base import Column, Problem
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import VALUE
 from trainer.data.sources.source import Chunk
-from trainer.data.sources.types import is_text
+from trainer.data.sources.types import is_text, is_there
 from trainer.spec import Feature
 
 COMMA_REMEDY = "write a point before the fraction and nothing between thousands: 2.5, 1234"
@@ -37,7 +38,7 @@ Float64s = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Numeric:
+class Numeric(Column):
     """A numeric feature x as a model reads it, float32.
 
     By transform it is
@@ -85,6 +86,50 @@ class Numeric:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    # --- columns
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float64)
+
+    @property
+    def split_file(self) -> str:
+        """The file with values as they come, before there are statistics."""
+        return f"{self.name}.raw"
+
+    def read(self, chunk: Chunk) -> Float64s:
+        """Return values [rows], NaN where missing.
+
+        Raises:
+            DataError: at the first bad value.
+        """
+        column = chunk.column(self.column)
+        values, bad = self._checked(column)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            value = column[row].as_py()
+            is_missing = value is None or value != value
+            raise DataError(
+                f"feature '{self.name}' is {value!r}: {'missing' if is_missing else 'no finite number'}",
+                where=chunk.where(self.column, row),
+                remedy=COMMA_REMEDY
+                if has_comma(value)
+                else "correct it, remove the row, or set max_bad_rows of the dataset"
+                + (", or missing of the feature" if is_missing else ""),
+            )
+        return values
+
+    def problems(self, chunk: Chunk) -> Iterator[Problem]:
+        column = chunk.column(self.column)
+        bad = self._checked(column)[1]
+        yield self.column, "no finite number", bad & is_there(column)
+        yield self.column, "missing", bad
+
+    def _checked(self, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
+        """Return (values, which of them are bad for this feature)."""
+        values, bad = as_floats(array)
+        return values, bad | np.isnan(values) if self.missing == "error" else bad
 
 
 def numeric_of(document: Mapping[str, Any]) -> Numeric:
@@ -209,41 +254,3 @@ def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
 def has_comma(value: Any) -> bool:
     """Return True for text such as ``2,5`` and ``1,234.5``."""
     return isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d[\d.]*(,\d+)+(\.\d+)?\s*", value) is not None
-
-
-def problems_of(feature: Numeric, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """Return (values, which of them are bad for this feature)."""
-    values, bad = as_floats(array)
-    return values, bad | np.isnan(values) if feature.missing == "error" else bad
-
-
-def read_numeric(features: Sequence[Numeric], chunk: Chunk) -> Float64s:
-    """Return values [rows, number of features], NaN where missing.
-
-    Raises:
-        DataError: at the first bad value.
-    """
-    return np.stack([read_number(feature, chunk) for feature in features], axis=1)
-
-
-def read_number(feature: Numeric, chunk: Chunk) -> Float64s:
-    """Return values [rows] of one feature, NaN where missing.
-
-    Raises:
-        DataError: at the first bad value.
-    """
-    column = chunk.column(feature.column)
-    values, bad = problems_of(feature, column)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        value = column[row].as_py()
-        is_missing = value is None or value != value
-        raise DataError(
-            f"feature '{feature.name}' is {value!r}: {'missing' if is_missing else 'no finite number'}",
-            where=chunk.where(feature.column, row),
-            remedy=COMMA_REMEDY
-            if has_comma(value)
-            else "correct it, remove the row, or set max_bad_rows of the dataset"
-            + (", or missing of the feature" if is_missing else ""),
-        )
-    return values

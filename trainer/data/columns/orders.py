@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainer.data.columns.base import Column
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
 from trainer.data.sources.times import (
@@ -82,6 +83,24 @@ class Order:
             return f"{value}"
         at = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(value))
         return at.isoformat() + ("+00:00" if self.kind == "time with a zone" else "")
+
+
+@dataclass(frozen=True)
+class RowOrder(Column):
+    """A column that orders rows."""
+
+    name: str
+    column: str
+    order: Order
+    type_of_first = True
+
+    def read(self, chunk: Chunk) -> npt.NDArray[Any]:
+        return as_order(chunk, self.column, self.order)
+
+
+def order_name(column: str) -> str:
+    """Return the name of an order of rows among the columns of a plan."""
+    return f"order {column}"
 
 
 def order_of(source: Source, column: str) -> Order:

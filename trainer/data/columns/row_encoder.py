@@ -17,20 +17,19 @@ import pyarrow.compute as pc
 from trainer.data.columns import text_lists, values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
 from trainer.data.columns.hashing import id_keys
-from trainer.data.columns.history_lookup import HistoryLookup
+from trainer.data.columns.histories import HistoryLookup
+from trainer.data.columns.ids import id_column
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.ngrams import ngram_lists, require_text
-from trainer.data.columns.numeric import Numeric, read_numeric
+from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.orders import as_order, order_in
 from trainer.data.columns.values import Kind
-from trainer.data.columns.vectors import Vector, arranged, columns_of, read_vectors, require_lists
+from trainer.data.columns.vectors import Vector, arranged, columns_of, require_lists
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import VALUE
-from trainer.data.prepare.plan import ColumnUse
 from trainer.data.sources.item_table import ITEM_TABLE, item_file
-from trainer.data.sources.join import JoinTable
+from trainer.data.sources.join import Joined, JoinTable, join_name
 from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, likely_reason, shown
 from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
@@ -61,21 +60,14 @@ class EncodedRows:
     def part(self, start: int, stop: int) -> EncodedRows:
         """Return rows [start, stop), without the counts."""
 
-        def cut(rows: Int64s | Jagged) -> Int64s | Jagged:
-            if not isinstance(rows, Jagged):
-                return rows[start:stop]
-            first, last = rows.offsets[start], rows.offsets[stop]
-            return Jagged(rows.values[first:last], rows.offsets[start : stop + 1] - first)
-
-        weights = {}
-        for name, values_ in self.weights.items():
-            lists = self.rows[name]
-            assert isinstance(lists, Jagged)
-            weights[name] = values_[lists.offsets[start] : lists.offsets[stop]]
+        rows, weights = {}, {}
+        for name, column in self.rows.items():
+            rows[name] = column.part(start, stop) if isinstance(column, Jagged) else column[start:stop]
+            if name in self.weights:
+                assert isinstance(column, Jagged)
+                weights[name] = Jagged(self.weights[name], column.offsets).part(start, stop).values
         dense = None if self.dense is None else self.dense[start:stop]
-        return EncodedRows(
-            stop - start, {name: cut(rows) for name, rows in self.rows.items()}, weights=weights, dense=dense
-        )
+        return EncodedRows(stop - start, rows, weights=weights, dense=dense)
 
     def replaced(self, **rows: Int64s | Jagged) -> EncodedRows:
         """Return the same with other rows of some features."""
@@ -118,10 +110,14 @@ class RowEncoder:
         uri = (joins or {}).get(ITEM_TABLE)
         self._items = item_file(dataset, self._item_numeric, of_items, uri) if self._item_numeric or of_items else None
         self._codes = {table: Codes(ids) for table, ids in vocabularies.items()}
+        self._columns = {
+            name: id_column(feature, self._column(name, feature), feature.shares or name)
+            for name, feature in self._features.items()
+        }
         self._joins = {
             # When a value was known is of training rows: an export's copy of the file does not say it.
             name: JoinTable(
-                join.model_copy(update={"timestamp": None}), uri, feature.effective_ngrams, is_list=feature.is_list
+                join.model_copy(update={"timestamp": None}), uri, replace(self._columns[name], column=join.column)
             )
             for name, feature in self._features.items()
             if (join := feature.join) is not None
@@ -148,12 +144,13 @@ class RowEncoder:
         found = {self._column(name, features[name]) for name, join in self._joins.items() if join.has_text_keys}
         for name, feature in features.items():
             table = feature.shares or name
-            if feature.join is None and feature.effective_ngrams is not None:
-                found.add(self._column(name, feature))
+            ids = id_column(feature, self._column(name, feature), table)
+            if feature.join is None and ids.makes_ids:
+                found |= {ids.column} if ids.holds_text else set()
             elif feature.join is None and table in self._codes:
                 # A key of a join is read as the feature of its column is.
                 change = found.discard if self._kind(table) == "int" else found.add
-                change(self._column(name, feature))
+                change(ids.column)
         return frozenset(found)
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
@@ -190,22 +187,14 @@ class RowEncoder:
             DataError: ids are of another type.
         """
         encoded = EncodedRows(len(chunk))
-        numeric = self._numeric + self._item_numeric
-        if numeric or self._vectors:
-            positions = self._item_positions(chunk, encoded)
-            numbers = self._numbers(chunk, positions)
-            columns = [feature.apply(numbers[:, index]) for index, feature in enumerate(numeric)]
-            found = np.stack(columns, axis=1) if columns else np.empty((len(chunk), 0), dtype=VALUE)
-            missing = np.isnan(numbers).sum(axis=0)
-            encoded.missing = {one.name: int(count) for one, count in zip(numeric, missing, strict=True) if count}
-            encoded.dense = self._with_vectors(chunk, found, positions, encoded.missing)
+        if self._numeric or self._item_numeric or self._vectors:
+            encoded.dense = self._dense(chunk, encoded)
         for name, feature in self._features.items():
             if feature.missing == "error":
                 values.require_ids(chunk, self._column(name, feature))
             ids, lengths = self._ids(name, feature, chunk, encoded)
             if feature.weights is not None:
-                use = ColumnUse(self._column(name, feature), name, True, feature.weights)
-                weighted = require_weighted(chunk, use)
+                weighted = require_weighted(chunk, self._columns[name])
                 ids, lengths = weighted.elements, weighted.lengths
                 offsets = np.append(0, np.cumsum(lengths))
                 encoded.weights[name] = as_factors(Jagged(weighted.weights, offsets), feature.pooling)
@@ -249,42 +238,35 @@ class RowEncoder:
             return self._items.ids
         return next(join.keys for feature, join in self._joins.items() if join_name(feature) == name)
 
-    def _item_positions(self, chunk: Chunk, encoded: EncodedRows) -> Int64s | None:
-        """Return the place of each row's item in the item table, where it has numbers or vectors."""
-        if self._items is None:
-            return None
-        column = self._dataset.column_of("item")
-        positions = self._items.lookup.positions(chunk.column(column), chunk.where(column))
-        encoded.matches[ITEM_TABLE] = KeyMatches.of(chunk.column(column), positions)
-        return positions
+    def _dense(self, chunk: Chunk, encoded: EncodedRows) -> npt.NDArray[np.float32]:
+        """Return numbers and vectors as a batch has them; count those that are missing, and items that are found."""
+        positions = np.empty(0, dtype=np.int64)
+        if self._items is not None:
+            items = Joined(ITEM_TABLE, self._items.lookup, self._dataset.column_of("item"))
+            positions = items.read(chunk)
+            encoded.matches[ITEM_TABLE] = items.matches(chunk, positions)
 
-    def _with_vectors(
-        self, chunk: Chunk, numbers: npt.NDArray[np.float32], positions: Int64s | None, missing: dict[str, int]
-    ) -> npt.NDArray[np.float32]:
-        """Return numbers and vectors as a batch has them, and count the vectors that are missing."""
-        if not self._vectors:
-            return numbers
-        blocks = {}
-        for one in self._vectors:
-            if one.of_item:
+        of_items = {one.name for one in self._item_numeric} | {one.name for one in self._vectors if one.of_item}
+        for vector in self._vectors:
+            if not vector.of_item:
+                require_lists(chunk.column(vector.column).type, vector, chunk.where(vector.column))
+        found: dict[str, npt.NDArray[np.float32]] = {}
+        for one in (*self._numeric, *self._item_numeric, *self._vectors):
+            if one.name in of_items:
                 assert self._items is not None
-                assert positions is not None
-                blocks[one.name] = self._items.vectors_at(positions, one.name)
+                read = self._items.values_at(positions, one.name)
             else:
-                require_lists(chunk.column(one.column).type, one, chunk.where(one.column))
-                blocks[one.name] = read_vectors(one, chunk)
-            if absent := int((~blocks[one.name].any(axis=1)).sum()):
-                missing[one.name] = absent
-        split = len(self._numeric)
-        return arranged(numbers[:, :split], numbers[:, split:], self._vectors, blocks)
-
-    def _numbers(self, chunk: Chunk, positions: Int64s | None) -> npt.NDArray[np.float64]:
-        """Return the numbers of the rows, then those of their items, [rows, numeric features]."""
-        numbers = read_numeric(self._numeric, chunk) if self._numeric else np.empty((len(chunk), 0))
-        if self._items is None or positions is None or not self._item_numeric:
-            return numbers
-        of_items = [self._items.numbers_at(positions, number) for number in range(len(self._item_numeric))]
-        return np.concatenate([numbers, np.stack(of_items, axis=1)], axis=1)
+                read = one.read(chunk)
+            is_missing = np.isnan(read) if read.ndim == 1 else ~read.any(axis=1)
+            if is_missing.any():
+                encoded.missing[one.name] = int(is_missing.sum())
+            found[one.name] = one.apply(read)
+        none = np.empty((len(chunk), 0), dtype=VALUE)
+        of_rows, of_table = (
+            np.stack([found[one.name] for one in numeric], axis=1) if numeric else none
+            for numeric in (self._numeric, self._item_numeric)
+        )
+        return arranged(of_rows, of_table, self._vectors, found)
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> Int64s:
         """Return the table rows of raw ids, row 1 where null or unknown."""
@@ -322,29 +304,16 @@ class RowEncoder:
             indices = Jagged(np.arange(len(elements)), np.append(0, np.cumsum(lengths))).last(feature.derive.length)
             return elements.take(pa.array(indices.values)), indices.lengths
         if feature.join is not None:
-            on = self._column(name, feature)
-            join = self._joins[name]
-            positions = join.positions(chunk.column(on), chunk.where(on))
-            encoded.matches[join_name(name)] = KeyMatches.of(chunk.column(on), positions)
-            ids, counts = join.ids(positions)
+            joined = Joined(join_name(name), self._joins[name], self._column(name, feature))
+            positions = joined.read(chunk)
+            encoded.matches[joined.name] = joined.matches(chunk, positions)
+            ids, counts = joined.table.ids(positions)
             if feature.type == "id_list" and counts is None:
                 # Single ids in a feature of lists: a list of one, or an empty one.
                 valid = ids.is_valid()
                 return ids.filter(valid), valid.to_numpy(zero_copy_only=False).astype(np.int64)
             return ids, counts
-        column = chunk.column(self._column(name, feature))
-        if feature.effective_ngrams is not None:
-            require_text(column.type, chunk.where(self._column(name, feature)))
-            return ngram_lists(column, feature.effective_ngrams, chunk.where(self._column(name, feature)))
-        if feature.type == "id_list":
-            return values.as_lists(chunk, self._column(name, feature))
-        if values.is_list(column.type):
-            raise DataError(
-                f"holds {column.type}, the model reads one id for each row",
-                where=chunk.where(self._column(name, feature)),
-                remedy="give single ids",
-            )
-        return column, None
+        return self._columns[name].raw(chunk)
 
     # --- histories
 
@@ -388,11 +357,6 @@ class RowEncoder:
                 )
             times = as_order(chunk, derive.order, order)
         return lookup.before(chunk.column(by), times, chunk.where(by))
-
-
-def join_name(feature: str) -> str:
-    """Return the name of a feature's join among :attr:`EncodedRows.matches`; no feature is named so."""
-    return f"join of {feature}"
 
 
 def _hashed(ids: pa.Array) -> pa.Array:

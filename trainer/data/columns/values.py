@@ -16,6 +16,7 @@ from trainer.data.sources.id_types import some_are_written_as_integers as some_a
 from trainer.data.sources.source import Chunk
 from trainer.data.sources.types import element_type as element_type
 from trainer.data.sources.types import is_list, is_text
+from trainer.data.sources.types import is_there as is_there
 
 Kind = Literal["int", "string"]
 
@@ -91,14 +92,6 @@ def _require_exact(array: pa.Array, where: str) -> None:
             where=where,
             remedy="write the column as integers, or as text: pandas makes floats of integers beside missing ones",
         )
-
-
-def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Flag the values that are neither null nor NaN."""
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(array.type):
-        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
-    return valid
 
 
 def require_ids(chunk: Chunk, column: str) -> None:

@@ -11,7 +11,7 @@ numbers, and what follows through projections (:class:`trainer.models.layers.vec
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.columns import values
+from trainer.data.columns.base import Column, Mask, Problem
 from trainer.data.columns.numeric import as_floats
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import VALUE
+from trainer.data.prepare.arrays import VALUE, vector_file
 from trainer.data.sources.source import Chunk
 from trainer.spec import DatasetSpec, Feature
 
@@ -32,11 +33,10 @@ VECTORS_FILE = "vectors.json"
 """Beside prepared data, and under this name in checkpoints."""
 
 Float32s = npt.NDArray[np.float32]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Vector:
+class Vector(Column):
     """A vector of ``dim`` numbers in a column.
 
     With ``normalize`` it is scaled to length 1. ``projected``: a model reads a projection of it, not its numbers.
@@ -50,6 +50,41 @@ class Vector:
     projected: bool = True
     required: bool = False
     of_item: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dim,)
+
+    @property
+    def split_file(self) -> str:
+        return vector_file(Path(), self.name).name
+
+    def read(self, chunk: Chunk) -> Float32s:
+        """Return vectors [rows, dim] as a model reads them, zeros where missing.
+
+        Raises:
+            DataError: at the first bad one.
+        """
+        column = chunk.column(self.column)
+        found, missing, bad = vector_problems(self, column)
+        if self.required:
+            bad = bad | missing
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise DataError(
+                f"feature '{self.name}' is {_shown(column[row].as_py())}: "
+                + ("missing" if missing[row] else f"no vector of {self.dim} finite numbers"),
+                where=chunk.where(self.column, row),
+                remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing or dim of the "
+                "feature",
+            )
+        return scaled(self, found)
+
+    def problems(self, chunk: Chunk) -> Iterator[Problem]:
+        _, missing, bad = vector_problems(self, chunk.column(self.column))
+        yield self.column, f"no vector of {self.dim} finite numbers", bad
+        if self.required:
+            yield self.column, "missing", missing
 
 
 def vectors_of(dataset: DatasetSpec) -> tuple[Vector, ...]:
@@ -153,27 +188,6 @@ def vector_problems(vector: Vector, array: pa.Array) -> tuple[Float32s, Mask, Ma
     there = ~missing & ~bad
     found[there] = numbers[there[of]].reshape(-1, vector.dim)
     return found, missing, bad
-
-
-def read_vectors(vector: Vector, chunk: Chunk) -> Float32s:
-    """Return vectors [rows, dim] as a model reads them, zeros where missing.
-
-    Raises:
-        DataError: at the first bad one.
-    """
-    column = chunk.column(vector.column)
-    found, missing, bad = vector_problems(vector, column)
-    if vector.required:
-        bad = bad | missing
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise DataError(
-            f"feature '{vector.name}' is {_shown(column[row].as_py())}: "
-            + ("missing" if missing[row] else f"no vector of {vector.dim} finite numbers"),
-            where=chunk.where(vector.column, row),
-            remedy="correct it, remove the row, or set max_bad_rows of the dataset, or missing or dim of the feature",
-        )
-    return scaled(vector, found)
 
 
 def scaled(vector: Vector, found: Float32s) -> Float32s:

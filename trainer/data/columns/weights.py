@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.data.columns import values
+from trainer.data.columns.base import Column
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import as_floats
 from trainer.data.errors import DataError
@@ -68,6 +70,22 @@ def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
             remedy="correct them, remove the row, or set max_bad_rows of the dataset",
         )
     return lists
+
+
+@dataclass(frozen=True)
+class ListWeights(Column):
+    """The weights of a list: a value for each of its ids."""
+
+    name: str
+    use: Columns
+
+    def read(self, chunk: Chunk) -> npt.NDArray[np.float32]:
+        return require_weighted(chunk, self.use).weights
+
+
+def weights_name(use: Columns) -> str:
+    """Return the name of a list's weights among the columns of a plan."""
+    return f"weights {use.column} {use.weights}"
 
 
 def as_factors(weights: Jagged, pooling: str) -> npt.NDArray[np.float32]:

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from trainer.data.columns.hashing import id_keys, mix
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.vocabulary import encoded
-from trainer.data.one_pass.raw_ids import RawIds
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
@@ -82,13 +81,8 @@ class Rows:
         )
 
 
-def hashed(ids: pa.Array) -> Int64s:
-    """Return the hash of each id, int64 [n], :data:`MISSING` where it is null."""
-    return hashed_with_strings(ids)[0]
-
-
 def hashed_with_strings(ids: pa.Array) -> tuple[Int64s, pa.Array | None]:
-    """Return :func:`hashed`, and the distinct ids where they are strings."""
+    """Return (the hash of each id, :data:`MISSING` where it is null; the distinct ids where they are strings)."""
     if pa.types.is_int64(ids.type):
         keys = id_keys(pc.fill_null(ids, 0)).view(np.int64)
         valid = ids.is_valid().to_numpy(zero_copy_only=False)
@@ -114,3 +108,36 @@ def _joined_column(parts: Sequence[Int64s | Jagged]) -> Int64s | Jagged:
     starts = np.cumsum([0, *(part.offsets[-1] for part in lists)])
     ends = [part.offsets[1:] + start for part, start in zip(lists, starts[:-1], strict=True)]
     return Jagged(np.concatenate([part.values for part in lists]), np.concatenate([starts[:1], *ends]))
+
+
+@dataclass(frozen=True)
+class RawIds:
+    """Distinct strings, in ascending order of their hashes.
+
+    Attributes:
+        keys: the hash of each, int64 [n].
+        ids: large_string [n].
+    """
+
+    keys: Int64s
+    ids: pa.Array
+
+    @staticmethod
+    def of(distinct: pa.Array) -> RawIds:
+        """Return those of distinct strings without nulls."""
+        keys = id_keys(distinct).view(np.int64)
+        order = np.argsort(keys)
+        return RawIds(keys[order], distinct.take(pa.array(order)))
+
+    @staticmethod
+    def joined(parts: Sequence[RawIds]) -> RawIds:
+        """Return the strings of all parts, each once."""
+        if len(parts) == 1:
+            return parts[0]
+        keys, first = np.unique(np.concatenate([part.keys for part in parts]), return_index=True)
+        return RawIds(keys, pa.concat_arrays([part.ids for part in parts]).take(pa.array(first)))
+
+    def of_keys(self, keys: Int64s) -> list[str]:
+        """Return the strings of hashes, each of which is one of :attr:`keys`."""
+        strings: list[str] = self.ids.take(pa.array(np.searchsorted(self.keys, keys))).to_pylist()
+        return strings

@@ -16,19 +16,15 @@ from trainer.data.batches.keys import Key
 from trainer.data.columns import values
 from trainer.data.columns.hashing import UInt64s, combine, random_words
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
-from trainer.data.columns.numeric import Numeric, read_number
+from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.publishable import require_publishable
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.one_pass.position import Place
-from trainer.data.one_pass.raw_ids import RawIds
-from trainer.data.one_pass.rows import MISSING, Int64s, Rows, hashed_with_strings
-from trainer.data.prepare.encode import ids_of
+from trainer.data.one_pass.rows import MISSING, Int64s, RawIds, Rows, hashed_with_strings
 from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, random_split
-from trainer.data.prepare.split_column import sides_of
 from trainer.data.sources.locations import as_it_is, is_still
 from trainer.data.sources.source import Chunk, SourceFile, no_rows_in_window
 
@@ -73,7 +69,7 @@ class RowReader(ABC):
 
     def _read(self, chunk: Chunk, first_row: int) -> tuple[Rows, npt.NDArray[np.uint8]]:
         """Return the rows of a chunk and their sides; ``first_row``: how many rows were read before."""
-        plan, dataset = self._plan, self._plan.dataset
+        plan = self._plan
         for column in plan.required:
             values.require_ids(chunk, column)
         columns: dict[str, Int64s | Jagged] = {}
@@ -82,7 +78,7 @@ class RowReader(ABC):
         for feature in self._features:
             use = feature.use
             assert use is not None
-            ids, lengths = ids_of(chunk, use, plan.kinds[use.domain])
+            ids, lengths = use.read(chunk, plan.kinds[use.domain])
             offsets = None if lengths is None else np.append(0, np.cumsum(lengths))
             keys, strings = hashed_with_strings(ids)
             columns[feature.name] = keys if offsets is None else Jagged(keys, offsets)
@@ -94,23 +90,21 @@ class RowReader(ABC):
             if use.weights is not None:
                 assert offsets is not None
                 weights[-1] = as_factors(Jagged(require_weighted(chunk, use).weights, offsets), feature.pooling)
-        numbers = [one.apply(read_number(one, chunk)) for one in self._numeric]
-        if dataset.label is not None:
-            labels = labels_of(chunk, dataset.label, plan.least_labels.get("label"))
-        else:
-            labels = several_labels_of(chunk, dataset.labels, plan.least_labels)
-        row_weights = None if dataset.weight is None else row_weights_of(chunk, dataset.weight)
+        numbers = [one.apply(one.read(chunk)) for one in self._numeric]
+        assert plan.labels is not None
         rows = Rows(
-            tuple(columns.values()), tuple(weights), labels, np.stack(numbers, axis=1) if numbers else None,
-            row_weights, RawIds.joined(raw_ids) if raw_ids else None,
+            tuple(columns.values()), tuple(weights), plan.labels.read(chunk),
+            np.stack(numbers, axis=1) if numbers else None,
+            None if plan.row_weights is None else plan.row_weights.read(chunk),
+            RawIds.joined(raw_ids) if raw_ids else None,
         )  # fmt: skip
         return rows, self._sides(chunk, columns, first_row)
 
     def _sides(self, chunk: Chunk, columns: dict[str, Int64s | Jagged], first_row: int) -> npt.NDArray[np.uint8]:
         """Return the side of each row, as trainer.data.prepare.examples has it."""
         split, plan = self._plan.job.evaluation.split, self._plan
-        if split.kind == "column":
-            return sides_of(chunk, str(split.column))
+        if plan.sides is not None:
+            return plan.sides.read(chunk)
         if plan.direct("user") is None or plan.direct("item") is None:
             return random_split(split, combine(random_words(0, first_row + np.arange(len(chunk)))))
         return random_split(split, combine(_pair_keys(columns["user"]), _pair_keys(columns["item"])))

@@ -21,22 +21,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embeddings.durable_files import fsync_path
-from trainer.data.columns import values
-from trainer.data.columns.labels import mask_of
-from trainer.data.columns.numeric import as_floats, problems_of
+from trainer.data.columns.base import Mask, Problem
+from trainer.data.columns.ids import are_ids
+from trainer.data.columns.labels import label_problems
+from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.values import Kind, is_there
-from trainer.data.columns.vectors import vector_problems
-from trainer.data.columns.weights import weighted_lists
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan, make_plan, window_of
 from trainer.data.sources.source import Chunk, Source
 from trainer.data.sources.times import read_days, written
 from trainer.data.sources.types import is_text
-from trainer.spec import DatasetSpec, JobSpec, Label, OneOfSeveral
+from trainer.spec import DatasetSpec, JobSpec, Label
 from trainer.storage.shared_directory import link_or_copy
 
 NUM_EXAMPLES = 3
@@ -49,10 +47,6 @@ _SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-# What may be one of 64 bits, as it is written.
-_INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
-
-Mask = npt.NDArray[np.bool_]
 
 
 class BadRows:
@@ -193,53 +187,34 @@ def with_numbers(plan: DataPlan, chunk: Chunk) -> pa.RecordBatch:
     return batch
 
 
-def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[tuple[str, str, Mask]]:
+def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[Problem]:
     """Yield (column, reason, rows) of what is bad in a chunk."""
-    least = plan.least_labels
-    if plan.dataset.label is not None:
-        yield from _label_problems(chunk, plan.dataset.label, least.get("label"))
-    for name, label in plan.dataset.labels.items():
-        yield from _present_label_problems(chunk, label, least.get(name))
-    if plan.dataset.weight is not None:
-        weights, bad = as_floats(chunk.column(plan.dataset.weight))
-        yield plan.dataset.weight, "weight of the row that is no number of at least 0", bad | ~(weights >= 0)
+    for column in filter(None, (plan.labels, plan.row_weights)):
+        yield from column.problems(chunk)
     window = plan.bad_window
     if window is not None:
         yield window.column, "no date", ~read_days(chunk.column(window.column), window.zone)[1]
-    for column, order in plan.orders.items():
-        for reason, rows in order.problems(chunk.column(column)):
-            yield column, reason, rows
+    for name, order in plan.orders.items():
+        for reason, rows in order.problems(chunk.column(name)):
+            yield name, reason, rows
     for name in plan.join_times:
         join, on = plan.joins[name], plan.join_on(name)
         positions = join.positions(chunk.column(on), chunk.where(on))
         yield on, f"no time of '{name}' in {join.source.uri}", (positions >= 0) & join.times[1][positions]
-    for feature in plan.numeric:
-        bad = problems_of(feature, chunk.column(feature.column))[1]
-        yield feature.column, "no finite number", bad & _there(chunk, feature.column)
-        yield feature.column, "missing", bad
-    for vector in plan.row_vectors:
-        _, missing, bad = vector_problems(vector, chunk.column(vector.column))
-        yield vector.column, f"no vector of {vector.dim} finite numbers", bad
-        if vector.required:
-            yield vector.column, "missing", missing
+    for values_ in (*plan.numeric, *plan.row_vectors):
+        yield from values_.problems(chunk)
     for use in plan.uses:
-        array = chunk.column(use.column)
-        if use.ngrams is None and (plan.kinds[use.domain] == "int" or not is_text(values.element_type(array.type))):
-            yield use.column, "no integer id", ~(_are_lists_of_ids(array) if use.is_list else _are_ids(array))
-        elif use.is_list:
-            yield use.column, "no list", values.raw_lists(array)[2]
-        if use.weights is not None:
-            yield use.weights, "weights that are not those of the list", weighted_lists(chunk, use).bad
-    for column in plan.required:
-        yield column, "missing", ~_there(chunk, column)
+        yield from use.problems(chunk, plan.kinds[use.domain])
+    for required in plan.required:
+        yield required, "missing", ~is_there(chunk.column(required))
 
 
 def bad_events(chunk: Chunk, ids: Mapping[str, Kind], label: Label | None) -> Mask:
     """Mark rows that are bad by their ids, and by the label if there is one."""
     bad = np.zeros(len(chunk), dtype=bool)
     for column, kind in ids.items():
-        bad |= (kind == "int") & ~_are_ids(chunk.column(column))
-    for _, _, mask in () if label is None else _label_problems(chunk, label, None):
+        bad |= (kind == "int") & ~are_ids(chunk.column(column))
+    for _, _, mask in () if label is None else label_problems(chunk, label, None):
         bad |= mask
     return bad
 
@@ -264,75 +239,7 @@ class GoodRows(Source):
             yield replace(chunk, rows=chunk.rows[~bad], batch=chunk.batch.filter(pa.array(~bad)))
 
 
-def _label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator[tuple[str, str, Mask]]:
-    column = label.source_column
-    if column is None:
-        return
-    array = chunk.column(column)
-    yield column, "no label", ~_there(chunk, column)
-    if pa.types.is_temporal(array.type):
-        return
-    labels, bad = as_floats(array)
-    yield column, "label that is no number", bad | np.isnan(labels)
-    if label.column is not None:
-        yield column, "label that is neither 0 nor 1", (labels != 0) & (labels != 1)
-    if least is not None:
-        yield column, f"label below {least:g}", labels < least
-
-
-def _present_label_problems(chunk: Chunk, label: OneOfSeveral, least: float | None) -> Iterator[tuple[str, str, Mask]]:
-    """Yield the problems of one of several labels, where it is present, and of its mask."""
-    column = label.source_column
-    assert column is not None
-    there = is_there(chunk.column(column))
-    if label.mask is not None:
-        mask, bad = mask_of(chunk.column(label.mask))
-        yield label.mask, "mask that is neither 0 nor 1", bad
-        there = there & mask
-    for name, reason, rows in _label_problems(chunk, label, least):
-        yield name, reason, rows & there
-
-
 def _value(array: pa.Array, position: int) -> Any:
     """Return a value for messages; Python has not every time that Arrow has."""
     is_time = pa.types.is_temporal(array.type) and array[position].is_valid
     return written(array, position) if is_time else array[position].as_py()
-
-
-def _there(chunk: Chunk, column: str) -> Mask:
-    """Flag the values that are neither null nor NaN."""
-    return is_there(chunk.column(column))
-
-
-def _are_lists_of_ids(array: pa.Array) -> Mask:
-    """Flag the lists that hold ids alone, as :func:`_are_ids` defines them."""
-    elements, parents, unreadable = values.raw_lists(array)
-    mask = ~unreadable
-    mask[parents[~_are_ids(elements)]] = False
-    return mask
-
-
-def _are_ids(array: pa.Array) -> Mask:
-    """Flag values that :func:`~trainer.data.columns.values.as_ids` reads as integers, or as missing."""
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(array.type):
-        numbers = array.to_numpy(zero_copy_only=False)
-        whole = (numbers == np.floor(numbers)) & (np.abs(numbers) < values.exact_below(array.type))
-        return ~valid | np.isnan(numbers) | whole
-    may_be = valid
-    if values.is_list(array.type):
-        may_be = np.zeros(len(array), dtype=bool)
-    elif is_text(array.type):
-        may_be = pc.match_substring_regex(array, _INTEGER).fill_null(False).to_numpy(zero_copy_only=False)
-    mask = ~valid
-    # The others are found by halves.
-    work = [np.flatnonzero(may_be)]
-    while work:
-        places = work.pop()
-        try:
-            values.as_ids(array.take(pa.array(places)), "int", "")
-            mask[places] = True
-        except DataError:
-            if len(places) > 1:
-                work += np.array_split(places, 2)
-    return mask

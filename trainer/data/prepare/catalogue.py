@@ -142,14 +142,13 @@ def catalogue_of(
         if plan.dataset.items is not None and feature.name in plan.dataset.items.features
     }
     positions = np.append(np.arange(len(items)), np.full(len(others), -1))
-    of_items = numeric[len(plan.numeric) :]
-    columns = [one.apply(items.numbers_at(positions, number)) for number, one in enumerate(of_items)]
+    columns = [one.apply(items.values_at(positions, one.name)) for one in numeric[len(plan.numeric) :]]
     return Catalogue(
         pa.concat_arrays([ids, table.take(pa.array(others))]),
         np.append(rows, others + NUM_SPECIAL_ROWS).astype(np.int32),
         features,
         np.stack(columns, axis=1) if columns else np.empty((len(positions), 0), dtype=VALUE),
-        {name: items.vectors_at(positions, name) for name in items.vectors},
+        {one.name: items.values_at(positions, one.name) for one in plan.vectors if one.of_item},
         len(items),
     )
 

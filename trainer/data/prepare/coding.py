@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from embeddings.durable_files import appearing
+from trainer.data.columns.ids import IdColumn
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import DistinctIds, Int32s
-from trainer.data.prepare.arrays import CODE, VALUE, Appender, map_array
+from trainer.data.prepare.arrays import CODE, Appender, map_array
 from trainer.data.prepare.id_runs import IdFile, IdRun, merge_runs
 from trainer.data.prepare.part_cache import CODED, PartCache, write_checksum
-from trainer.data.prepare.plan import ColumnUse
 
 
 class CodedPart(NamedTuple):
@@ -97,7 +97,7 @@ class TableIds:
 
 
 class CodedColumn:
-    """Files of one column of ids, and of its weights where it has them.
+    """Files of one column of ids.
 
     Args:
         use: the column.
@@ -108,9 +108,8 @@ class CodedColumn:
     """
 
     def __init__(
-        self, use: ColumnUse, name: str, parts: PartCache, table: TableIds, chunks: list[list[int]] | None = None
+        self, use: IdColumn, name: str, parts: PartCache, table: TableIds, chunks: list[list[int]] | None = None
     ):
-        self.weights = parts.appender(f"{name}.weights", VALUE) if use.weights else None
         self.chunks = chunks or []
         """Per chunk: its run of ids, the start of their positions, the number of ids, the number of rows or values."""
         self._table = table

@@ -52,7 +52,7 @@ class DrawnNegatives:
         self._spec = spec
         self._users, self.items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
         ordering = plan.dataset.ordering
-        self._times = np.asarray(encoded.orders[ordering]) if plan.splits_by_time and ordering is not None else None
+        self._times = np.asarray(encoded.order(ordering)) if plan.splits_by_time and ordering is not None else None
         num_users, num_items = len(encoded.codes[user.domain].ids), len(encoded.codes[item.domain].ids)
         in_split, has_item = sides != DROPPED, self.items >= 0
         self._is_training = (sides == TRAIN) & has_item

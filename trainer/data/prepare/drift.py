@@ -89,8 +89,8 @@ def profile_of(
     """
     window = plan.job.dataset.window
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
-    shapes = workers.map(lambda values: _shape_of(_sample(values)), encoded.numeric)
-    numeric = {feature.name: shape for feature, shape in zip(plan.numeric, shapes, strict=True)}
+    names = [one.name for one in plan.numeric]
+    shapes = workers.map(lambda name: _shape_of(_sample(encoded.values[name])), names)
     return {
         "columns": plan.source.column_names(),
         "types": read,
@@ -99,8 +99,8 @@ def profile_of(
         "label_mean": labels[0].mean,
         "label_means": {one.name: one.mean for one in labels if one.name},
         "missing": {name: float(counts[UNKNOWN_ROW] / max(counts.sum(), 1)) for name, counts in row_counts.items()},
-        "numeric": numeric,
-        "vectors": {name: _vector_shape(_sample(found)) for name, found in encoded.vectors.items()},
+        "numeric": dict(zip(names, shapes, strict=True)),
+        "vectors": {one.name: _vector_shape(_sample(encoded.values[one.name])) for one in plan.row_vectors},
     }
 
 
@@ -152,9 +152,9 @@ def drift(
         new[:NUM_SPECIAL_ROWS] = False
         share = float(row_counts[table][new].sum() / max(row_counts[table].sum(), 1))
         comparisons.append(Comparison("new_ids", table, 0.0, share, share > NEW_IDS))
-    for feature, column in zip(plan.numeric, encoded.numeric, strict=True):
+    for feature in plan.numeric:
         if feature.name in before["numeric"]:
-            values = _sample(column)
+            values = _sample(encoded.values[feature.name])
             index = stability_index(before["numeric"][feature.name], values[~np.isnan(values)])
             comparisons.append(Comparison("numeric", feature.name, 0.0, index, index > PSI))
     comparisons += _of_vectors(before.get("vectors", {}), now["vectors"])

@@ -8,44 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from trainer.data.columns import values
+from trainer.data.columns.base import Column
+from trainer.data.columns.ids import IdColumn
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.labels import label_dtype, labels_of, row_weights_of, several_labels_of
-from trainer.data.columns.ngrams import ngram_lists
-from trainer.data.columns.numeric import read_number
-from trainer.data.columns.orders import as_order, require_one_unit
+from trainer.data.columns.orders import order_name, require_one_unit
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.values import Kind
-from trainer.data.columns.vectors import Vector, read_vectors
 from trainer.data.columns.vocabulary import Codes, encoded
-from trainer.data.columns.weights import require_weighted
+from trainer.data.columns.weights import weights_name
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABEL, VALUE, Appender
+from trainer.data.prepare.arrays import CODE, Appender
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.coding import CodedColumn, CodedPart, TableIds
 from trainer.data.prepare.join_matches import JoinMatches
 from trainer.data.prepare.part_cache import PartCache
-from trainer.data.prepare.plan import ColumnUse, DataPlan
+from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
-from trainer.data.prepare.spans import Span
-from trainer.data.prepare.split_column import sides_of
 from trainer.data.prepare.workers import Workers
-from trainer.data.sources.item_table import ITEM_TABLE
-from trainer.data.sources.source import Chunk, no_rows_in_window
+from trainer.data.sources.join import join_name
+from trainer.data.sources.source import Chunk, Source, no_rows_in_window
 
 PART_ROWS = 1 << 21
 """Rows after which what was read is saved: work of 5 to 10 s, which is what a killed preparation loses."""
 IDS_BYTES = 1 << 29
 """Distinct ids that are held in memory, those of all tables together; beyond that the largest are written to disk."""
-_NEW: dict[str, Any] = {"orders": {}}
 
 
 @dataclass(frozen=True)
@@ -54,21 +48,28 @@ class Encoded:
 
     num_rows: int
     codes: dict[str, Codes]  # by domain; ids ascending
-    columns: dict[ColumnUse, npt.NDArray[np.int32] | Jagged]
-    joined: dict[str, npt.NDArray[np.int32]]  # by join column of the rows and feature: position in the join file
-    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | None  # [rows], of several [rows, labels]
-    row_weights: npt.NDArray[np.float32] | None  # where a column says them
-    orders: dict[str, npt.NDArray[Any]]
-    sides: npt.NDArray[np.uint8] | None  # where a column says them
-    weights: dict[ColumnUse, npt.NDArray[np.float32]]  # of the values of lists that have them
-    numeric: tuple[npt.NDArray[np.float64], ...]  # by numeric feature, as they come, NaN where missing
-    vectors: dict[str, npt.NDArray[np.float32]]  # of the rows, [rows, dim] as models read them, zeros where missing
+    columns: dict[IdColumn, npt.NDArray[np.int32] | Jagged]
+    values: Mapping[str, npt.NDArray[Any]]
+    """By name of a column of values, [rows, *shape]; of the weights of a list one for each of its ids."""
     warnings: tuple[str, ...] = ()  # what the owner of the rows should know
 
-    def column(self, use: ColumnUse) -> npt.NDArray[np.int32]:
+    def column(self, use: IdColumn) -> npt.NDArray[np.int32]:
         codes = self.columns[use]
         assert not isinstance(codes, Jagged)
         return codes
+
+    def joined(self, join: str) -> npt.NDArray[np.int32]:
+        """Return the position of each row's key in a joined file."""
+        return self.values[join_name(join)]
+
+    def order(self, column: str) -> npt.NDArray[Any]:
+        return self.values[order_name(column)]
+
+    def weights(self, use: IdColumn) -> Jagged:
+        """Return the weights of the ids of lists."""
+        lists = self.columns[use]
+        assert isinstance(lists, Jagged)
+        return Jagged(self.values[weights_name(use)], lists.offsets)
 
 
 def encode(
@@ -102,11 +103,11 @@ def encode(
         if parts.state is not None and not writer.is_complete:
             writer.save(is_complete=True)
         encoded = replace(writer.encoded(), warnings=warnings)
-        for column, order in encoded.orders.items():
-            check_order(plan, column, order)
+        for column in plan.order_columns:
+            check_order(plan, column, encoded.order(column))
         ordering = plan.dataset.ordering
         if plan.job.evaluation.split.kind == "per_user_last" and ordering is not None:
-            times = encoded.orders[ordering]
+            times = encoded.order(ordering)
             if times[0] == times.min() == times.max():
                 shown = plan.orders[ordering].shown(times[0])
                 progress.log(f"every row has the {ordering} {shown}: per_user_last takes the rows as files have them")
@@ -206,14 +207,9 @@ class _EncodedWriter:
             use: CodedColumn(use, f"column-{number}", parts, self._tables[use.domain], chunks[number])
             for number, use in enumerate(plan.uses)
         }
-        self._joined = {name: parts.appender(f"join-{name}", CODE) for name in plan.joins}
-        self._numeric = [parts.appender(f"numeric-{number}", np.float64) for number in range(len(plan.numeric))]
-        self._vectors = [parts.appender(f"vector-{number}", VALUE) for number in range(len(plan.row_vectors))]
-        dataset = plan.dataset
-        self._labels = None if dataset.negatives else parts.appender("labels", label_dtype(dataset))
-        self._row_weights = parts.appender("row-weights", VALUE) if dataset.weight is not None else None
-        self._sides = parts.appender("sides", LABEL) if plan.job.evaluation.split.column is not None else None
-        self._orders = {column: self._order_file(column, dtype) for column, dtype in (saved or _NEW)["orders"].items()}
+        types = {one.name: one.dtype for one in plan.values if not one.type_of_first}
+        files = saved["values"].items() if saved else types.items()
+        self._values = {name: self._value_file(name, dtype) for name, dtype in files}
         self._steps = list(self._make_steps())
 
     def save(self, is_complete: bool = False) -> None:
@@ -231,7 +227,7 @@ class _EncodedWriter:
             "bad_rows": None if self._bad_rows is None else self._bad_rows.state(),
             "runs": [table.num_runs for table in tables],
             "chunks": [column.chunks for column in self._uses.values()],
-            "orders": {column: appender.dtype.str for column, appender in self._orders.items()},
+            "values": {name: appender.dtype.str for name, appender in self._values.items()},
         }
         self._parts.save(state, self._workers, [] if self._bad_rows is None else self._bad_rows.files())
 
@@ -262,73 +258,30 @@ class _EncodedWriter:
         yield _Step("times", self.times.look, _nothing)
         for column in plan.required:
             yield _Step("required", functools.partial(values.require_ids, column=column), _nothing)
-        for one, appender in zip(plan.numeric, self._numeric, strict=True):
-            yield _Step(f"number {one.name}", functools.partial(read_number, one), appender.append)
-        for vector, appender in zip(plan.row_vectors, self._vectors, strict=True):
-            yield _Step(f"vector {vector.name}", functools.partial(_flat_vectors, vector=vector), appender.append)
-        for use, writer in self._uses.items():
-            if writer.weights is not None:
-                group = f"weights {use.column} {use.weights}"
-                yield _Step(group, functools.partial(_weights, use=use), writer.weights.append)
-        for feature in plan.features:
-            if feature.join is not None:
-                yield self._join_step(feature.name, feature.join_on)
-        if plan.items is not None:
-            item = plan.direct("item")
-            assert item is not None
-            yield self._join_step(ITEM_TABLE, item.column)
-        if self._labels is not None:
-            yield _Step("labels", self._labels_of, self._labels.append)
-        if self._row_weights is not None:
-            weights = functools.partial(row_weights_of, column=str(plan.dataset.weight))
-            yield _Step("row weights", weights, self._row_weights.append)
-        if self._sides is not None:
-            column = str(plan.job.evaluation.split.column)
-            yield _Step("sides", functools.partial(sides_of, column=column), self._sides.append)
-        for column in plan.order_columns:
-            yield _Step(f"order {column}", functools.partial(self._order, column=column), _append_to)
+        for value in plan.values:
+            read = functools.partial(_read, column=value)
+            yield _Step(value.name, read, functools.partial(self._append_values, value))
 
-    def _join_step(self, name: str, column: str) -> _Step:
-        def read(chunk: Chunk) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-            keys = chunk.column(column)
-            return keys, self._plan.joins[name].positions(keys, chunk.where(column))
-
-        def append(found: tuple[pa.Array, npt.NDArray[np.int64]]) -> None:
-            self.matches.add(name, *found)
-            self._joined[name].append(found[1])
-
-        return _Step(f"join {name}", read, append)
-
-    def _labels_of(self, chunk: Chunk) -> npt.NDArray[Any]:
-        """Return the label of each row, or all of its labels, row by row."""
-        dataset, least = self._plan.dataset, self._plan.least_labels
-        if dataset.label is not None:
-            return labels_of(chunk, dataset.label, least.get("label"))
-        return several_labels_of(chunk, dataset.labels, least).reshape(-1)
-
-    def _order(self, chunk: Chunk, column: str) -> tuple[Appender, npt.NDArray[Any]] | None:
+    def _append_values(self, column: Column, found: tuple[Chunk, npt.NDArray[Any]]) -> None:
+        chunk, values = found
         if not len(chunk):
-            return None
-        numbers = as_order(chunk, column, self._plan.orders[column])
-        if column not in self._orders:
-            self._orders[column] = self._order_file(column, numbers.dtype)
-        order = self._orders[column]
-        if order.dtype != numbers.dtype:
+            return
+        if column.name not in self._values:
+            self._values[column.name] = self._value_file(column.name, values.dtype)
+        appender = self._values[column.name]
+        if column.type_of_first and appender.dtype != values.dtype:
             raise DataError(
-                f"is {numbers.dtype} here and {order.dtype} in an earlier file",
-                where=chunk.where(column),
+                f"is {values.dtype} here and {appender.dtype} in an earlier file",
+                where=chunk.where(column.name.removeprefix("order ")),
                 remedy="write the column with one type in every file",
             )
-        return order, numbers
+        matches = column.matches(chunk, values)
+        if matches is not None:
+            self.matches.add(column.name, matches)
+        appender.append(values.reshape(-1))
 
-    def _mapped_labels(self) -> npt.NDArray[Any] | None:
-        if self._labels is None:
-            return None
-        labels, tasks = self._labels.mapped(), self._plan.tasks
-        return labels.reshape(-1, len(tasks)) if tasks else labels
-
-    def _order_file(self, column: str, dtype: npt.DTypeLike) -> Appender:
-        return self._parts.appender(f"order-{self._plan.order_columns.index(column)}", dtype)
+    def _value_file(self, name: str, dtype: npt.DTypeLike) -> Appender:
+        return self._parts.appender(self._plan.value_file(name), dtype)
 
     def close(self) -> None:
         self._parts.close()
@@ -355,48 +308,61 @@ class _EncodedWriter:
             self.num_rows,
             {domain: Codes(ids) for domain, ids in ids_of_tables.items()},
             {use: writer.mapped() for use, writer in self._uses.items()},
-            {name: appender.mapped() for name, appender in self._joined.items()},
-            self._mapped_labels(),
-            self._row_weights.mapped() if self._row_weights else None,
-            {column: appender.mapped() for column, appender in self._orders.items()},
-            self._sides.mapped() if self._sides else None,
-            {use: writer.weights.mapped() for use, writer in self._uses.items() if writer.weights is not None},
-            tuple(appender.mapped() for appender in self._numeric),
             {
-                vector.name: appender.mapped().reshape(-1, vector.dim)
-                for vector, appender in zip(self._plan.row_vectors, self._vectors, strict=True)
+                one.name: self._values[one.name].mapped().reshape(-1, *one.shape)
+                for one in self._plan.values
+                if one.name in self._values
             },
         )
 
 
-def ids_of(chunk: Chunk, use: ColumnUse, kind: Kind) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
-    """Return the raw ids of one column, and list lengths (None for plain ids)."""
-    column = chunk.column(use.column)
-    if use.ngrams is not None:
-        return ngram_lists(column, use.ngrams, chunk.where(use.column))
-    if use.is_list:
-        elements, lengths = values.as_lists(chunk, use.column)
-        return values.as_ids(elements, kind, chunk.where(use.column)), lengths
-    return values.as_ids(column, kind, chunk.where(use.column)), None
-
-
-def _coded(chunk: Chunk, use: ColumnUse, kind: Kind) -> CodedPart:
-    ids, lengths = ids_of(chunk, use, kind)
+def _coded(chunk: Chunk, use: IdColumn, kind: Kind) -> CodedPart:
+    ids, lengths = use.read(chunk, kind)
     return CodedPart(*encoded(ids), lengths)
 
 
-def _flat_vectors(chunk: Chunk, vector: Vector) -> npt.NDArray[np.float32]:
-    return read_vectors(vector, chunk).reshape(-1)
-
-
-def _weights(chunk: Chunk, use: ColumnUse) -> npt.NDArray[np.float32]:
-    return require_weighted(chunk, use).weights
-
-
-def _append_to(found: tuple[Appender, npt.NDArray[Any]] | None) -> None:
-    if found is not None:
-        found[0].append(found[1])
+def _read(chunk: Chunk, column: Column) -> tuple[Chunk, npt.NDArray[Any]]:
+    return chunk, column.read(chunk)
 
 
 def _nothing(found: None) -> None:
     """Append nothing: the step only checks."""
+
+
+SPAN_ROWS = 1 << 20
+"""Rows of a span at most, where files can be cut: work of some seconds, which is what the loss of a host costs."""
+_ALL = 1 << 62
+
+
+class Span(NamedTuple):
+    """Rows from (file, row) ``start`` to before (file, row) ``stop``, by the numbers of files and of their rows."""
+
+    start: tuple[int, int]
+    stop: tuple[int, int]
+
+
+def cut_spans(source: Source, span_rows: int) -> list[Span]:
+    """Return spans that hold all rows, in their order.
+
+    A file whose rows before others can be passed over unread is cut after each ``span_rows``; small files share a span.
+    Chunks of the source, where their size divides ``span_rows``, are the same as in one stream.
+    """
+    spans: list[Span] = []
+    size = span_rows
+    for number, file in enumerate(source.files):
+        count = source.reader.rows_in(file.path)
+        if count is None:
+            # How many rows it has is known once they are read.
+            spans.append(Span((number, 0), (number, _ALL)))
+            size = span_rows
+            continue
+        step = span_rows if source.reader.passes_over_rows(file.path) else max(count, 1)
+        for row in range(0, count, step):
+            end = min(row + step, count)
+            if spans and size + end - row <= span_rows:
+                spans[-1] = spans[-1]._replace(stop=(number, end))
+                size += end - row
+            else:
+                spans.append(Span((number, row), (number, end)))
+                size = end - row
+    return spans

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from trainer.data.columns import values
 from trainer.data.columns.hashing import UInt64s, combine, id_keys, random_words
+from trainer.data.columns.histories import PreviousValues
 from trainer.data.columns.jagged import Jagged
 from trainer.data.errors import DataError
 from trainer.data.prepare import split as splits
 from trainer.data.prepare.drawn_negatives import DrawnNegatives
 from trainer.data.prepare.encode import Encoded
-from trainer.data.prepare.history import PreviousValues
 from trainer.data.prepare.item_features import ItemFeatures, item_features
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.item_table import ITEM_TABLE
@@ -96,6 +96,11 @@ class ExampleRows:
             for feature in plan.features
             if feature.join is not None
         }
+        self._weights = {
+            feature.name: encoded.weights(feature.use)
+            for feature in plan.features
+            if feature.use is not None and feature.use.weights is not None
+        }
         self._histories = self._make_histories()
         self._row_sides = self._sides_of_rows()
         # A column that names no rows to validate leaves that to a share of those that train.
@@ -119,46 +124,23 @@ class ExampleRows:
         rows = np.arange(start, stop)
         features = {feature.name: self._feature(feature.name, start, stop) for feature in self._plan.features}
         if self._plan.items is not None:
-            features[ITEM_TABLE] = np.asarray(self._encoded.joined[ITEM_TABLE][start:stop])
-        labels = (
-            np.ones(len(rows), dtype=np.uint8) if self._encoded.labels is None else self._encoded.labels[start:stop]
-        )
-        weights = self._weights(features, start, stop)
+            features[ITEM_TABLE] = np.asarray(self._encoded.joined(ITEM_TABLE)[start:stop])
+        labels = self._plan.labels
+        found = np.ones(len(rows), np.uint8) if labels is None else self._encoded.values[labels.name][start:stop]
+        weights = {name: lists.part(start, stop) for name, lists in self._weights.items()}
         sides = self._sides(features, rows) if self.negatives is None else self.negatives.sides[start:stop].copy()
         sides[self._too_short(start, stop)] = splits.DROPPED
-        examples = Examples(features, labels, sides, np.zeros(len(rows), dtype=bool), rows, rows, weights)
+        examples = Examples(features, found, sides, np.zeros(len(rows), dtype=bool), rows, rows, weights)
         return examples if self.negatives is None else self._with_negatives(examples)
-
-    def _weights_at(self, name: str, rows: npt.NDArray[np.int64]) -> Jagged:
-        feature = self._plan.feature(name)
-        assert feature is not None
-        assert feature.use is not None
-        lists = self._encoded.columns[feature.use]
-        assert isinstance(lists, Jagged)
-        return Jagged(self._encoded.weights[feature.use], lists.offsets).take(rows)
-
-    def _weights(self, features: dict[str, npt.NDArray[np.int32] | Jagged], start: int, stop: int) -> dict[str, Jagged]:
-        found = {}
-        for feature in self._plan.features:
-            if feature.use is not None and feature.use.weights is not None:
-                lists, ids = self._encoded.columns[feature.use], features[feature.name]
-                assert isinstance(lists, Jagged)
-                assert isinstance(ids, Jagged)
-                first, last = lists.offsets[start], lists.offsets[stop]
-                found[feature.name] = Jagged(np.asarray(self._encoded.weights[feature.use][first:last]), ids.offsets)
-        return found
 
     def _feature(self, name: str, start: int, stop: int) -> npt.NDArray[np.int32] | Jagged:
         feature = self._plan.feature(name)
         assert feature is not None
         if feature.use is not None:
             column = self._encoded.columns[feature.use]
-            if isinstance(column, Jagged):
-                first, last = column.offsets[start], column.offsets[stop]
-                return Jagged(np.asarray(column.values[first:last]), column.offsets[start : stop + 1] - first)
-            return np.asarray(column[start:stop])
+            return column.part(start, stop) if isinstance(column, Jagged) else np.asarray(column[start:stop])
         if feature.join is not None:
-            return take(self._joined[name], np.asarray(self._encoded.joined[name][start:stop]))
+            return take(self._joined[name], np.asarray(self._encoded.joined(name)[start:stop]))
         return self._histories[name].rows(start, stop)
 
     # --- histories
@@ -171,7 +153,7 @@ class ExampleRows:
                 assert feature.previous is not None
                 made[feature.name] = PreviousValues(
                     self._encoded.column(feature.by),
-                    self._encoded.orders[feature.derive.order],
+                    self._encoded.order(feature.derive.order),
                     self._encoded.column(feature.previous),
                     feature.derive.length,
                 )
@@ -213,7 +195,7 @@ class ExampleRows:
         weights = {}
         for name, column in examples.weights.items():
             own = name in self.item_features.names
-            weights[name] = self._weights_at(name, item_rows) if own else column.take(repeat)
+            weights[name] = self._weights[name].take(item_rows) if own else column.take(repeat)
         return Examples(features, (~is_negative).astype(np.uint8), sides, is_negative, rows, item_rows, weights)
 
     def _of_items(
@@ -242,11 +224,11 @@ class ExampleRows:
                 positions = self._plan.joins[feature.name].positions(ids, f"table '{item.domain}'")
                 changed[feature.name] = take(self._joined[feature.name], np.append(positions, -1)[items])
             elif feature.join is not None and of_item:
-                positions = np.asarray(self._encoded.joined[feature.name][item_rows])
+                positions = np.asarray(self._encoded.joined(feature.name)[item_rows])
                 changed[feature.name] = take(self._joined[feature.name], positions)
             elif feature.by is not None and (of_item or feature.by.column == item.column):
                 assert feature.derive is not None
-                times = np.asarray(self._encoded.orders[feature.derive.order][rows])
+                times = np.asarray(self._encoded.order(feature.derive.order)[rows])
                 by = np.asarray(self._encoded.column(feature.by)[item_rows])
                 changed[feature.name] = self._histories[feature.name].before(by, times)
         if self._plan.items is not None and item == self._item:
@@ -269,11 +251,10 @@ class ExampleRows:
         split, ordering = self._plan.job.evaluation.split, self._plan.dataset.ordering
         if split.kind == "random":
             return None
-        if split.kind == "column":
-            assert self._encoded.sides is not None
-            return self._encoded.sides
+        if self._plan.sides is not None:
+            return self._encoded.values[self._plan.sides.name]
         assert ordering is not None
-        order = self._encoded.orders[ordering]
+        order = self._encoded.order(ordering)
         if split.kind == "time":
             limits = self._all_rows.time_limits or limits_by_time(self._plan, order)
             return limits.sides(order)

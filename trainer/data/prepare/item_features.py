@@ -168,17 +168,16 @@ def _columns(plan: DataPlan, encoded: Encoded, sample: Int64s) -> Iterator[tuple
             views = [_view(column, sample)]
             if feature.use.weights is not None:
                 assert isinstance(column, Jagged)
-                weights = Jagged(encoded.weights[feature.use], column.offsets).take(sample)
-                views.append(Lists(column.take(sample), weights.values))
+                views.append(Lists(column.take(sample), encoded.weights(feature.use).take(sample).values))
             yield feature.name, views
         elif feature.join is not None and feature.join_on not in given:
-            yield feature.name, [_view(encoded.joined[feature.name], sample)]
+            yield feature.name, [_view(encoded.joined(feature.name), sample)]
         elif feature.by is not None and feature.by.column not in given:
             yield feature.name, [_view(encoded.columns[feature.by], sample)]
-    for number, numeric in enumerate(plan.numeric):
-        yield numeric.name, [Numbers(np.asarray(encoded.numeric[number][sample]))]
+    for numeric in plan.numeric:
+        yield numeric.name, [Numbers(np.asarray(encoded.values[numeric.name][sample]))]
     for vector in plan.row_vectors:
-        vectors = np.asarray(encoded.vectors[vector.name][sample])
+        vectors = np.asarray(encoded.values[vector.name][sample])
         some = np.unique(np.linspace(0, vectors.shape[1] - 1, COORDINATES).astype(int))
         is_missing = ~vectors.any(axis=1)
         yield vector.name, [Numbers(np.where(is_missing, np.nan, vectors[:, one])) for one in some]

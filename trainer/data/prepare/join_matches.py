@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from trainer.data.errors import DataError
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.sources.item_table import ITEM_TABLE
+from trainer.data.sources.join import join_name
 from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, column_with, likely_reason, shown
 
 
@@ -26,13 +23,13 @@ class JoinMatches:
 
     def __init__(self, plan: DataPlan, state: Mapping[str, Any] | None = None):
         self._plan = plan
-        self._by_join = {name: KeyMatches() for name in plan.joins}
+        self._by_join = {join_name(name): KeyMatches() for name in plan.joins}
         if state is not None:
             self.take_over(state)
 
-    def add(self, join: str, keys: pa.Array, positions: npt.NDArray[np.integer[Any]]) -> None:
-        """Add keys of the rows and their positions in the joined file, -1 for none."""
-        self._by_join[join].add(KeyMatches.of(keys, positions))
+    def add(self, name: str, matches: KeyMatches) -> None:
+        """Add the counts of a column of the plan."""
+        self._by_join[name].add(matches)
 
     def state(self) -> dict[str, Any]:
         """Return the counts so far, as JSON."""
@@ -51,7 +48,7 @@ class JoinMatches:
         """
         plan, limit, warnings = self._plan, self._plan.dataset.max_unmatched, []
         for (name, on, column), features in self._files().items():
-            found = self._by_join[name]
+            found = self._by_join[join_name(name)]
             if not found.num_keys:
                 where = f"{plan.source.uri}, column '{column}'"
                 warnings.append(f"{where}: is null in every row, so nothing is joined ({', '.join(features)})")

@@ -34,7 +34,7 @@ def finish_numeric(
     known = inherited_numeric(plan, base or ())
     features = tuple(
         workers.map(
-            lambda one: known.get(one.name) or fit_numbers(plan, one, raw_file(directory / "train", one)),
+            lambda one: known.get(one.name) or fit_numbers(plan, one, directory / "train" / one.split_file),
             plan.all_numeric,
         )
     )
@@ -51,22 +51,17 @@ def write_numbers(features: Sequence[Numeric], directory: Path, workers: Workers
     """Write ``NUMBERS`` of each split in the place of the values as they come."""
     piece_rows = max(1, _PIECE_VALUES // len(features))
     for name in SPLIT_NAMES:
-        raw = [map_array(raw_file(directory / name, one), np.float64) for one in features]
+        raw = [map_array(directory / name / one.split_file, np.float64) for one in features]
         numbers = Appender(directory / name / NUMBERS, VALUE)
         for start in range(0, len(raw[0]), piece_rows):
             pieces = [(one, column[start : start + piece_rows]) for one, column in zip(features, raw, strict=True)]
             numbers.append(np.stack(workers.map(lambda one: one[0].apply(one[1]), pieces), axis=1).reshape(-1))
         numbers.close()
         for one in features:
-            raw_file(directory / name, one).unlink()
+            (directory / name / one.split_file).unlink()
 
 
 def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> dict[str, Numeric]:
     """Return the job's numeric features that a warm start has, by name, with its statistics."""
     columns = {one.name: one.column for one in plan.all_numeric}
     return {one.name: replace(one, column=columns[one.name]) for one in base if one.name in columns}
-
-
-def raw_file(directory: Path, feature: Numeric) -> Path:
-    """Return the file of a feature's values as they come, in a split."""
-    return directory / f"{feature.name}.raw"

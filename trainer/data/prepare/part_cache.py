@@ -24,7 +24,7 @@ from trainer.data.prepare.arrays import Appender, JaggedAppender
 from trainer.data.prepare.workers import Workers
 
 MANIFEST = "parts.json"
-VERSION = 3
+VERSION = 4
 CODED = ".coded"
 """Ending of the file that takes the place of a column's codes once they are those of the table's ids."""
 _SUM = ".crc32"

@@ -5,44 +5,34 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
 
 import pyarrow as pa
 
 from trainer.data.columns import values
-from trainer.data.columns.ngrams import require_text
+from trainer.data.columns.base import Column
+from trainer.data.columns.ids import IdColumn, id_column
+from trainer.data.columns.labels import RowLabels, RowWeights
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.numeric import planned as planned_numeric
-from trainer.data.columns.orders import Order, order_of
+from trainer.data.columns.orders import Order, RowOrder, order_name, order_of
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vectors import Vector, require_lists, vectors_of
+from trainer.data.columns.weights import ListWeights, weights_name
 from trainer.data.errors import DataError
 from trainer.data.prepare.graphs import EdgeFile, edge_files
+from trainer.data.prepare.split import Sides
 from trainer.data.sources.followed_folder import first_file
 from trainer.data.sources.item_table import ITEM_TABLE, ItemFile, item_file
-from trainer.data.sources.join import JoinTable
+from trainer.data.sources.join import Joined, JoinTable, join_name
 from trainer.data.sources.locations import located
 from trainer.data.sources.source import Source, Window, beside, file_below
 from trainer.data.sources.topics.topic_source import TopicSource
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
 from trainer.spec.checks.evaluation import ranks_catalogue
 from trainer.spec.label_tasks import LabelTask, label_tasks, least_labels, needs_users
-from trainer.spec.ngrams import NGrams
 
 NEGATIVE_SUFFIX = "__negative"
-
-
-class ColumnUse(NamedTuple):
-    """One column of the rows, the domain of its ids, the column of its weights, and the n-grams of a text.
-
-    ``column`` is coded by the ids of ``domain``: a table's name, or ``by:COLUMN``.
-    """
-
-    column: str
-    domain: str
-    is_list: bool = False
-    weights: str | None = None
-    ngrams: NGrams | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +43,12 @@ class FeaturePlan:
     table: str
     is_list: bool
     pooling: str
-    use: ColumnUse | None = None
+    use: IdColumn | None = None
     join: Join | None = None
     join_on: str = ""
     derive: PreviousItems | None = None
-    previous: ColumnUse | None = None
-    by: ColumnUse | None = None
+    previous: IdColumn | None = None
+    by: IdColumn | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,7 @@ class DataPlan:
     features: tuple[FeaturePlan, ...]
     joins: dict[str, JoinTable]  # by feature, and the item table's own
     kinds: dict[str, Kind]  # by domain
-    uses: tuple[ColumnUse, ...]
+    uses: tuple[IdColumn, ...]
     order_columns: tuple[str, ...]
     graphs: dict[str, EdgeFile]  # those that the job uses
     orders: Mapping[str, Order]  # by order_columns and feature_times
@@ -83,8 +73,8 @@ class DataPlan:
     def with_text(self, tables: Collection[str]) -> DataPlan:
         """Return the plan with ids of text in these tables; their integers are read as they are written."""
         features = self.dataset.joined_features.items()
-        ngrams = {one.shares or name for name, one in features if one.effective_ngrams is not None}
-        changed = sorted(table for table in {*tables} - ngrams if self.kinds.get(table) == "int")
+        made = {one.shares or name for name, one in features if id_column(one, "", "").makes_ids}
+        changed = sorted(table for table in {*tables} - made if self.kinds.get(table) == "int")
         notes = (
             f"ids of {table}: integers are read as text, like those that the job goes on from" for table in changed
         )
@@ -185,6 +175,35 @@ class DataPlan:
         """Those that columns of the rows have."""
         return tuple(one for one in self.vectors if not one.of_item)
 
+    @cached_property
+    def labels(self) -> RowLabels | None:
+        """The labels of the rows; None where negatives are drawn."""
+        return None if self.dataset.negatives is not None else RowLabels(self.dataset, self.least_labels)
+
+    @cached_property
+    def row_weights(self) -> RowWeights | None:
+        return None if self.dataset.weight is None else RowWeights(self.dataset.weight)
+
+    @cached_property
+    def sides(self) -> Sides | None:
+        """The column that says which rows train, where there is one."""
+        column = self.job.evaluation.split.column
+        return None if column is None else Sides(column)
+
+    @cached_property
+    def values(self) -> tuple[Column, ...]:
+        """The columns of values of the rows, in the order in which they are read."""
+        found: list[Column | None] = [*self.numeric, *self.row_vectors]
+        found += [ListWeights(weights_name(use), use) for use in self.uses if use.weights is not None]
+        found += [Joined(join_name(name), join, self.join_on(name)) for name, join in self.joins.items()]
+        found += [self.labels, self.row_weights, self.sides]
+        found += [RowOrder(order_name(column), column, self.orders[column]) for column in self.order_columns]
+        return tuple(one for one in found if one is not None)
+
+    def value_file(self, name: str) -> str:
+        """Return the name of the file of one of :attr:`values`."""
+        return f"value-{[one.name for one in self.values].index(name)}"
+
     @property
     def required(self) -> tuple[str, ...]:
         """Columns of ids in which a missing one makes a row bad."""
@@ -214,9 +233,10 @@ class DataPlan:
         window = self.source.window
         return window if window is not None and window.keeps_undated else None
 
-    def join_on(self, feature: str) -> str:
-        """Return the column of the rows by which a feature is joined."""
-        return next(one.join_on for one in self.features if one.name == feature)
+    def join_on(self, join: str) -> str:
+        """Return the column of the rows by which one of ``joins`` is joined."""
+        feature = self.feature(join)
+        return self.dataset.column_of("item") if feature is None else feature.join_on
 
     def columns(self) -> list[str]:
         """Return every column of the rows that is read."""
@@ -241,12 +261,10 @@ class DataPlan:
         found += [f"table {table}" for table in sorted(self.text_tables)]
         for use in self.uses:
             is_text = values.is_text(values.element_type(self.source.column_type(use.column)))
-            if is_text and use.ngrams is None and self.kinds[use.domain] == "int":
+            if is_text and not use.makes_ids and self.kinds[use.domain] == "int":
                 found.append(f"column {use.column}")
         for name, join in self.joins.items():
-            feature = self.feature(name)
-            on = self.dataset.column_of("item") if feature is None else feature.join_on
-            is_text = values.is_text(self.source.column_type(on))
+            is_text = values.is_text(self.source.column_type(self.join_on(name)))
             if join.kind == "string" and self.kinds[self.table_of(name)] == "int":
                 found.append(f"values of {name}")
             if is_text and not join.has_text_keys:
@@ -259,7 +277,7 @@ class DataPlan:
     def feature(self, name: str) -> FeaturePlan | None:
         return next((feature for feature in self.features if feature.name == name), None)
 
-    def direct(self, name: str) -> ColumnUse | None:
+    def direct(self, name: str) -> IdColumn | None:
         """Return the column behind an id feature that reads one; None for lists, joins and unknown names."""
         feature = self.feature(name)
         return None if feature is None or feature.is_list else feature.use
@@ -315,7 +333,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         if feature.join is None and feature.derive is None
     }
     features: list[FeaturePlan] = []
-    uses: list[ColumnUse] = []
+    uses: list[IdColumn] = []
     for name, spec in dataset.joined_features.items():
         if not spec.has_ids:
             continue
@@ -325,18 +343,21 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
             on = column_of.get(spec.join.on, spec.join.on)
             planned = replace(planned, join=spec.join, join_on=on)
         elif spec.derive is not None:
-            previous = ColumnUse(column_of.get(spec.derive.previous, spec.derive.previous), table)
+            previous = IdColumn(column_of.get(spec.derive.previous, spec.derive.previous), table)
             column = column_of.get(spec.derive.by, spec.derive.by)
-            by = ColumnUse(column, f"by:{column}")
+            by = IdColumn(column, f"by:{column}")
             for other, feature in dataset.features.items():
-                if column_of.get(other) == column and feature.type == "id":
-                    by = ColumnUse(column, feature.shares or other)
+                if (
+                    column_of.get(other) == column
+                    and feature.type == "id"
+                    and not id_column(feature, column, "").makes_ids
+                ):
+                    by = IdColumn(column, feature.shares or other)
             planned = replace(planned, derive=spec.derive, previous=previous, by=by)
             uses += [previous, by]
         else:
-            use = ColumnUse(column_of[name], table, planned.is_list, spec.weights, spec.effective_ngrams)
-            planned = replace(planned, use=use)
-            uses.append(use)
+            uses.append(id_column(spec, column_of[name], table))
+            planned = replace(planned, use=uses[-1])
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
     numeric = tuple(planned_numeric(dataset.features)) if job.model.reads_numbers else ()
@@ -355,7 +376,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         require_lists(source.column_type(vector.column), vector, f"{source.uri}, column '{vector.column}'")
     specs = dataset.joined_features
     joins = {
-        f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri), specs[f.name].effective_ngrams, is_list=f.is_list)
+        f.name: JoinTable(f.join, beside(f.join.uri, dataset.uri), id_column(specs[f.name], f.join.column, f.table))
         for f in features
         if f.join is not None
     }
@@ -442,12 +463,9 @@ def _domains_of_text(plan: DataPlan, joins: dict[str, JoinTable], kinds: dict[st
     return [domain for domain in dict.fromkeys(found) if kinds[domain] == "int"]
 
 
-def _column_kind(source: Source, use: ColumnUse) -> Kind:
+def _column_kind(source: Source, use: IdColumn) -> Kind:
     where = f"{source.uri}, column '{use.column}'"
     type_: pa.DataType = source.column_type(use.column)
-    if use.ngrams is not None:
-        require_text(type_, where)
-        return "int"
     if values.is_list(type_) and not use.is_list:
         raise DataError("holds lists", where=where, remedy="set type: id_list")
-    return values.id_kind(values.element_type(type_), where)
+    return use.kind(type_, where)

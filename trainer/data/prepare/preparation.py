@@ -24,7 +24,6 @@ from trainer.data.batches.prepared_columns import FORMAT_VERSION, GRAPHS, MANIFE
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, GrownTable, IdMap
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import NUMERIC_FILE, Numeric, with_fill, write_numeric
-from trainer.data.columns.text_lists import require_clear
 from trainer.data.columns.vectors import VECTORS_FILE, write_vectors
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import OFFSET, write_array
@@ -45,7 +44,6 @@ from trainer.data.prepare.fingerprint import (
 )
 from trainer.data.prepare.graphs import write_graphs
 from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
-from trainer.data.prepare.parent_ids import check_parent_ids
 from trainer.data.prepare.part_cache import PartCache, part_cache
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
@@ -54,7 +52,7 @@ from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows, Sequences
 from trainer.data.prepare.shared import SharedPreparedData
 from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits, time_limits
-from trainer.data.prepare.table_rows import codes_to_rows, finish_tables, ids_before
+from trainer.data.prepare.table_rows import check_parent_ids, codes_to_rows, finish_tables, ids_before
 from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import FinishedSplits, write_splits
 from trainer.data.sources.followed_folder import COLUMNS_FILE, write_columns
@@ -136,8 +134,7 @@ def prepare(
             _replace(directory, work, fence)
             return PreparedData.open(directory)
         for use in plan.uses:
-            if use.is_list and use.ngrams is None:
-                require_clear(plan.source.stream([use.column]), use.column)
+            use.require_clear(plan.source)
         key = "" if shared is None else shared.key_of(fingerprint, _settings(plan, fingerprint))
         with nullcontext() if shared is None else shared.only_one(key, log):
             if shared is not None and shared.take(key, work):
@@ -264,7 +261,7 @@ def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits,
 def _time_limits(plan: DataPlan, encoded: Encoded) -> TimeLimits | None:
     if plan.job.evaluation.split.kind != "time" or plan.dataset.ordering is None:
         return None
-    return time_limits(plan.job.evaluation.split, encoded.orders[plan.dataset.ordering])
+    return time_limits(plan.job.evaluation.split, encoded.order(plan.dataset.ordering))
 
 
 def _finish(

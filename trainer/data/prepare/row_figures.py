@@ -10,6 +10,7 @@ import numpy.typing as npt
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import derive_key, mix, unit_interval
 from trainer.data.columns.jagged import Jagged, sorted_unique
+from trainer.data.columns.orders import order_name
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
 
@@ -123,7 +124,7 @@ def _codes(plan: DataPlan, encoded: Encoded, name: str) -> npt.NDArray[np.int32]
 
 def _newest(plan: DataPlan, encoded: Encoded) -> npt.NDArray[np.bool_] | None:
     """Mark the newest rows, bool [rows]: by their times, else the last ones of a window of days."""
-    times = encoded.orders.get(plan.dataset.timestamp or "")
+    times = encoded.values.get(order_name(plan.dataset.timestamp or ""))
     if times is not None:
         newest: npt.NDArray[np.bool_] = times > np.quantile(times, 1.0 - NEWEST)
         return newest

@@ -35,7 +35,7 @@ class SequenceRows:
         ordering = plan.dataset.ordering
         assert ordering is not None
         self._where = f"dataset '{plan.dataset.name}', training split"
-        self._orders = encoded.orders[ordering]
+        self._orders = encoded.order(ordering)
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, examples: Examples) -> None:

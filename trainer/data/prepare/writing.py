@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.data.columns.dynamic_ids import GrownTable
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.labels import label_dtype
+from trainer.data.columns.labels import RowWeights, label_dtype
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.weights import as_factors
 from trainer.data.errors import DataError
@@ -20,18 +21,15 @@ from trainer.data.prepare.arrays import (
     CODE,
     ITEM_PLACES,
     LABELS,
-    ROW_WEIGHTS,
     USER_CODES,
     VALUE,
     Appender,
     JaggedAppender,
-    vector_file,
     weight_file,
 )
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.examples import ExampleRows, Examples, take
 from trainer.data.prepare.label_figures import LabelFigures
-from trainer.data.prepare.numbers import raw_file
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.seen_pairs import SeenPairs
@@ -55,7 +53,6 @@ class SplitWriter:
         self.weight = 0.0
         """Sum of the weights of all its rows, where rows have weights."""
         self._labels = Appender(directory / LABELS, label_dtype(plan.dataset))
-        self._row_weights = Appender(directory / ROW_WEIGHTS, VALUE) if plan.dataset.weight is not None else None
         self._users = Appender(directory / USER_CODES, CODE) if plan.keeps_users else None
         self._items = Appender(directory / ITEM_PLACES, CODE) if plan.items is not None else None
         self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.trained if not f.is_list}
@@ -64,27 +61,25 @@ class SplitWriter:
             f.name: Appender(weight_file(directory, f.name), VALUE) for f in plan.trained if is_weighted(f)
         }
         self._pooling = {f.name: f.pooling for f in plan.trained}
-        self._numeric = [Appender(raw_file(directory, one), np.float64) for one in plan.all_numeric]
-        self._vectors = {one.name: Appender(vector_file(directory, one.name), VALUE) for one in plan.row_vectors}
+        self._values = {
+            one.name: Appender(directory / one.split_file, one.dtype)
+            for one in (*plan.values, *plan.item_numeric)
+            if one.split_file is not None
+        }
 
     @property
     def num_positives(self) -> int:
         """Examples whose label, of several the first, is 1."""
         return self.label_figures[0].num_positives
 
-    def append_rows(self, examples: Examples, encoded: Encoded, chosen: npt.NDArray[np.int64]) -> None:
-        """Append chosen examples' labels, weights and users."""
+    def append_rows(self, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
+        """Append chosen examples' labels and users."""
         labels = examples.labels[chosen]
         self.num_examples += len(labels)
         columns = labels.reshape(len(labels), len(self.label_figures))
         for number, figures in enumerate(self.label_figures):
             figures.add(columns[:, number])
         self._labels.append(labels.reshape(-1))
-        if self._row_weights is not None:
-            assert encoded.row_weights is not None
-            weights = encoded.row_weights[examples.rows[chosen]]
-            self.weight += float(weights.sum(dtype=np.float64))
-            self._row_weights.append(weights)
         if self._users is not None:
             users = examples.features["user"]
             assert not isinstance(users, Jagged)
@@ -92,13 +87,11 @@ class SplitWriter:
         if self._items is not None:
             self._items.append(_item_positions(examples)[chosen])
 
-    def append_numbers(self, index: int, numbers: npt.NDArray[np.float64]) -> None:
-        """Append chosen examples' values of one numeric feature."""
-        self._numeric[index].append(numbers)
-
-    def append_vectors(self, name: str, vectors: npt.NDArray[np.float32]) -> None:
-        """Append chosen examples' vectors of one feature, [examples, dim]."""
-        self._vectors[name].append(vectors.reshape(-1))
+    def append_values(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Append chosen examples' values of one column."""
+        if name == RowWeights.name:
+            self.weight += float(values.sum(dtype=np.float64))
+        self._values[name].append(values.reshape(-1))
 
     def append_feature(self, name: str, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
         """Append chosen examples' ids of one feature, and their weights."""
@@ -116,9 +109,8 @@ class SplitWriter:
         self._lists[name].append(column.values, column.lengths)
 
     def close(self) -> None:
-        opened: list[Appender | JaggedAppender | None] = [self._labels, self._row_weights, self._users, self._items]
-        opened += [*self._numeric, *self._vectors.values()]
-        opened += [*self._flat.values(), *self._lists.values(), *self._weights.values()]
+        opened: list[Appender | JaggedAppender | None] = [self._labels, self._users, self._items]
+        opened += [*self._values.values(), *self._flat.values(), *self._lists.values(), *self._weights.values()]
         for appender in opened:
             if appender is not None:
                 appender.close()
@@ -205,34 +197,26 @@ def append_examples(
 
     def append_rows() -> None:
         for writer, places in chosen:
-            writer.append_rows(examples, encoded, places)
+            writer.append_rows(examples, places)
 
     def append_feature(name: str) -> None:
         for writer, places in chosen:
             writer.append_feature(name, examples, places)
 
-    def rows_of(name: str) -> npt.NDArray[np.int64]:
-        return examples.item_rows if name in of_item else examples.rows
-
-    def append_numbers(index: int) -> None:
+    def append_values(name: str) -> None:
+        rows = examples.item_rows if name in of_item else examples.rows
         for writer, places in chosen:
-            writer.append_numbers(index, encoded.numeric[index][rows_of(plan.numeric[index].name)[places]])
+            writer.append_values(name, encoded.values[name][rows[places]])
 
-    def append_vectors(name: str) -> None:
-        for writer, places in chosen:
-            writer.append_vectors(name, encoded.vectors[name][rows_of(name)[places]])
-
-    def append_item_numbers(index: int) -> None:
+    def append_item_numbers(name: str) -> None:
         assert plan.items is not None
         for writer, places in chosen:
-            numbers = plan.items.numbers_at(_item_positions(examples)[places], index)
-            writer.append_numbers(len(plan.numeric) + index, numbers)
+            writer.append_values(name, plan.items.values_at(_item_positions(examples)[places], name))
 
     columns: list[Callable[[], None]] = [append_rows]
     columns += [functools.partial(append_feature, feature.name) for feature in plan.trained]
-    columns += [functools.partial(append_numbers, index) for index in range(len(plan.numeric))]
-    columns += [functools.partial(append_vectors, vector.name) for vector in plan.row_vectors]
-    columns += [functools.partial(append_item_numbers, index) for index in range(len(plan.item_numeric))]
+    columns += [functools.partial(append_values, one.name) for one in plan.values if one.split_file is not None]
+    columns += [functools.partial(append_item_numbers, one.name) for one in plan.item_numeric]
     workers.map(lambda append: append(), columns)
 
 

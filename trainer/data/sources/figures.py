@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.data.columns import values
-from trainer.data.columns.labels import labels_of, row_weights_of, several_labels_of
-from trainer.data.columns.ngrams import ngram_lists, require_text
+from trainer.data.columns.ids import id_column
+from trainer.data.columns.labels import RowLabels, RowWeights
 from trainer.data.columns.numeric import as_floats
 from trainer.data.columns.orders import Order, as_order, order_of
 from trainer.data.columns.vectors import Vector, vector_problems, vectors_of
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
-from trainer.spec import DatasetSpec, Feature, Label
+from trainer.spec import DatasetSpec, Label
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.losses import LOSSES
 
@@ -32,14 +32,17 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
     numeric = {name: Range() for name in columns_of if spec.features[name].type == "dense"}
     vectors = {one.name: VectorFigures(one) for one in vectors_of(spec) if not one.of_item}
-    direct = {name: column for name, column in columns_of.items() if spec.features[name].has_ids}
+    direct = {
+        name: id_column(spec.features[name], column, name)
+        for name, column in columns_of.items()
+        if spec.features[name].has_ids
+    }
     labels = _Labels(spec)
     columns = list(dict.fromkeys([*columns_of.values(), *labels.columns, *filter(None, (spec.ordering,))]))
     source.require(columns)
-    types = {name: source.column_type(column) for name, column in direct.items()}
     distinct = {
-        name: DistinctIds(_kind(spec.features[name], type_, f"{spec.uri}, column '{direct[name]}'"))
-        for name, type_ in types.items()
+        name: DistinctIds(one.kind(source.column_type(one.column), f"{spec.uri}, column '{one.column}'"))
+        for name, one in direct.items()
     }
     nulls = dict.fromkeys(direct, 0)
     num_rows = 0
@@ -49,15 +52,9 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
         order = _Bounds(kind, type_, spec.max_bad_rows is not None)
     for chunk in source.stream(columns):
         num_rows += len(chunk)
-        for name, column in direct.items():
-            array = chunk.column(column)
-            nulls[name] += int((~values.is_there(array)).sum())
-            ngrams = spec.features[name].effective_ngrams
-            if ngrams is not None:
-                array = ngram_lists(array, ngrams, chunk.where(column))[0]
-            elif spec.features[name].is_list:
-                array = values.as_lists(chunk, column)[0]
-            distinct[name].add(values.as_ids(array, distinct[name].kind, chunk.where(column)))
+        for name, one in direct.items():
+            nulls[name] += int((~values.is_there(chunk.column(one.column))).sum())
+            distinct[name].add(one.read(chunk, distinct[name].kind)[0])
         for name, range_ in numeric.items():
             range_.add(chunk.column(columns_of[name]))
         for name, figures in vectors.items():
@@ -66,7 +63,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
         if order is not None and spec.ordering is not None:
             order.add(chunk, spec.ordering)
     shown = {
-        name: {"column": direct[name], "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
+        name: {"column": direct[name].column, "nulls": nulls[name], "distinct": len(distinct[name].sorted())}
         for name in direct
     }
     ranges: dict[str, Range | VectorFigures] = {**numeric, **vectors}
@@ -77,13 +74,6 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     if order is not None:
         result["order"] = {"column": spec.ordering, **order.as_json()}
     return result
-
-
-def _kind(feature: Feature, type_: pa.DataType, where: str) -> values.Kind:
-    if feature.effective_ngrams is None:
-        return values.id_kind(values.element_type(type_), where)
-    require_text(type_, where)
-    return "int"
 
 
 class _Bounds:
@@ -131,12 +121,10 @@ class _Labels:
         if self._problem or not self._labels:
             return
         try:
-            if self._spec.label is not None:
-                found = labels_of(chunk, self._spec.label)[:, None].astype(np.float64)
-            else:
-                found = several_labels_of(chunk, self._spec.labels, self._least).astype(np.float64)
+            found = RowLabels(self._spec, self._least).read(chunk).astype(np.float64)
+            found = found.reshape(len(chunk), len(self._labels))
             if self._spec.weight is not None:
-                row_weights_of(chunk, self._spec.weight)
+                RowWeights(self._spec.weight).read(chunk)
         except DataError as error:
             self._problem = str(error)
             return

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.data.columns import values
-from trainer.data.columns.numeric import Numeric, read_numeric
-from trainer.data.columns.vectors import Vector, read_vectors, require_lists
+from trainer.data.columns.numeric import Numeric
+from trainer.data.columns.vectors import Vector, require_lists
 from trainer.data.errors import DataError
 from trainer.data.sources.join import JoinTable
 from trainer.data.sources.source import Source, beside
@@ -44,16 +45,13 @@ class ItemFile:
                 raise DataError("holds lists", where=where, remedy=f"set type: id_list of items.features.{name}")
         for vector in vectors:
             require_lists(source.column_type(vector.column), vector, f"{uri}, column '{vector.column}'")
-        columns = list(dict.fromkeys([*(one.column for one in numeric), *(one.column for one in vectors)]))
-        parts, blocks = [], {one.name: [np.empty((0, one.dim), dtype=np.float32)] for one in vectors}
+        read: tuple[Numeric | Vector, ...] = (*numeric, *vectors)
+        columns = list(dict.fromkeys(one.column for one in read))
+        parts = {one.name: [np.empty((0, *one.shape), dtype=one.dtype)] for one in read}
         for chunk in source.stream(columns) if columns else ():
-            parts.append(read_numeric(numeric, chunk) if numeric else np.empty((len(chunk), 0)))
-            for vector in vectors:
-                blocks[vector.name].append(read_vectors(vector, chunk))
-        self.numbers = np.concatenate(parts) if parts else np.empty((len(self), 0))
-        """[items, numeric features], NaN where missing."""
-        self.vectors = {name: np.concatenate(block) for name, block in blocks.items()}
-        """By name [items, dim] as a model reads them, zeros where missing."""
+            for one in read:
+                parts[one.name].append(one.read(chunk))
+        self._values = {name: np.concatenate(part) for name, part in parts.items()}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -67,14 +65,10 @@ class ItemFile:
     def source(self) -> Source:
         return self.lookup.source
 
-    def numbers_at(self, positions: npt.NDArray[np.integer], number: int) -> npt.NDArray[np.float64]:
-        """Return the values of a numeric feature at positions of the file, NaN at -1."""
-        return np.append(self.numbers[:, number], np.nan)[positions]
-
-    def vectors_at(self, positions: npt.NDArray[np.integer], name: str) -> npt.NDArray[np.float32]:
-        """Return vectors at positions of the file, zeros at -1."""
-        found = self.vectors[name][positions]
-        found[positions < 0] = 0.0
+    def values_at(self, positions: npt.NDArray[np.integer], name: str) -> npt.NDArray[Any]:
+        """Return numbers, or vectors [n, dim], at positions of the file; where missing and at -1 NaN, or zeros."""
+        found = self._values[name][positions]
+        found[positions < 0] = np.nan if found.ndim == 1 else 0.0
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,45 +12,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.columns import values
+from trainer.data.columns.base import Column
+from trainer.data.columns.ids import IdColumn, ListColumn, TextColumn
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.ngrams import ngram_lists, require_text
 from trainer.data.columns.orders import Order, as_order, order_of
-from trainer.data.columns.text_lists import require_clear
 from trainer.data.columns.values import Kind
 from trainer.data.columns.vocabulary import Codes, DistinctIds
 from trainer.data.errors import DataError
+from trainer.data.sources.key_matches import KeyMatches
 from trainer.data.sources.source import Chunk, Source
 from trainer.spec import Join
-from trainer.spec.ngrams import NGrams
 
 
 class JoinTable:
     """``join.column`` by ``join.on``: for each key one id (take: last, first) or a list (take: all).
 
-    With ``ngrams`` the column has texts, and a key has the list of the ids of its n-grams. With ``is_list`` text is a
-    list, of which one is taken.
+    ``ids`` reads the column; left out, the column has ids, with ``take: all`` lists of them. Of a text a key has the
+    list of the ids of its n-grams.
 
     Raises DataError where the file or a column is missing, and where a key is null or occurs twice.
     """
 
-    def __init__(self, join: Join, uri: str, ngrams: NGrams | None = None, *, is_list: bool = False):
+    def __init__(self, join: Join, uri: str, ids: IdColumn | None = None):
+        ids = ids or (ListColumn if join.take == "all" else IdColumn)(join.column, "")
         self.source = Source(uri, ids=(join.on, join.column))
         self._timestamp = join.timestamp
         self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
-        self.takes_list = join.take == "all" or ngrams is not None
-        self.kind: Kind = self._kind(join.column, ngrams)
+        self.takes_list = join.take == "all" or isinstance(ids, TextColumn)
+        self.kind: Kind = ids.kind(self.source.column_type(join.column), f"{uri}, column '{join.column}'")
         self._key_kind: Kind = values.id_kind(self.source.column_type(join.on), f"{uri}, column '{join.on}'")
-        if self.takes_list and ngrams is None:
-            require_clear(self.source.stream([join.column]), join.column)
+        if self.takes_list:
+            ids.require_clear(self.source)
         keys, elements, lengths = [], [], []
         for chunk in self.source.stream([join.on, join.column]):
             keys.append(values.as_ids(chunk.column(join.on), self._key_kind, chunk.where(join.on)))
-            where = chunk.where(join.column)
-            if ngrams is not None:
-                found = ngram_lists(chunk.column(join.column), ngrams, where)
-            else:
-                found = values.as_lists(chunk, join.column, split=self.takes_list or is_list)
-            elements.append(values.as_ids(found[0], self.kind, where))
+            found = ids.elements(chunk, split=self.takes_list or ids.is_list)
+            elements.append(values.as_ids(found[0], self.kind, chunk.where(join.column)))
             lengths.append(found[1])
         if not keys:
             raise DataError("has no rows", where=uri, remedy="fill the file, or leave the join out")
@@ -62,13 +60,6 @@ class JoinTable:
             # One element per key: the last or the first; a key with an empty list has none.
             chosen = offsets[1:] - 1 if join.take == "last" else offsets[:-1]
             self._elements = self._elements.take(pa.array(np.where(counts > 0, chosen, -1), mask=counts == 0))
-
-    def _kind(self, column: str, ngrams: NGrams | None) -> Kind:
-        where, type_ = f"{self.source.uri}, column '{column}'", self.source.column_type(column)
-        if ngrams is None:
-            return values.id_kind(values.element_type(type_), where)
-        require_text(type_, where)
-        return "int"
 
     @property
     def has_text_keys(self) -> bool:
@@ -147,6 +138,30 @@ class JoinTable:
         if self.takes_list:
             return Jagged(element_codes, self._offsets)
         return np.append(element_codes, np.int32(-1))
+
+
+@dataclass(frozen=True)
+class Joined(Column):
+    """The position in a joined file of each row's key, -1 for none."""
+
+    name: str
+    table: JoinTable
+    column: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.int32)
+
+    def read(self, chunk: Chunk) -> npt.NDArray[np.int64]:
+        return self.table.positions(chunk.column(self.column), chunk.where(self.column))
+
+    def matches(self, chunk: Chunk, found: npt.NDArray[Any]) -> KeyMatches:
+        return KeyMatches.of(chunk.column(self.column), found)
+
+
+def join_name(join: str) -> str:
+    """Return the name of a join among the columns of a plan; no feature is named so."""
+    return f"join of {join}"
 
 
 def _unique_keys(keys: pa.Array, where: str) -> pa.Array:

@@ -166,11 +166,6 @@ class NewsLog:
         shares: Floats = odds / odds.sum(axis=1, keepdims=True)
         return shares
 
-    def topic_shares(self, day: int) -> Floats:
-        """Return the expected share of each topic in the clicks of a day, [topics]."""
-        shares: Floats = np.diff(self._user_cdf, prepend=0.0) @ self.interests(day)
-        return shares
-
     def _autoregression(self, stream: int, day: int, count: int, memory: float) -> Floats:
         """Return x_day [count, topics] of x_d = memory x_{d-1} + sqrt(1 - memory^2) e_d, each x standard normal."""
         values = self._normal((stream, 0), count * self.num_topics)

@@ -191,6 +191,25 @@ def read_days(column: pa.Array, zone: str = "UTC") -> tuple[Int64s, Mask]:
     return days, is_day
 
 
+def read_instants(column: pa.Array) -> tuple[Int64s, Mask]:
+    """Return instants in microseconds since 1970, and where values are such.
+
+    Values are times, text of such, or numbers since 1970 whose unit follows from their size; a plain date is none.
+    """
+    type_ = column.type
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        numbers, valid, _ = _whole_numbers(column)
+        instants, is_time = _instants_of_numbers(numbers)
+        return instants, is_time & valid
+    times = read_times(column)
+    is_time = times.forms > DATE
+    if is_text(type_) and (times.forms == NUMBER).any():
+        for shape, number in ((ANY_NUMBER, pa.float64()), (WHOLE_NUMBER, pa.int64())):
+            places, found = cast_matching(column, shape, number)
+            times.instants[places], is_time[places] = read_instants(found)
+    return times.instants, is_time
+
+
 def _days_of(instants: Int64s, zone: str, is_instant: Mask) -> Int64s:
     """Return the days of instants in a zone, and of others in UTC."""
     if zone != "UTC":
@@ -228,9 +247,29 @@ def _offset(second: int, zone: ZoneInfo) -> int:
 
 
 def _days_of_numbers(column: pa.Array, zone: str) -> tuple[Int64s, Mask]:
+    numbers, valid, is_whole = _whole_numbers(column)
+    days, is_day = _days_as_written(numbers)
+    instants, is_time = _instants_of_numbers(numbers)
+    days[is_time] = _days_of(instants[is_time], zone, is_time[is_time])
+    return days, ((is_day & is_whole) | is_time) & valid
+
+
+def _instants_of_numbers(numbers: Int64s) -> tuple[Int64s, Mask]:
+    """Return the instants of numbers since 1970, and where numbers are of the years that have a unit each."""
+    instants, is_time = np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=bool)
+    for per_second, first, end in UNITS.values():
+        inside = (numbers >= first) & (numbers < end)
+        of_unit = numbers[inside]
+        instants[inside] = of_unit // 1000 if per_second > 10**6 else of_unit * (10**6 // per_second)
+        is_time |= inside
+    return instants, is_time
+
+
+def _whole_numbers(column: pa.Array) -> tuple[Int64s, Mask, Mask | bool]:
+    """Return numbers cut towards the past, where there is one that is int64, and where it was whole."""
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
-    is_whole = True
+    is_whole: Mask | bool = True
     if pa.types.is_floating(column.type):
         valid = valid & (np.abs(numbers) < 2**63)
         given = np.where(valid, numbers, 0)
@@ -238,16 +277,7 @@ def _days_of_numbers(column: pa.Array, zone: str) -> tuple[Int64s, Mask]:
         is_whole = numbers == given
     elif pa.types.is_unsigned_integer(column.type):
         numbers = np.minimum(numbers, 2**63 - 1)
-    numbers = numbers.astype(np.int64)
-    days, is_day = _days_as_written(numbers)
-    is_day &= is_whole
-    for per_second, first, end in UNITS.values():
-        inside = (numbers >= first) & (numbers < end)
-        if inside.any():
-            of_unit = numbers[inside]
-            micros = of_unit // 1000 if per_second > 10**6 else of_unit * (10**6 // per_second)
-            days[inside], is_day[inside] = _days_of(micros, zone, np.ones(len(micros), dtype=bool)), True
-    return days, is_day & valid
+    return numbers.astype(np.int64), valid, is_whole
 
 
 def _days_as_written(numbers: Int64s) -> tuple[Int64s, Mask]:

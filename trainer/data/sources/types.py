@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -140,3 +142,11 @@ def _common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if len(zones) > 1 or (zones == {False} and any(pa.types.is_date(kind) for kind in kinds)):
         return None
     return pa.timestamp("us", None if zones == {True} else "UTC")
+
+
+def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Flag the values that are neither null nor NaN."""
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(array.type):
+        return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))
+    return valid

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.data.columns.labels import labels_of
-from trainer.data.columns.numeric import Numeric, read_number
+from trainer.data.columns.numeric import Numeric
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Source
 from trainer.spec.dataset import Label, parse_rule
@@ -63,7 +63,7 @@ def test_numbers_with_commas_say_what_to_write(value, tmp_path):
     with pytest.raises(
         DataError, match=r"row 1: feature 'price' is .*write a point before the fraction .*: 2\.5, 1234"
     ):
-        read_number(Numeric("price", "y", "none", "mean"), chunk_of(tmp_path, ["1", value]))
+        Numeric("price", "y", "none", "mean").read(chunk_of(tmp_path, ["1", value]))
 
 
 @pytest.mark.parametrize(("values", "labels"), [(["0", "1", "1"], [0, 1, 1]), (["0.0", "1.0"], [0, 1])])

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.columns import values
+from trainer.data.columns.ids import ListColumn
 from trainer.data.columns.row_encoder import RowEncoder
 from trainer.data.columns.text_lists import split
-from trainer.data.columns.vectors import Vector, read_vectors, require_lists, vector_problems
+from trainer.data.columns.vectors import Vector, require_lists, vector_problems
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.infer import propose
@@ -225,7 +226,7 @@ def test_of_a_joined_list_one_is_taken(tags, tmp_path):
     pq.write_table(pa.table({"item": ["i0"], "tags": [tags]}), tmp_path / "items.parquet")
     for take, one in (("last", "b"), ("first", "a")):
         join = Join(uri="items.parquet", on="item", column="tags", take=take)
-        table = JoinTable(join, str(tmp_path / "items.parquet"), is_list=True)
+        table = JoinTable(join, str(tmp_path / "items.parquet"), ListColumn(join.column, "tags"))
         assert table.ids(table.positions(pa.array(["i0"]), ""))[0].to_pylist() == [one]
 
 
@@ -291,4 +292,4 @@ def test_vectors_are_text_too(tmp_path):
     write(columns_of(["[0.5, 1.0]", "[2, 3.5]", "[1.5, -1]"]), tmp_path / "rows.csv")
     assert propose(tmp_path / "rows.csv").document["features"]["tags"] == {"type": "vector", "dim": 2}
     (chunk,) = Source(str(tmp_path / "rows.csv")).stream(["tags"])
-    assert read_vectors(Vector("tags", "tags", 2), chunk).tolist() == [[0.5, 1.0], [2.0, 3.5], [1.5, -1.0]]
+    assert Vector("tags", "tags", 2).read(chunk).tolist() == [[0.5, 1.0], [2.0, 3.5], [1.5, -1.0]]

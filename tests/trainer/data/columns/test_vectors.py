@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.data.conftest import click_table
-from trainer.data.columns.vectors import Vector, arranged, read_vectors, require_lists, vector_problems
+from trainer.data.columns.vectors import Vector, arranged, require_lists, vector_problems
 from trainer.data.errors import DataError
 from trainer.data.prepare.preparation import prepare
 from trainer.data.sources.source import Source
@@ -63,7 +63,7 @@ def test_columns_that_hold_no_such_vectors_are_refused(type_, message):
 def test_normalized_vectors_have_length_1_and_zeros_stay(tmp_path):
     pq.write_table(pa.table({"v": [[3.0, 4.0], None, [0.0, 0.0], [1e30, 0.0]]}), tmp_path / "rows.parquet")
     (chunk,) = Source(str(tmp_path / "rows.parquet")).stream(["v"])
-    found = read_vectors(Vector("v", "v", 2, normalize=True), chunk)
+    found = Vector("v", "v", 2, normalize=True).read(chunk)
     np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0], [0, 0], [1, 0]], rtol=1e-6)
 
 

@@ -37,6 +37,7 @@ class Case:
     strings: bool = True
     vectors: bool = False
     filtered: bool = False
+    calendar: bool = False
     num_rows: int = 150
     seed: int = 0
 
@@ -71,6 +72,9 @@ def write_rows(case: Case, folder: Path) -> None:
         for row in rng.choice(count, 5):
             prices[row] = float("inf")
         columns["price"] = pa.array(prices, pa.float64())
+    if case.calendar:
+        at = rng.integers(1_600_000_000, 1_700_000_000, count)
+        columns["at"] = pa.array(at, pa.timestamp("s", "UTC"), mask=rng.random(count) < 0.05)
     table = pa.table(columns)
     (folder / "rows").mkdir(parents=True)
     for part, rows in (("a", table.slice(0, count // 3)), ("b", table.slice(count // 3))):
@@ -97,6 +101,9 @@ def specs(case: Case, folder: Path) -> tuple[DatasetSpec, JobSpec]:
         if case.history:
             derive = {"previous": "item", "by": "user", "order": "ts", "length": 3, "min_length": 1}
             features["history"] = {"type": "id_list", "derive": derive, "shares": "item"}
+        if case.calendar:
+            features["hour"] = {"type": "id", "column": "at", "calendar": "hour"}
+            features["weekday"] = {"type": "id", "column": "at", "calendar": "weekday"}
         if case.has_lists:
             features["tags"] = {"type": "id_list"} | ({"weights": "w"} if case.weighted else {})
         if case.has_lists and case.vectors:

@@ -188,3 +188,12 @@ def test_ids_of_an_integer_table_that_cannot_be_read_as_such(good, bad, tmp_path
     data = prepare(*specs(tmp_path / "rows.parquet", 0.1, features=features), tmp_path / "run" / "data")
     assert data.bad_rows == {"no integer id": 1}
     assert sum(data.num_examples.values()) == 49
+
+
+def test_a_text_in_brackets_is_no_broken_list(tmp_path):
+    rows = pq.read_table(write(tmp_path / "rows.parquet")).slice(100)
+    titles = ["[new] red shoes [sale]", "[two words]", "a|b", None] * 25
+    pq.write_table(rows.append_column("title", pa.array(titles)), tmp_path / "rows.parquet")
+    features = {"user": {"type": "id"}, "item": {"type": "id"}, "title": {"type": "text"}}
+    data = prepare(*specs(tmp_path / "rows.parquet", 0.0, features=features), tmp_path / "data")
+    assert sum(data.num_examples.values()) == 100

@@ -27,8 +27,8 @@ from trainer.data.prepare.by_tasks import assembly, stages, tasks
 from trainer.data.prepare.by_tasks.assembly import forget_parts
 from trainer.data.prepare.by_tasks.stages import perform
 from trainer.data.prepare.by_tasks.tasks import Setting, Task
+from trainer.data.prepare.encode import Span, cut_spans
 from trainer.data.prepare.preparation import prepare
-from trainer.data.prepare.spans import Span, cut_spans
 from trainer.data.sources.source import Source
 from trainer.launch.driver import execute
 from trainer.runs.directory import TASK_RESULTS
@@ -116,7 +116,14 @@ CASES = st.builds(
 
 
 EVERYTHING = Case(
-    history=False, split="time", bad_rows=True, warm_start=True, vectors=True, filtered=True, num_rows=200
+    history=False,
+    split="time",
+    bad_rows=True,
+    warm_start=True,
+    vectors=True,
+    filtered=True,
+    calendar=True,
+    num_rows=200,
 )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.prepare.history import PreviousValues
+from trainer.data.columns.histories import PreviousValues
 from trainer.data.prepare.split import TEST, TRAIN, VALIDATION, by_time, per_user_last, random_split
 from trainer.spec import Split
 

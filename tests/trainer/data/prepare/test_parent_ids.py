@@ -11,7 +11,7 @@ import pytest
 from trainer.data.columns.dynamic_ids import IdMap, grow
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.errors import DataError
-from trainer.data.prepare.parent_ids import check_parent_ids
+from trainer.data.prepare.table_rows import check_parent_ids
 
 BRANDS, CATEGORIES = ([f"{kind}{number:02d}" for number in range(30)] for kind in ("brand", "kind"))
 

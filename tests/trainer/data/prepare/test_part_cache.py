@@ -138,7 +138,7 @@ def test_rows_that_changed_are_read_from_the_beginning(rows):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["numeric-0", "parts.json"])
+@pytest.mark.parametrize("name", ["value-0", "parts.json"])
 def test_parts_that_are_not_what_was_saved_are_read_again(name, rows):
     expected = prepared_bytes(CASE, rows, 1)
     directory = rows / "killed" / "data"
@@ -163,7 +163,7 @@ def test_a_bit_that_flipped_is_found_and_all_is_read_again(death, rows):
     killed = rows / "killed" / "data"
     kill(CASE, rows, killed, death)
     kept = sorted(path.name for path in (killed.parent / DATA_PARTS).iterdir() if path.stat().st_size)
-    assert {"parts.json", "labels", "bad-rows-0", "numeric-0", "table-0.places"} <= {*kept}
+    assert {"parts.json", "bad-rows-0", "table-0.places", *(f"value-{number}" for number in range(4))} <= {*kept}
     coded = [name for name in kept if name.endswith(".coded")]
     assert bool(coded) == (death[0] is CodedColumn)
     for name in [*coded, f"{coded[0]}.crc32"] if coded else kept:
@@ -181,7 +181,7 @@ def test_what_was_written_after_the_last_save_may_be_anything(rows):
     directory = rows / "killed" / "data"
     kill(CASE, rows, directory, (PartCache, "save", 2))
     for path in (directory.parent / DATA_PARTS).iterdir():
-        if path.name.partition("-")[0] in ("numeric", "column", "table"):
+        if path.name.partition("-")[0] in ("value", "column", "table"):
             path.write_bytes(path.read_bytes() + b"torn")
     found, said = finished(CASE, rows, directory)
     assert found == prepared_bytes(CASE, rows, 1)

@@ -16,15 +16,16 @@ import numpy.typing as npt
 from trainer.data.columns.dynamic_ids import GrownTable, IdMap
 from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.numeric import Numeric, numeric_of
+from trainer.data.columns.orders import order_name
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABELS, OFFSET, VALUE, map_array
+from trainer.data.prepare.arrays import CODE, LABELS, OFFSET, map_array
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks import stages
-from trainer.data.prepare.by_tasks.encoded_files import open_ids, order_file
+from trainer.data.prepare.by_tasks.encoded_files import open_ids
 from trainer.data.prepare.by_tasks.tasks import PARTS, Desk, Hosts, Setting, Task, TaskRunner
-from trainer.data.prepare.encode import Encoded, check_order, check_rows
+from trainer.data.prepare.encode import SPAN_ROWS, Encoded, Span, check_order, check_rows, cut_spans
 from trainer.data.prepare.examples import AllRows, limits_by_time
 from trainer.data.prepare.fingerprint import WarmStart, files_of
 from trainer.data.prepare.join_matches import JoinMatches
@@ -33,7 +34,6 @@ from trainer.data.prepare.numbers import inherited_numeric
 from trainer.data.prepare.part_cache import VERSION
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
-from trainer.data.prepare.spans import SPAN_ROWS, Span, cut_spans
 from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits
 from trainer.data.prepare.table_rows import tell_unknown
 from trainer.data.prepare.workers import Workers
@@ -237,7 +237,9 @@ class Assembly:
 
     def _all_rows(self, desk: Desk, counted: Sequence[dict[str, Any]], spans: Sequence[int]) -> AllRows:
         plan, split = self._plan, self._plan.job.evaluation.split
-        types = {column: {counted[number]["orders"][column] for number in spans} for column in plan.order_columns}
+        types = {
+            column: {counted[number]["types"][order_name(column)] for number in spans} for column in plan.order_columns
+        }
         for column, found in types.items():
             if len(found) > 1:
                 raise DataError(
@@ -250,7 +252,7 @@ class Assembly:
             return AllRows(names_validation=names_validation)
         assert plan.dataset.ordering is not None
         (dtype,) = types[plan.dataset.ordering]
-        name = order_file(Path(), plan.order_columns.index(plan.dataset.ordering)).name
+        name = plan.value_file(order_name(plan.dataset.ordering))
         orders = [map_array(desk.fetch(f"read-{number:05d}", [name]) / name, dtype) for number in spans]
         order = np.concatenate(orders)
         check_order(plan, plan.dataset.ordering, order)
@@ -326,17 +328,12 @@ class Assembly:
             domain: Codes(open_ids(desk.fetch(f"table-{number:05d}", [stages.IDS]) / stages.IDS))
             for number, domain in enumerate(plan.kinds)
         }
-        samples = []
-        for number in range(len(plan.numeric)):
-            file = f"sample-{number}.bin"
-            found = [map_array(desk.fetch(f"split-{span:05d}", [file]) / file, np.float64) for span in spans]
-            samples.append(np.concatenate(found))
-        vectors = {}
-        for number, vector in enumerate(plan.row_vectors):
-            file = f"vector-sample-{number}.bin"
-            found = [map_array(desk.fetch(f"split-{span:05d}", [file]) / file, VALUE) for span in spans]
-            vectors[vector.name] = np.concatenate(found).reshape(-1, vector.dim)
-        return Encoded(num_rows, codes, {}, {}, None, None, {}, None, {}, tuple(samples), vectors)
+        samples = {}
+        for one in (*plan.numeric, *plan.row_vectors):
+            file = stages.sample_file(one.name)
+            found = [map_array(desk.fetch(f"split-{span:05d}", [file]) / file, one.dtype) for span in spans]
+            samples[one.name] = np.concatenate(found).reshape(-1, *one.shape)
+        return Encoded(num_rows, codes, {}, samples)
 
 
 def _append(source: Path, target: Path) -> None:

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.labels import label_dtype
 from trainer.data.columns.vocabulary import Codes
-from trainer.data.prepare.arrays import CODE, LABEL, OFFSET, VALUE, map_array
+from trainer.data.prepare.arrays import CODE, OFFSET, map_array
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
 from trainer.storage.shared_directory import link_or_copy
@@ -22,11 +21,6 @@ from trainer.storage.shared_directory import link_or_copy
 def ids_file(folder: Path, domain: int) -> Path:
     """Return the file of the distinct ids of a domain, by its number among ``plan.kinds``."""
     return folder / f"ids-{domain}.arrow"
-
-
-def order_file(folder: Path, column: int) -> Path:
-    """Return the file of an order of rows, by its number among ``plan.order_columns``."""
-    return folder / f"order-{column}.bin"
 
 
 def write_ids(path: Path, ids: pa.Array) -> None:
@@ -42,7 +36,7 @@ def open_ids(path: Path) -> pa.Array:
 
 
 def write_encoded(plan: DataPlan, encoded: Encoded, folder: Path) -> dict[str, str]:
-    """Write the files of :func:`open_encoded`, memory-mapped ones as links; return the types of orders by column."""
+    """Write the files of :func:`open_encoded`, memory-mapped ones as links; return the types of values by name."""
     for number, domain in enumerate(plan.kinds):
         write_ids(ids_file(folder, number), encoded.codes[domain].ids)
     for name, array in _arrays(plan, encoded):
@@ -50,17 +44,17 @@ def write_encoded(plan: DataPlan, encoded: Encoded, folder: Path) -> dict[str, s
             link_or_copy(Path(array.filename), folder / name)
         else:
             array.tofile(folder / name)
-    return {column: array.dtype.str for column, array in encoded.orders.items()}
+    return {name: array.dtype.str for name, array in encoded.values.items()}
 
 
-def open_encoded(plan: DataPlan, folder: Path, num_rows: int, orders: dict[str, str]) -> Encoded:
+def open_encoded(plan: DataPlan, folder: Path, num_rows: int, types: dict[str, str]) -> Encoded:
     """Return encoded rows, memory-mapped.
 
     Args:
         plan: of the rows.
         folder: of :func:`write_encoded`.
         num_rows: how many there are.
-        orders: what :func:`write_encoded` returned.
+        types: what :func:`write_encoded` returned.
     """
     columns: dict[Any, Any] = {}
     for number, use in enumerate(plan.uses):
@@ -69,28 +63,14 @@ def open_encoded(plan: DataPlan, folder: Path, num_rows: int, orders: dict[str, 
             columns[use] = Jagged(values, map_array(folder / f"column-{number}.offsets", OFFSET))
         else:
             columns[use] = map_array(folder / f"column-{number}", CODE)
-    labels: npt.NDArray[Any] | None = None
-    if plan.dataset.negatives is None:
-        labels = map_array(folder / "labels", label_dtype(plan.dataset))
-        labels = labels.reshape(-1, len(plan.tasks)) if plan.tasks else labels
     return Encoded(
         num_rows,
         {domain: Codes(open_ids(ids_file(folder, number))) for number, domain in enumerate(plan.kinds)},
         columns,
-        {name: map_array(folder / f"joined-{number}", CODE) for number, name in enumerate(plan.joins)},
-        labels,
-        map_array(folder / "row-weights", VALUE) if plan.dataset.weight is not None else None,
-        {name: map_array(order_file(folder, plan.order_columns.index(name)), dtype) for name, dtype in orders.items()},
-        map_array(folder / "sides", LABEL) if plan.job.evaluation.split.column is not None else None,
         {
-            use: map_array(folder / f"weights-{number}", VALUE)
-            for number, use in enumerate(plan.uses)
-            if use.weights is not None
-        },
-        tuple(map_array(folder / f"numeric-{number}", np.float64) for number in range(len(plan.numeric))),
-        {
-            one.name: map_array(folder / f"vector-{number}", VALUE).reshape(-1, one.dim)
-            for number, one in enumerate(plan.row_vectors)
+            one.name: map_array(folder / plan.value_file(one.name), types[one.name]).reshape(-1, *one.shape)
+            for one in plan.values
+            if one.name in types
         },
     )
 
@@ -103,17 +83,5 @@ def _arrays(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, npt.NDArray
             yield f"column-{number}.offsets", column.offsets
         else:
             yield f"column-{number}", column
-        if use in encoded.weights:
-            yield f"weights-{number}", encoded.weights[use]
-    for number, name in enumerate(plan.joins):
-        yield f"joined-{number}", encoded.joined[name]
-    for name, order in encoded.orders.items():
-        yield order_file(Path(), plan.order_columns.index(name)).name, order
-    for number, numbers in enumerate(encoded.numeric):
-        yield f"numeric-{number}", numbers
-    for number, one in enumerate(plan.row_vectors):
-        yield f"vector-{number}", encoded.vectors[one.name]
-    others = {"labels": encoded.labels, "row-weights": encoded.row_weights, "sides": encoded.sides}
-    for name, array in others.items():
-        if array is not None:
-            yield name, array
+    for name, array in encoded.values.items():
+        yield plan.value_file(name), array

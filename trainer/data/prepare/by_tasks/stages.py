@@ -27,17 +27,17 @@ from trainer.data.columns.dynamic_ids import UNKNOWN_ROW, IdMap
 from trainer.data.columns.numeric import numeric_of
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.prepare import encode
-from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, VALUE, Appender, map_array, write_array
+from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, Appender, map_array, write_array
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, open_ids, write_encoded, write_ids
 from trainer.data.prepare.by_tasks.tasks import Desk, Setting, Task, planned, write_state
 from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
+from trainer.data.prepare.encode import Span
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
-from trainer.data.prepare.numbers import fit_numbers, raw_file, write_numbers
+from trainer.data.prepare.numbers import fit_numbers, write_numbers
 from trainer.data.prepare.part_cache import PartCache
 from trainer.data.prepare.plan import DataPlan
-from trainer.data.prepare.spans import Span
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
 from trainer.data.prepare.table_rows import finish_table, occurrences
 from trainer.data.prepare.workers import Workers
@@ -58,11 +58,11 @@ def read(desk: Desk, task: Task, out: Path) -> None:
     bad_rows = None if plan.dataset.max_bad_rows is None else BadRows(plan, desk.directory / BAD_ROWS, parts.folder)
     span = Span(tuple(start), tuple(stop))
     encoded, counted = encode.encode_span(plan, parts, desk.workers, bad_rows, span)
-    orders = write_encoded(plan, encoded, out)
+    types = write_encoded(plan, encoded, out)
     for number, path in enumerate([] if bad_rows is None else bad_rows.files()):
         link_or_copy(path, out / f"{BAD_ROWS}-{number}")
-    names_validation = encoded.sides is not None and bool((encoded.sides == VALIDATION).any())
-    write_state(out, counted | {"orders": orders, "names_validation": names_validation})
+    names_validation = plan.sides is not None and bool((encoded.values[plan.sides.name] == VALIDATION).any())
+    write_state(out, counted | {"types": types, "names_validation": names_validation})
 
 
 def split(desk: Desk, task: Task, out: Path) -> None:
@@ -75,7 +75,7 @@ def split(desk: Desk, task: Task, out: Path) -> None:
     asked = task.arguments
     name = f"read-{task.number:05d}"
     folder, state = desk.fetch(name), desk.state(name)
-    encoded = open_encoded(plan, folder, state["num_rows"], state["orders"])
+    encoded = open_encoded(plan, folder, state["num_rows"], state["types"])
     limits = None if asked["time_limits"] is None else TimeLimits(*asked["time_limits"])
     first_row: int = asked["first_row"]
     writers = {side: SplitWriter(out / side, plan) for side in SPLIT_NAMES}
@@ -92,11 +92,9 @@ def split(desk: Desk, task: Task, out: Path) -> None:
     for number, domain in enumerate(plan.kinds):
         counts = occurrences(plan, domain, out / "train", len(encoded.codes[domain].ids))
         write_array(out / f"counts-{number}.bin", counts, OFFSET)
-    for number, numbers in enumerate(encoded.numeric):
-        write_array(out / f"sample-{number}.bin", _sample(numbers, first_row, asked["num_rows"]), np.float64)
-    for number, vector in enumerate(plan.row_vectors):
-        vectors = _sample(encoded.vectors[vector.name], first_row, asked["num_rows"])
-        write_array(out / f"vector-sample-{number}.bin", vectors.reshape(-1), VALUE)
+    for one in (*plan.numeric, *plan.row_vectors):
+        sample = _sample(encoded.values[one.name], first_row, asked["num_rows"])
+        write_array(out / sample_file(one.name), sample.reshape(-1), sample.dtype)
     write_state(
         out,
         {
@@ -151,7 +149,7 @@ def number(desk: Desk, task: Task, out: Path) -> None:
     """Find the statistics of a numeric feature over the training rows; ``task.arguments``: the numbers of the spans."""
     feature = desk.plan.all_numeric[task.number]
     whole = Appender(desk.directory / "whole", np.float64)
-    name = raw_file(Path("train"), feature).as_posix()
+    name = f"train/{feature.split_file}"
     for span in task.arguments:
         whole.append(map_array(desk.fetch(f"split-{span:05d}", [name]) / name, np.float64))
     whole.close()
@@ -182,6 +180,10 @@ def rows(desk: Desk, task: Task, out: Path) -> None:
     if numeric:
         write_numbers(numeric, out, desk.workers)
     write_state(out, {"unknown": unknown})
+
+
+def sample_file(feature: str) -> str:
+    return f"{feature}.sample.bin"
 
 
 def _sample(values: npt.NDArray[Any], first_row: int, num_rows: int) -> npt.NDArray[Any]:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from embeddings.outside_packages import load_all
 from trainer.data.sources.readers.base import Reader
-from trainer.data.sources.readers.csv import CsvReader
+from trainer.data.sources.readers.csv import CsvReader, TsvReader
 from trainer.data.sources.readers.feather import FeatherReader
 from trainer.data.sources.readers.json_lines import JsonLinesReader
-from trainer.data.sources.readers.orc import OrcReader
 from trainer.data.sources.readers.parquet import ParquetReader
-from trainer.data.sources.readers.tsv import TsvReader
+from trainer.data.sources.readers.scanned import OrcReader
 
 _OUTSIDE, BROKEN_READERS = load_all("evenkeel.readers")
 """Readers of other packages, and why a package's cannot be imported, by name."""

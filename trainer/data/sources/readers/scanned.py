@@ -39,3 +39,10 @@ class ScannedReader(Reader):
         if isinstance(path, Path):
             return scanner.make_fragment(str(path), pafs.LocalFileSystem())
         return scanner.make_fragment(opened(path))
+
+
+class OrcReader(ScannedReader):
+    name = "ORC"
+    suffixes = (".orc",)
+    remedy = "the file may be truncated or not ORC: write it again"
+    arrow_format = "OrcFileFormat"
