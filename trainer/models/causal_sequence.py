@@ -83,9 +83,7 @@ class CausalSequenceModel(NextItemModel):
         lengths = rows[ITEM].lengths()
         return terms.new_zeros(len(lengths)).index_add(0, owners(lengths), terms) / self.length
 
-    def _shared_loss(
-        self, states: Tensor, target: Tensor, negatives: Tensor, features: KeyedJaggedTensor
-    ) -> Tensor:
+    def _shared_loss(self, states: Tensor, target: Tensor, negatives: Tensor, features: KeyedJaggedTensor) -> Tensor:
         loss = RETRIEVAL[self.kind](self.loss_settings, self.num_items)
         if self.spec.compared_with == "all":
             return shared_loss(loss, states, target, Shared(negatives))

