@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -17,7 +16,7 @@ from trainer.models.layers.dropout import keep_mask
 from trainer.models.layers.length_groups import LengthGroup, length_groups, put_back
 from trainer.models.losses import sampled_loss
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
-from trainer.models.retrieval_losses import RETRIEVAL, Shared, shared_loss
+from trainer.models.retrieval_losses import RETRIEVAL, Shared, log_draw_probabilities, shared_loss
 from trainer.spec.models.sequences import PieceSpec
 
 if TYPE_CHECKING:
@@ -39,23 +38,18 @@ class CausalSequenceModel(NextItemModel):
     divided by ``length``, the most items that are read. ``dropout`` is applied at the subclass's places.
     """
 
-    log_q: Tensor | None = None
-    """Log of the probability that a shared negative is each row of the item table; None where it is one number."""
-
     def __init__(self, embeddings: nn.Module, spec: PieceSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         self.length, self.kind, self.seed, self.dropout = spec.length, spec.loss, inputs.seed, inputs.dropout
         self.spec, self.normalize, self.temperature = spec, spec.normalize, spec.temperature
-        self.num_items = 0
+        self.log_q, self.num_items = torch.zeros(0), 0
 
     def begin(self, data: PreparedData) -> None:
         """Count the items that can be drawn, and how likely each is to be a shared negative."""
-        counts = np.asarray(data.row_counts(data.keys[0].table)).astype(np.float64)
-        counts[:NUM_SPECIAL_ROWS] = 0.0
-        self.num_items = int((counts > 0).sum())
-        if self.spec.compared_with == "shared" and self.kind == "sampled_softmax" and self.spec.sampling != "uniform":
-            weights = counts if self.spec.sampling == "in_batch" else counts**self.spec.negative_power
-            self.log_q = torch.from_numpy(np.log(np.where(counts > 0, weights, 1.0) / weights[counts > 0].sum()))
+        counts = data.row_counts(data.keys[0].table)
+        self.num_items = int((counts[NUM_SPECIAL_ROWS:] > 0).sum())
+        if self.spec.compared_with == "shared" and self.kind == "sampled_softmax":
+            self.log_q = log_draw_probabilities(counts, self.spec.sampling, self.spec.negative_power)
 
     @abstractmethod
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
@@ -88,7 +82,7 @@ class CausalSequenceModel(NextItemModel):
         if self.spec.compared_with == "all":
             return shared_loss(loss, states, target, Shared(negatives))
         ids, target_ids, offsets = features[NEGATIVE].values(), features[TARGET].values(), None
-        if self.log_q is not None:
+        if len(self.log_q):
             log_q = self.log_q.to(ids.device, target.dtype)
             offsets, target = -log_q[ids], target - log_q[target_ids]
         return shared_loss(loss, states, target, Shared(negatives, ids, target_ids, offsets))

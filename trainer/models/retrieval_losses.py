@@ -10,10 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
+
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 
 SCORES_AT_ONCE = 1 << 18
 """Scores of a block, 1 MiB: they stay in the cache of a core between the products that make and read them, which are
@@ -128,6 +132,19 @@ RETRIEVAL: Mapping[str, Callable[[Mapping[str, Any], int], RetrievalLoss]] = {
 }
 """Losses of shared items by name: made from the fields of trainer.spec.losses.RetrievalSettings and the number of items
 that can be drawn."""
+
+
+def log_draw_probabilities(counts: npt.NDArray[np.integer], sampling: str, power: float) -> Tensor:
+    """Return log Q, Q the probability that a draw is each row of the item table; of rows without a count it is 0.
+
+    Of uniform draws, whose Q is one number, it is empty. ``sampling`` is ``negative_distribution`` of a job.
+    """
+    if sampling == "uniform":
+        return torch.zeros(0)
+    weights = np.where(counts > 0, counts.astype(np.float64) ** (power if sampling == "popularity" else 1.0), 0.0)
+    weights[:NUM_SPECIAL_ROWS] = 0.0
+    shares = weights / max(weights.sum(), 1.0)
+    return torch.from_numpy(np.log(shares, out=np.zeros(len(shares)), where=shares > 0))
 
 
 class Shared(NamedTuple):

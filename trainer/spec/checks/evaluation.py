@@ -43,12 +43,12 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     elif spec.model.is_softmax_of_batch and spec.micro_batches > 1:
         yield FieldProblem(
             "micro_batches",
-            "sampled_softmax takes its negatives from the whole batch",
+            f"{loss} takes its negatives from the whole batch",
             "use 1, or a smaller batch_size",
         )
     elif spec.model.is_softmax_of_batch and spec.regularizers.label_smoothing:
         yield FieldProblem(
-            "regularizers.label_smoothing", "sampled_softmax of two_tower has no class labels to smooth", "leave it 0"
+            "regularizers.label_smoothing", f"{loss} of {kind} has no class labels to smooth", "leave it 0"
         )
     for owner, name in ((owner, name) for owner, one in LOSSES.items() for name in one.settings.values()):
         field = type(spec.model).model_fields.get(name)
