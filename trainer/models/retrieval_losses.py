@@ -18,12 +18,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
 
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.sizing.memory import LEAST_TARGETS, SHARED_SCORES
 
-SCORES_AT_ONCE = 1 << 18
+SCORES_AT_ONCE = SHARED_SCORES
 """Scores of a block, 1 MiB: they stay in the cache of a core between the products that make and read them, which are
-twice as fast as with 4 MiB (3,418 items, dimension 64, AVX2)."""
-LEAST_TARGETS = 64
-"""Fewest targets of a block: of fewer, reading all items takes longer than the products."""
+twice as fast as with 4 MiB (3,418 items, dimension 64, AVX2). Of fewer than LEAST_TARGETS targets, reading all items
+takes longer than the products."""
 
 
 class Terms(NamedTuple):

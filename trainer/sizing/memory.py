@@ -48,6 +48,9 @@ EVALUATION_BATCH_SIZE = 8192
 # Rankings of all items score so many at once, of so many users (trainer.evaluation.full_ranking).
 RANKED_SCORES = 1 << 24
 RANKED_USERS = 1024
+# Losses of shared items make so many scores at once, of at least so many targets (trainer.models.retrieval_losses).
+SHARED_SCORES = 1 << 18
+LEAST_TARGETS = 64
 # Output, exchanged partial sums, gradient, and the copies of it that are sent: of float32 blocks [batch, dim].
 BLOCKS_PER_FEATURE = 4
 # Ids as they come, swapped, with weights, and as rows, places and order of the update.
@@ -162,7 +165,9 @@ def sequence_ids(job: JobSpec) -> dict[str, float]:
     if not isinstance(model, SequenceSpec):
         return {}
     read, targets = model.ids_in_example
-    return {"item": float(read), "item__target": float(targets), "item__negative": float(targets * model.num_negatives)}
+    # Shared ones are of a batch, not of an example (_shared_items).
+    negatives = targets * model.num_negatives if model.compared_with == "own" else 0
+    return {"item": float(read), "item__target": float(targets), "item__negative": float(negatives)}
 
 
 def rank_memory(
@@ -217,6 +222,7 @@ def rank_memory(
         items, users = rows.get("item", 0), rows.get("user", 0)
         block = min(RANKED_SCORES, min(RANKED_USERS, users) * items)
         batches += (2 * items * (job.model.embedding_dim + 1) + 3 * block) * FLOAT_BYTES
+    batches += _shared_items(job, rows)
 
     exchange = 0
     if workers > 1 and not on_gpu:
@@ -296,6 +302,15 @@ def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
 def _graph_bytes(num_rows: int, num_edges: int) -> int:
     # Edges count in both directions, and there is a threshold for each degree.
     return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
+
+
+def _shared_items(job: JobSpec, rows: Mapping[str, int]) -> int:
+    """Return the bytes of what all targets of a batch share: rows, their copies and gradients, a block of scores."""
+    if not isinstance(job.model, SequenceSpec) or job.model.compared_with == "own":
+        return 0
+    items = rows.get("item", 0) if job.model.compared_with == "all" else job.model.num_negatives
+    block = max(SHARED_SCORES, LEAST_TARGETS * items)
+    return ((BLOCKS_PER_FEATURE + 2) * items * job.model.embedding_dim + 2 * block) * FLOAT_BYTES
 
 
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape | None = None) -> ModelSize:
