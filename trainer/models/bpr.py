@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +37,8 @@ class BPR(RankingModel):
     """
 
     targets = (ITEM, NEGATIVE)
+    has_bias = True
+    """True if the last column of an item's row is b_i."""
 
     def __init__(self, embeddings: nn.Module, spec: BPRSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
@@ -62,7 +65,7 @@ class BPR(RankingModel):
         return -logsigmoid(positive - negative)
 
     def _shared_loss(self, batch: Batch) -> Tensor:
-        blocks = self.embeddings(batch.features).to_dict()
+        blocks = self.looked_up(batch.features)
         user, item = self._user(blocks[USER]), self._item(blocks[ITEM])
         negatives = of_all_ranks(self._item(blocks[NEGATIVE]), batch.global_size)
         ids, target_ids = (batch.features[name].values() for name in (NEGATIVE, ITEM))
@@ -75,22 +78,29 @@ class BPR(RankingModel):
         return shared_loss(loss, user, target, Shared(negatives, ids, target_ids, offsets))
 
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
-        return self._user(self.embeddings(features).to_dict()[USER])
+        return self._user(self.looked_up(features)[USER])
 
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        return self._item(self.embeddings(features).to_dict()[ITEM])
+        return self._item(self.looked_up(features)[ITEM])
+
+    def looked_up(self, features: KeyedJaggedTensor) -> Mapping[str, Tensor]:
+        """Return by feature what stands for its ids, [b, columns]."""
+        blocks: Mapping[str, Tensor] = self.embeddings(features).to_dict()
+        return blocks
 
     def _user(self, rows: Tensor) -> Tensor:
         if self.spec.normalize:
             return normalize(rows, dim=1) / self.spec.temperature
+        if not self.has_bias:
+            return rows / self.spec.temperature
         return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1) / self.spec.temperature
 
     def _item(self, rows: Tensor) -> Tensor:
         return normalize(rows[:, : self.dim], dim=1) if self.spec.normalize else rows
 
     def _scores(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        blocks = self.embeddings(features).to_dict()
-        if self.spec.normalize:
+        blocks = self.looked_up(features)
+        if self.spec.normalize or not self.has_bias:
             user = self._user(blocks[USER])
             positive, negative = ((user * self._item(blocks[name])).sum(1) for name in (ITEM, NEGATIVE))
             return positive, negative

@@ -80,6 +80,30 @@ class BPRSpec(PairSpec, DrawingSpec, RetrievalSettings):
         return self.embedding_dim + 1 if table == "item" else self.embedding_dim
 
 
+class LightGCNSpec(BPRSpec):
+    """Rows of users and items, smoothed over who had what in training (He et al., LightGCN, SIGIR 2020).
+
+    ``layers``: propagations. All losses of bpr; a step propagates over all users and items, on one rank.
+    """
+
+    kind: Literal["lightgcn"]
+    layers: int = later(3, ge=1, le=16)
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        yield from super().problems(job)
+        if job.resources.num_workers > 1:
+            why = "lightgcn propagates over whole tables, which several ranks would split"
+            yield FieldProblem("resources.num_workers", why, "use 1")
+        if job.publish is not None:
+            why = "vectors of lightgcn are propagated ones, which no table has"
+            yield FieldProblem("publish", why, "leave it out, or use bpr")
+        if job.sse:
+            yield FieldProblem("sse", "lightgcn looks up every row in each step, not those of a batch", "leave it out")
+
+    def table_columns(self, table: str) -> int:
+        return self.embedding_dim
+
+
 class MFSpec(PairSpec):
     """Matrix factorization (Koren, Bell and Volinsky, 2009), with biases or as the product alone.
 
