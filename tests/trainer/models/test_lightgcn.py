@@ -14,7 +14,6 @@ from trainer.launch.on_host import single_rank_group
 from trainer.models.lightgcn import normalized_graph
 from trainer.spec import SpecError, parse_dataset, parse_job
 
-
 CONTRASTIVE = {"loss": "cosine_contrastive", "normalize": True, "margin": 0.0, "negative_weight": 2.0}
 
 
