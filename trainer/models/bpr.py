@@ -13,7 +13,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.models.base import ModelInputs, RankingModel
 from trainer.models.losses import of_all_ranks
 from trainer.models.retrieval_losses import RETRIEVAL, Shared, log_draw_probabilities, shared_loss
-from trainer.spec.models.pairs import BPRSpec
+from trainer.spec.models.pairs import PartnerSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
@@ -40,7 +40,7 @@ class BPR(RankingModel):
     has_bias = True
     """True if the last column of an item's row is b_i."""
 
-    def __init__(self, embeddings: nn.Module, spec: BPRSpec, inputs: ModelInputs):
+    def __init__(self, embeddings: nn.Module, spec: PartnerSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         missing = {USER, ITEM, NEGATIVE} - set(self.features)
         if missing:

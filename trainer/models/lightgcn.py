@@ -44,7 +44,7 @@ class LightGCN(BPR):
     def begin(self, data: PreparedData) -> None:
         super().begin(data)
         keys = {key.name: key for key in data.keys}
-        self._sizes = tuple(data.tables[keys[name].table].num_rows for name in (USER, ITEM))
+        self._sizes = data.tables[keys[USER].table].num_rows, data.tables[keys[ITEM].table].num_rows
         users, items = (np.asarray(data.column("train", keys[name])).astype(np.int64) for name in (USER, ITEM))
         known = (np.asarray(data.labels("train")) == 1) & (users >= NUM_SPECIAL_ROWS) & (items >= NUM_SPECIAL_ROWS)
         self._graph = normalized_graph(users[known], items[known], *self._sizes)

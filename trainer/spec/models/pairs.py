@@ -42,14 +42,12 @@ class PairSpec(ModelSpec):
         yield from super().fit_problems(job, dataset)
 
 
-class BPRSpec(PairSpec, DrawingSpec, RetrievalSettings):
+class PartnerSpec(PairSpec, DrawingSpec, RetrievalSettings):
     """Trained on pairs of an item that a user had and one that is drawn (Rendle et al., UAI 2009).
 
     With ``share_negatives``, and by losses other than bpr, each example is compared with the drawn items of all
     examples of the batch: there are ``batch_size`` of them.
     """
-
-    kind: Literal["bpr"]
 
     draws_partner = True
 
@@ -76,11 +74,17 @@ class BPRSpec(PairSpec, DrawingSpec, RetrievalSettings):
         if self.loss == "cosine_contrastive" and not self.normalize:
             yield FieldProblem("model.normalize", "cosine_contrastive is of cosines", "set normalize: true")
 
+
+class BPRSpec(PartnerSpec):
+    """Products of rows, and a bias of each item."""
+
+    kind: Literal["bpr"]
+
     def table_columns(self, table: str) -> int:
         return self.embedding_dim + 1 if table == "item" else self.embedding_dim
 
 
-class LightGCNSpec(BPRSpec):
+class LightGCNSpec(PartnerSpec):
     """Rows of users and items, smoothed over who had what in training (He et al., LightGCN, SIGIR 2020).
 
     ``layers``: propagations. All losses of bpr; a step propagates over all users and items, on one rank.
