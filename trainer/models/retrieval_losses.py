@@ -18,12 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
 
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
-from trainer.sizing.memory import LEAST_TARGETS, SHARED_SCORES
-
-SCORES_AT_ONCE = SHARED_SCORES
-"""Scores of a block, 1 MiB: they stay in the cache of a core between the products that make and read them, which are
-twice as fast as with 4 MiB (3,418 items, dimension 64, AVX2). Of fewer than LEAST_TARGETS targets, reading all items
-takes longer than the products."""
+from trainer.spec.losses import LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE
 
 
 class Terms(NamedTuple):
@@ -213,7 +208,7 @@ class _InBlocks(torch.autograd.Function):
 
 def _blocks(queries: Tensor, rows: Tensor, shared: Shared):  # type: ignore[no-untyped-def]
     """Yield (slice of the targets, their scores of all shared items) for one block of targets after another."""
-    size = max(LEAST_TARGETS, SCORES_AT_ONCE // max(1, len(rows)))
+    size = max(LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE // max(1, len(rows)))
     for start in range(0, len(queries), size):
         block = slice(start, start + size)
         scores = queries[block] @ rows.T

@@ -20,6 +20,7 @@ from trainer.data.one_pass.windows import WINDOW_ROWS
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
+from trainer.spec.losses import LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE
 from trainer.spec.models.sequences import SequenceSpec
 from trainer.spec.models.several_labels import SeveralLabelsSpec
 from trainer.spec.models.size import ModelSize
@@ -48,9 +49,6 @@ EVALUATION_BATCH_SIZE = 8192
 # Rankings of all items score so many at once, of so many users (trainer.evaluation.full_ranking).
 RANKED_SCORES = 1 << 24
 RANKED_USERS = 1024
-# Losses of shared items make so many scores at once, of at least so many targets (trainer.models.retrieval_losses).
-SHARED_SCORES = 1 << 18
-LEAST_TARGETS = 64
 # Output, exchanged partial sums, gradient, and the copies of it that are sent: of float32 blocks [batch, dim].
 BLOCKS_PER_FEATURE = 4
 # Ids as they come, swapped, with weights, and as rows, places and order of the update.
@@ -309,7 +307,7 @@ def _shared_items(job: JobSpec, rows: Mapping[str, int]) -> int:
     if not isinstance(job.model, SequenceSpec) or job.model.compared_with == "own":
         return 0
     items = rows.get("item", 0) if job.model.compared_with == "all" else job.model.num_negatives
-    block = max(SHARED_SCORES, LEAST_TARGETS * items)
+    block = max(SCORES_AT_ONCE, LEAST_TARGETS_AT_ONCE * items)
     return ((BLOCKS_PER_FEATURE + 2) * items * job.model.embedding_dim + 2 * block) * FLOAT_BYTES
 
 

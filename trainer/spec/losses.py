@@ -20,6 +20,13 @@ class LossSettings(Spec):
     focal_alpha: Annotated[float | None, May.DIFFER_ON_WARM_START] = later(0.25, gt=0.0, lt=1.0)
 
 
+SCORES_AT_ONCE = 1 << 18
+"""Scores that losses of shared items make at a time, 1 MiB: they stay in the cache of a core between the products that
+make and read them, which are twice as fast as with 4 MiB (3,418 items, dimension 64, AVX2)."""
+LEAST_TARGETS_AT_ONCE = 64
+"""Fewest targets of such a block: of fewer, reading all items takes longer than the products."""
+
+
 class RetrievalSettings(Spec):
     """Settings of losses of a target among other items.
 

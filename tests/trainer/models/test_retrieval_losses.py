@@ -50,7 +50,7 @@ def drawn(num_targets: int = 5):
 def blocks(request, monkeypatch):
     """All scores at once, and two targets at a time."""
     monkeypatch.setattr(retrieval_losses, "SCORES_AT_ONCE", request.param)
-    monkeypatch.setattr(retrieval_losses, "LEAST_TARGETS", 1)
+    monkeypatch.setattr(retrieval_losses, "LEAST_TARGETS_AT_ONCE", 1)
 
 
 @pytest.mark.usefixtures("blocks")
