@@ -357,7 +357,7 @@ class Trainer:
         self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count, **known})
         self.position.loss_sum, self.position.loss_count = 0.0, 0
         sample_users = self.job.evaluation.sample_users
-        for split in self.splits if sample_users is None else self.splits[:1]:
+        for split in self.splits if sample_users is None else set(self.splits) & {"validation"}:
             self._metric({"epoch": epoch, "split": split, **self.evaluate(split, sample_users)})
         self.position.evaluated = epoch
         self.position.calibration = self.evaluator.calibration.as_json()
