@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.models.base import ModelInputs
-from trainer.models.layers.dropout import keep_mask
+from trainer.models.layers.dropout import Dropped, keep_mask
 from trainer.models.layers.length_groups import LengthGroup, length_groups, put_back
 from trainer.models.losses import sampled_loss
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
@@ -127,7 +127,8 @@ class CausalSequenceModel(NextItemModel):
 
         def drop(x: Tensor, site: int) -> Tensor:
             keep = keep_mask(positions, drawn, self.dim, self.dropout, seed=self.seed, step=step, site=site)
-            return x * (keep.to(x.dtype) * (1.0 / (1.0 - self.dropout)))
+            dropped: Tensor = Dropped.apply(x, keep, 1.0 / (1.0 - self.dropout))
+            return dropped
 
         return drop
 
