@@ -355,8 +355,8 @@ class Trainer:
             self._metric(figures)
         known = self.evaluate("train") if self.job.evaluation.training else {}
         self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count, **known})
-        self.position.loss_sum, self.position.loss_count = 0.0, 0
         sample_users = self.job.evaluation.sample_users
+        self.position.loss_sum, self.position.loss_count = 0.0, 0
         for split in self.splits if sample_users is None else set(self.splits) & {"validation"}:
             self._metric({"epoch": epoch, "split": split, **self.evaluate(split, sample_users)})
         self.position.evaluated = epoch
