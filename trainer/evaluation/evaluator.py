@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from embeddings.sharding.exchange.collectives import all_reduce
 from trainer.data.batches.order import rank_slice
-from trainer.data.batches.sequence_batches import MAX_BATCH
+from trainer.data.batches.sequence_batches import MAX_BATCH, NUM_EVALUATION_NEGATIVES, ranking_batches
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.full_ranking import Ranks, catalogue_ranks, single_bags
@@ -108,16 +108,20 @@ class Evaluator:
         self._batch_size = min(BATCH_SIZE, MAX_BATCH) if self._sequence else BATCH_SIZE
 
     @torch.no_grad()
-    def evaluate(self, split: str) -> dict[str, Any]:
+    def evaluate(self, split: str, sample_users: int | None = None) -> dict[str, Any]:
         """Return the figures asked for of the whole split on rank 0, {} elsewhere; a figure without a value is None.
 
         Of a job that calibrates its outputs those of calibrated probabilities too: evaluate validation rows before test
-        rows.
+        rows. ``sample_users``: about so many users are ranked; None: all.
         """
         rows = None if self._sequence else self._rows(split)
-        measured = self._next_items(split) if rows is None else self._measured(rows, self.data.num_examples[split])
+        measured = (
+            self._next_items(split, sample_users)
+            if rows is None
+            else self._measured(rows, self.data.num_examples[split])
+        )
         if ranks_catalogue(self.job):
-            measured |= self._ranked(split)
+            measured |= self._ranked(split, sample_users)
         shown = self._shown(measured)
         return shown if rows is None or not self.calibration.is_of(split) else shown | self._calibrated(split, rows)
 
@@ -227,12 +231,23 @@ class Evaluator:
         dist.gather_object(columns, everyone)
         return None if everyone is None else _concatenated(everyone)
 
-    def _evaluated(self, split: str) -> Iterator[tuple[npt.NDArray[np.int64], Batch, tuple[npt.NDArray[Any], ...]]]:
+    def _evaluated(
+        self, split: str, sample_users: int | None = None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], Batch, tuple[npt.NDArray[Any], ...]]]:
         """Yield (positions in the split, batch, what the model gives of it) of this rank's slice of every batch."""
         catalogue = self.model.catalogue(self.data, self.device)
-        for batch in self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size):
+        for batch in self._batches(split, sample_users):
             start = batch.step * self._batch_size + batch.sample_offset
             yield start + np.arange(len(batch)), batch, self._outputs(batch, catalogue)
+
+    def _batches(self, split: str, sample_users: int | None) -> Iterable[Batch]:
+        if not self._sequence:
+            return self.data.eval_batches(split, BATCH_SIZE, self.rank, self.world_size)
+        among_drawn = any((parts := ranking_parts(name)) is None or not parts[2] for name in self.metrics)
+        return ranking_batches(
+            self.data, split, BATCH_SIZE, self.rank, self.world_size,
+            sample=sample_users, num_negatives=NUM_EVALUATION_NEGATIVES if among_drawn else 0,
+        )  # fmt: skip
 
     def _outputs(self, batch: Batch, catalogue: Any) -> tuple[npt.NDArray[Any], ...]:
         known = batch if self._dynamic_rows is None else self._dynamic_rows.known(batch)
@@ -240,8 +255,8 @@ class Evaluator:
 
     # --- examples ranked alone ---------------------------------------------------------------------------------------
 
-    def _next_items(self, split: str) -> dict[str, Any]:
-        parts = [(positions, *outputs) for positions, _, outputs in self._evaluated(split)]
+    def _next_items(self, split: str, sample_users: int | None) -> dict[str, Any]:
+        parts = [(positions, *outputs) for positions, _, outputs in self._evaluated(split, sample_users)]
         columns = self._gathered([np.concatenate(part) for part in zip(*parts, strict=True)])
         if columns is None:
             return {}
@@ -254,13 +269,13 @@ class Evaluator:
 
     # --- all items ranked for each user ------------------------------------------------------------------------------
 
-    def _ranked(self, split: str) -> dict[str, Any]:
+    def _ranked(self, split: str, sample_users: int | None) -> dict[str, Any]:
         parts = [parts for name in self.metrics if (parts := ranking_parts(name)) is not None]
         ranks = catalogue_ranks(
             self.model, self.data, split,
             largest_k=max((k for _, k, full in parts if full and k is not None), default=1),
             sampled=any(not full for _, _, full in parts),
-            rank=self.rank, world_size=self.world_size, device=self.device,
+            rank=self.rank, world_size=self.world_size, device=self.device, max_users=sample_users,
         )  # fmt: skip
         names = [name for name in self.metrics if ranking_parts(name) is not None]
         if ranks is None:

@@ -167,14 +167,14 @@ class HeldOut:
 @torch.no_grad()
 def catalogue_ranks(
     model: RankingModel, data: PreparedData, split: str, *, largest_k: int, sampled: bool,
-    rank: int = 0, world_size: int = 1, device: torch.device | None = None,
+    rank: int = 0, world_size: int = 1, device: torch.device | None = None, max_users: int | None = None,
 ) -> Ranks | None:  # fmt: skip
     """Rank all items for this rank's users; None on every rank where the catalogue is too large. Collective.
 
     ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). Ties are against the relevant item, so that a
     model that scores all alike finds nothing; relevant items of equal score share their ranks.
     """
-    held = HeldOut(data, split, rank, world_size)
+    held = HeldOut(data, split, rank, world_size, max_users=max_users)
     return ranks_of_held_out(model, data, split, held, largest_k=largest_k, sampled=sampled, device=device)
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, normalize
 
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.models.base import ModelInputs, RankingModel
-from trainer.spec.models.pairs import BPRSpec
+from trainer.models.losses import of_all_ranks
+from trainer.models.retrieval_losses import RETRIEVAL, Shared, log_draw_probabilities, shared_loss
+from trainer.spec.models.pairs import PartnerSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
 
     from trainer.data.batches.batch import Batch
+    from trainer.data.batches.prepared import PreparedData
 
 USER, ITEM, NEGATIVE = "user", "item", "item__negative"
 
@@ -22,39 +27,86 @@ USER, ITEM, NEGATIVE = "user", "item", "item__negative"
 class BPR(RankingModel):
     """score(u, i) = <e_u, e_i> + b_i; loss = -log sigmoid(score(u, i) - score(u, j)), j the batch's ``item__negative``.
 
+    With ``normalize`` score(u, i) = <e_u, e_i> / (|e_u| |e_i|), without b_i, and scores are divided by ``temperature``.
+    Where negatives are shared, those of all samples of the batch count for each sample
+    (trainer.models.retrieval_losses).
+
     ``b_i`` is one more column at the end of the item's row, so table ``item`` is ``dim + 1`` wide: popularity goes
     there and not into the direction of the item vectors, which are the first ``dim`` columns. There are no dense
     parameters.
     """
 
     targets = (ITEM, NEGATIVE)
+    has_bias = True
+    """True if the last column of an item's row is b_i."""
 
-    def __init__(self, embeddings: nn.Module, spec: BPRSpec, inputs: ModelInputs):
+    def __init__(self, embeddings: nn.Module, spec: PartnerSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         missing = {USER, ITEM, NEGATIVE} - set(self.features)
         if missing:
             raise ValueError(f"bpr needs the features user, item and item__negative: {sorted(missing)} missing")
+        self.spec, self.log_q, self.num_items = spec, torch.zeros(0), 0
+
+    def begin(self, data: PreparedData) -> None:
+        if self.spec.shares:
+            counts = data.example_counts("item")
+            self.num_items = int((counts[NUM_SPECIAL_ROWS:] > 0).sum())
+            if self.loss_kind == "sampled_softmax":
+                self.log_q = log_draw_probabilities(counts, self.spec.sampling, self.spec.negative_power)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Return scores of the batch's items, [b]: positives in training, the labelled items in evaluation."""
         return self._scores(features)[0]
 
     def loss(self, batch: Batch) -> Tensor:
+        if self.spec.shares:
+            return self._shared_loss(batch)
         positive, negative = self._scores(batch.features)
         return -logsigmoid(positive - negative)
 
+    def _shared_loss(self, batch: Batch) -> Tensor:
+        blocks = self.looked_up(batch.features)
+        user, item = self._user(blocks[USER]), self._item(blocks[ITEM])
+        negatives = of_all_ranks(self._item(blocks[NEGATIVE]), batch.global_size)
+        ids, target_ids = (batch.features[name].values() for name in (NEGATIVE, ITEM))
+        ids = of_all_ranks(ids, batch.global_size)
+        target, offsets = (user * item).sum(1), None
+        if len(self.log_q):
+            log_q = self.log_q.to(ids.device, target.dtype)
+            offsets, target = -log_q[ids], target - log_q[target_ids]
+        loss = RETRIEVAL[self.loss_kind](self.loss_settings, self.num_items)
+        return shared_loss(loss, user, target, Shared(negatives, ids, target_ids, offsets))
+
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
-        user = self.embeddings(features).to_dict()[USER]
-        return torch.cat([user, torch.ones_like(user[:, :1])], dim=1)
+        return self._user(self.looked_up(features)[USER])
 
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        row: Tensor = self.embeddings(features).to_dict()[ITEM]
-        return row
+        return self._item(self.looked_up(features)[ITEM])
+
+    def looked_up(self, features: KeyedJaggedTensor) -> Mapping[str, Tensor]:
+        """Return by feature what stands for its ids, [b, columns]."""
+        blocks: Mapping[str, Tensor] = self.embeddings(features).to_dict()
+        return blocks
+
+    def _user(self, rows: Tensor) -> Tensor:
+        if self.spec.normalize:
+            return normalize(rows, dim=1) / self.spec.temperature
+        if not self.has_bias:
+            return rows / self.spec.temperature
+        return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1) / self.spec.temperature
+
+    def _item(self, rows: Tensor) -> Tensor:
+        return normalize(rows[:, : self.dim], dim=1) if self.spec.normalize else rows
 
     def _scores(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        blocks = self.embeddings(features).to_dict()
+        blocks = self.looked_up(features)
+        if self.spec.normalize or not self.has_bias:
+            user = self._user(blocks[USER])
+            positive, negative = ((user * self._item(blocks[name])).sum(1) for name in (ITEM, NEGATIVE))
+            return positive, negative
         user = blocks[USER]
         positive, negative = (
-            (user * row[:, : self.dim]).sum(1) + row[:, self.dim] for row in (blocks[ITEM], blocks[NEGATIVE])
+            ((user * row[:, : self.dim]).sum(1) + row[:, self.dim]) / self.spec.temperature
+            for row in (blocks[ITEM], blocks[NEGATIVE])
         )
         return positive, negative

@@ -8,34 +8,48 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.models.base import ModelInputs
-from trainer.models.layers.dropout import keep_mask
+from trainer.models.layers.dropout import Dropped, keep_mask
 from trainer.models.layers.length_groups import LengthGroup, length_groups, put_back
 from trainer.models.losses import sampled_loss
 from trainer.models.next_item import ITEM, NEGATIVE, TARGET, NextItemModel, by_owner, owners, padded
+from trainer.models.retrieval_losses import RETRIEVAL, Shared, log_draw_probabilities, shared_loss
 from trainer.spec.models.sequences import PieceSpec
 
 if TYPE_CHECKING:
-    from torchrec import JaggedTensor
+    from torchrec import JaggedTensor, KeyedJaggedTensor
 
     from trainer.data.batches.batch import Batch
+    from trainer.data.batches.prepared import PreparedData
 
 Drop = Callable[[Tensor, int], Tensor]
 """``drop(x, site)``: x [b, l, dim] after dropout at a place of the model, or x itself."""
 
 
 class CausalSequenceModel(NextItemModel):
-    """Base: score(i | s_1 .. s_t) = <M_i, F_t>, M the item table, shared by input and output; M is what is published.
+    """Base: score(i | s_1 .. s_t) = <M_i, F_t> / t, M the item table, shared by input and output, t the temperature.
 
-    The loss of each position is ``loss`` (trainer.models.losses.sampled_loss) of the target against its negatives,
-    summed over a sample and divided by ``length``, the most items that are read. ``dropout`` is applied at the
-    subclass's places.
+    With ``normalize`` M_i and F_t have length 1 in scores, not where they are read. M is what is published, as it is.
+    The loss of each position is ``loss`` of the target against its negatives (trainer.models.losses.sampled_loss), or
+    against items that all targets of the batch share (trainer.models.retrieval_losses), summed over a sample and
+    divided by ``length``, the most items that are read. ``dropout`` is applied at the subclass's places.
     """
 
     def __init__(self, embeddings: nn.Module, spec: PieceSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         self.length, self.kind, self.seed, self.dropout = spec.length, spec.loss, inputs.seed, inputs.dropout
+        self.spec, self.normalize, self.temperature = spec, spec.normalize, spec.temperature
+        self.log_q, self.num_items = torch.zeros(0), 0
+
+    def begin(self, data: PreparedData) -> None:
+        """Count the items that can be drawn, and how likely each is to be a shared negative."""
+        counts = data.row_counts(data.keys[0].table)
+        self.num_items = int((counts[NUM_SPECIAL_ROWS:] > 0).sum())
+        if self.spec.compared_with == "shared" and self.kind == "sampled_softmax":
+            self.log_q = log_draw_probabilities(counts, self.spec.sampling, self.spec.negative_power)
 
     @abstractmethod
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
@@ -52,18 +66,38 @@ class CausalSequenceModel(NextItemModel):
 
     def loss(self, batch: Batch) -> Tensor:
         rows = self.embeddings(batch.features)
-        states = self._states(rows, batch)  # [n, d], n the targets of all samples
-        targets, negatives = rows[TARGET].values(), by_owner(rows[NEGATIVE].values(), len(states))
-        terms = sampled_loss(self.kind, (states * targets).sum(1), torch.einsum("nd,nkd->nk", states, negatives))
+        states = self._queries(self._states(rows, batch))  # [n, d], n the targets of all samples
+        target = (states * self.candidates(rows[TARGET].values())).sum(1)
+        negatives = self.candidates(rows[NEGATIVE].values())
+        if self.spec.compared_with == "own":
+            scores = torch.einsum("nd,nkd->nk", states, by_owner(negatives, len(states)))
+            terms = sampled_loss(self.kind, target, scores)
+        else:
+            terms = self._shared_loss(states, target, negatives, batch.features)
         lengths = rows[ITEM].lengths()
         return terms.new_zeros(len(lengths)).index_add(0, owners(lengths), terms) / self.length
 
+    def _shared_loss(self, states: Tensor, target: Tensor, negatives: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        loss = RETRIEVAL[self.kind](self.loss_settings, self.num_items)
+        if self.spec.compared_with == "all":
+            return shared_loss(loss, states, target, Shared(negatives))
+        ids, target_ids, offsets = features[NEGATIVE].values(), features[TARGET].values(), None
+        if len(self.log_q):
+            log_q = self.log_q.to(ids.device, target.dtype)
+            offsets, target = -log_q[ids], target - log_q[target_ids]
+        return shared_loss(loss, states, target, Shared(negatives, ids, target_ids, offsets))
+
+    def _queries(self, states: Tensor) -> Tensor:
+        """Return F / t of finished states, [n, dim]."""
+        states = normalize(states, dim=1) if self.normalize else states
+        return states if self.temperature == 1.0 else states / self.temperature
+
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
         last = self.hidden(items, self._positions(items, lengths), not_at_all, (lengths - 1).clamp(min=0)[:, None])
-        return self.finished(last.squeeze(1)) * (lengths > 0)[:, None]
+        return self._queries(self.finished(last.squeeze(1))) * (lengths > 0)[:, None]
 
     def candidates(self, rows: Tensor) -> Tensor:
-        return rows
+        return normalize(rows, dim=1) if self.normalize else rows
 
     def _states(self, rows: Mapping[str, JaggedTensor], batch: Batch) -> Tensor:
         """Return F of every item read, [number of ids, d]; with dropout where the model trains."""
@@ -93,7 +127,8 @@ class CausalSequenceModel(NextItemModel):
 
         def drop(x: Tensor, site: int) -> Tensor:
             keep = keep_mask(positions, drawn, self.dim, self.dropout, seed=self.seed, step=step, site=site)
-            return x * (keep.to(x.dtype) * (1.0 / (1.0 - self.dropout)))
+            dropped: Tensor = Dropped.apply(x, keep, 1.0 / (1.0 - self.dropout))
+            return dropped
 
         return drop
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, silu
+from torch.nn.functional import embedding, layer_norm, silu
 
 from trainer.models.base import ModelInputs
 from trainer.models.causal_sequence import CausalSequenceModel, Drop, at
@@ -36,7 +36,7 @@ class HSTU(CausalSequenceModel):
         self.last = nn.LayerNorm(self.dim, dtype=inputs.dtype)
 
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
-        x = drop(items * self.dim**0.5 + self.positions[positions], 0)
+        x = drop(items * self.dim**0.5 + embedding(positions, self.positions), 0)
         for number, layer in enumerate(self.layers, 1):
             places = only if number == len(self.layers) else None
             x = (x if places is None else at(x, places)) + drop(layer(x, places), number)

@@ -131,18 +131,29 @@ def in_batch_softmax(
         global_size: number of samples of the global batch.
         group: the ranks that share the batch; None: all ranks.
     """
-    everyone, all_log = candidates, log_probabilities
-    if dist.is_initialized() and dist.get_world_size(group) > 1:
-        group = group if group is not None else dist.distributed_c10d._get_default_group()
-        world_size = dist.get_world_size(group)
-        slices = (rank_slice(global_size, rank, world_size) for rank in range(world_size))
-        sizes = [end - begin for begin, end in slices]
-        everyone = _OfAllRanks.apply(candidates, sizes, group)
-        all_log = torch.cat(all_gather("log Q of candidates", log_probabilities, [(size,) for size in sizes], group))
+    everyone = of_all_ranks(candidates, global_size, group)
+    all_log = of_all_ranks(log_probabilities, global_size, group)
     scores = queries @ everyone.T - all_log
     own = sample_offset + torch.arange(len(queries), device=queries.device)
     positive = scores.gather(1, own[:, None])[:, 0]
     return labels.to(scores.dtype) * (scores.logsumexp(1) - positive)
+
+
+def of_all_ranks(local: Tensor, global_size: int, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return a batch's tensor [global_size, ...] from each rank's part of it, [b, d] or [b]. Collective.
+
+    Backward is collective too, and sums the gradients of all ranks; [b] is a constant.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return local
+    group = group if group is not None else dist.distributed_c10d._get_default_group()
+    world_size = dist.get_world_size(group)
+    slices = (rank_slice(global_size, rank, world_size) for rank in range(world_size))
+    sizes = [end - begin for begin, end in slices]
+    if local.dim() == 1:
+        return torch.cat(all_gather("a column of the batch", local, [(size,) for size in sizes], group))
+    everyone: Tensor = _OfAllRanks.apply(local, sizes, group)
+    return everyone
 
 
 class _OfAllRanks(torch.autograd.Function):

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
-FULL_RANKING_ROWS = 50_000
+SCORES_AT_ONCE = 1 << 20
+"""Scores of all items that are ranked at a time: 4 MiB, which a cache holds."""
+LEAST_QUERIES = 64
+"""Fewest queries that are ranked at a time: of fewer, reading all items takes longer than the products."""
+FULL_RANKING_ROWS = 100_000
 """A catalogue of at most so many rows is ranked whole: every rank then reads all of it once for each evaluation."""
 
 
@@ -105,16 +109,25 @@ class NextItemModel(RankingModel):
         ranks = rank, below.mean(1).masked_fill(is_unknown, 0.0)
         if catalogue is None:
             return *ranks, torch.full_like(ranks[1], torch.nan)
-        everything = queries @ catalogue.T
-        target = everything.gather(1, ids[:, None])[:, 0]
-        seen = batch.seen
-        assert seen is not None  # of evaluation batches
-        everything[seen[:, 0], seen[:, 1]] = -torch.inf
-        everything[:, :NUM_SPECIAL_ROWS] = -torch.inf
-        if left_out is not None:
-            everything[:, left_out] = -torch.inf
-        everything.scatter_(1, ids[:, None], -torch.inf)
-        return *ranks, rank_of(target, everything).double().masked_fill(is_unknown, torch.inf)
+        assert batch.seen is not None  # of evaluation batches
+        size = max(LEAST_QUERIES, SCORES_AT_ONCE // len(catalogue))
+        starts = torch.arange(0, len(queries) + size, size, device=ids.device)
+        bounds = torch.searchsorted(batch.seen[:, 0].contiguous(), starts).tolist()
+        parts = []
+        for number, start in enumerate(range(0, len(queries), size)):
+            scores = queries[start : start + size] @ catalogue.T
+            rows = torch.arange(len(scores), device=ids.device)
+            own = ids[start : start + size]
+            target = scores[rows, own]
+            seen = batch.seen[bounds[number] : bounds[number + 1]]
+            scores[seen[:, 0] - start, seen[:, 1]] = -torch.inf
+            scores[:, :NUM_SPECIAL_ROWS] = -torch.inf
+            if left_out is not None:
+                scores[:, left_out] = -torch.inf
+            scores[rows, own] = -torch.inf
+            parts.append(rank_of(target, scores))
+        full = torch.cat(parts) if parts else ids
+        return *ranks, full.double().masked_fill(is_unknown, torch.inf)
 
 
 def owners(lengths: Tensor, total: int | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from trainer.models.finalmlp import FinalMLP
 from trainer.models.gru4rec import GRU4Rec
 from trainer.models.hstu import HSTU
 from trainer.models.item2vec import Item2Vec
+from trainer.models.lightgcn import LightGCN
 from trainer.models.mf import MF
 from trainer.models.products import DLRM, PNN, DCNv2, XDeepFM
 from trainer.models.sasrec import SASRec
@@ -35,6 +36,7 @@ MODELS: Registry[type[RankingModel]] = Registry(
         "two_tower": TwoTower,
         "mf": MF,
         "bpr": BPR,
+        "lightgcn": LightGCN,
         "item2vec": Item2Vec,
         "sasrec": SASRec,
         "gru4rec": GRU4Rec,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention
 
 from trainer.models.base import ModelInputs
 from trainer.models.causal_sequence import CausalSequenceModel, Drop, at
@@ -39,7 +39,7 @@ class SASRec(CausalSequenceModel):
 
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
         """Return the output of the last block; the causal mask hides the padding."""
-        x = drop(items * self.dim**0.5 + self.positions[positions], 0)
+        x = drop(items * self.dim**0.5 + embedding(positions, self.positions), 0)
         for number, block in enumerate(self.blocks, 1):
             x = block(x, drop, 2 * number - 1, only if number == len(self.blocks) else None)
         return x

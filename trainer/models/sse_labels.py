@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from embeddings.kernels.swap import swap_classes
 from embeddings.sse.config import SSEConfig
+from trainer.data.prepare.sequences import TARGET
 from trainer.models.registry import MODELS
 from trainer.spec import JobSpec
 from trainer.spec.label_tasks import LabelTask
+from trainer.spec.models.sequences import SequenceSpec
 
 if TYPE_CHECKING:
     from trainer.data.batches.batch import Batch
@@ -32,7 +34,11 @@ def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
     if not _probability(job):
         return {}
     config = SSEConfig(job.sse["label"].probability, include_unknown=job.sse["label"].include_unknown)
-    return dict.fromkeys(MODELS[job.model.kind].targets, config)
+    targets = MODELS[job.model.kind].targets
+    if isinstance(job.model, SequenceSpec) and job.model.compared_with != "own":
+        # What is shared stands for all items: to swap one for another would change nothing.
+        targets = (TARGET,)
+    return dict.fromkeys(targets, config)
 
 
 def with_swapped_classes(job: JobSpec, batch: Batch, step: int, tasks: Sequence[LabelTask] = ()) -> Batch:

@@ -20,6 +20,7 @@ from trainer.data.one_pass.windows import WINDOW_ROWS
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import JobSpec, Table
 from trainer.spec.checks.evaluation import ranks_catalogue
+from trainer.spec.losses import LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE
 from trainer.spec.models.sequences import SequenceSpec
 from trainer.spec.models.several_labels import SeveralLabelsSpec
 from trainer.spec.models.size import ModelSize
@@ -162,7 +163,9 @@ def sequence_ids(job: JobSpec) -> dict[str, float]:
     if not isinstance(model, SequenceSpec):
         return {}
     read, targets = model.ids_in_example
-    return {"item": float(read), "item__target": float(targets), "item__negative": float(targets * model.num_negatives)}
+    # Shared ones are of a batch, not of an example (_shared_items).
+    negatives = targets * model.num_negatives if model.compared_with == "own" else 0
+    return {"item": float(read), "item__target": float(targets), "item__negative": float(negatives)}
 
 
 def rank_memory(
@@ -217,6 +220,7 @@ def rank_memory(
         items, users = rows.get("item", 0), rows.get("user", 0)
         block = min(RANKED_SCORES, min(RANKED_USERS, users) * items)
         batches += (2 * items * (job.model.embedding_dim + 1) + 3 * block) * FLOAT_BYTES
+    batches += _shared_items(job, rows)
 
     exchange = 0
     if workers > 1 and not on_gpu:
@@ -296,6 +300,15 @@ def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
 def _graph_bytes(num_rows: int, num_edges: int) -> int:
     # Edges count in both directions, and there is a threshold for each degree.
     return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
+
+
+def _shared_items(job: JobSpec, rows: Mapping[str, int]) -> int:
+    """Return the bytes of what all targets of a batch share: rows, their copies and gradients, a block of scores."""
+    if not isinstance(job.model, SequenceSpec) or job.model.compared_with == "own":
+        return 0
+    items = rows.get("item", 0) if job.model.compared_with == "all" else job.model.num_negatives
+    block = max(SCORES_AT_ONCE, LEAST_TARGETS_AT_ONCE * items)
+    return ((BLOCKS_PER_FEATURE + 2) * items * job.model.embedding_dim + 2 * block) * FLOAT_BYTES
 
 
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape | None = None) -> ModelSize:

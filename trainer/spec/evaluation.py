@@ -172,7 +172,9 @@ class Evaluation(Spec):
     models AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``). ``training``: after
     each epoch the training rows are evaluated too, with the same metrics, under split ``train``, from which the
     generalization gap is computed. ``progressive_rows``: of a job of one pass; each batch is scored before it is
-    trained on, and the metrics are computed of every so many rows, under split ``progressive``. ``slices``: columns by
+    trained on, and the metrics are computed of every so many rows, under split ``progressive``. ``sample_users``: after
+    each epoch so many users are ranked, of the validation split alone, and at the end all of both splits, by the
+    parameters that training ends with. ``slices``: columns by
     whose values the served model and the job's are compared apart (trainer.evaluation.model_comparison): the most
     frequent values of a feature of single ids, quarters of a numeric one.
     """
@@ -182,6 +184,7 @@ class Evaluation(Spec):
     intervals: Intervals | None = later(None)
     training: bool = later(False)
     progressive_rows: int | None = later(None, ge=100, le=10_000_000)
+    sample_users: int | None = later(None, ge=100, le=10_000_000)
     slices: Annotated[tuple[str, ...], Field(max_length=8)] = later(())
 
     @property

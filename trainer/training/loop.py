@@ -355,9 +355,10 @@ class Trainer:
             self._metric(figures)
         known = self.evaluate("train") if self.job.evaluation.training else {}
         self._metric({"epoch": epoch, "split": "train", "loss": self.position.loss_sum / count, **known})
+        sample_users = self.job.evaluation.sample_users
         self.position.loss_sum, self.position.loss_count = 0.0, 0
-        for split in self.splits:
-            self._metric({"epoch": epoch, "split": split, **self.evaluate(split)})
+        for split in self.splits if sample_users is None else set(self.splits) & {"validation"}:
+            self._metric({"epoch": epoch, "split": split, **self.evaluate(split, sample_users)})
         self.position.evaluated = epoch
         self.position.calibration = self.evaluator.calibration.as_json()
         for note in self.evaluator.calibration.problems():
@@ -365,6 +366,10 @@ class Trainer:
         if self.rank == 0 and (rows := self.dynamic_rows.in_words()):
             self.hooks.emit("info", message=f"after epoch {epoch}: {rows}")
         self.stop_early_if_due(epoch)
+        if sample_users is not None and (self.position.stopped or epoch == self.job.epochs):
+            of_epoch = self.position.step // self.steps_per_epoch
+            for split in self.splits:
+                self._metric({"epoch": of_epoch, "split": split, **self.evaluate(split)})
         self.sharded.train()
 
     def stop_early_if_due(self, epoch: int) -> None:
@@ -416,14 +421,14 @@ class Trainer:
         decision: Decision = shared[0]
         return decision
 
-    def evaluate(self, split: str) -> dict[str, Any]:
+    def evaluate(self, split: str, sample_users: int | None = None) -> dict[str, Any]:
         """Return the model's metrics over the whole split, exact, on rank 0 ({} elsewhere).
 
-        A metric without a value is None.
+        A metric without a value is None. ``sample_users``: about so many users are ranked.
         """
         self.sharded.eval()
         with phase(self._tell, "evaluation"):
-            return self.evaluator.evaluate(split)
+            return self.evaluator.evaluate(split, sample_users)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         if self.rank == 0:

@@ -87,7 +87,8 @@ class NextItems:
     """SASRec, GRU4Rec: an example is a piece of a training sequence (:class:`trainer.data.prepare.sequences.Windows`).
 
     ``item`` holds all but its last item, ``item__target`` all but its first, and ``item__negative`` for each target
-    ``negatives`` uniform items of training that the user never had there.
+    ``negatives`` uniform items of training that the user never had there. Where targets share them, the first sample
+    of the rank's part has all of them (:class:`SharedItems`).
     """
 
     def __init__(self, data: PreparedColumns, epoch: int):
@@ -95,23 +96,34 @@ class NextItems:
         self._train, self._windows = data.sequences.train, data.windows
         self._length, self._negatives = data.sequence["length"], data.sequence["negatives"]
         self._epoch, self._key = epoch, table_key(data.seed, NEGATIVE)
-        self._unseen = Unseen(data, data.sampling_power if data.sampling == "popularity" else None)
+        compared_with, self._shared = data.sequence.get("compared_with", "own"), None
+        if compared_with == "own":
+            self._unseen = Unseen(data, data.sampling_power if data.sampling == "popularity" else None)
+        else:
+            self._shared = SharedItems(data, epoch, 0 if compared_with == "all" else self._negatives)
 
     def lists(self, rows: Int64s, samples: Int64s, whole: Int64s | None = None) -> dict[str, Jagged]:
         items, starts = self._train
         sequence, begin, end = self._windows.spans(rows)
         count = end - begin - 1
+        read = {ITEM: gather_spans(items, begin, count), TARGET: gather_spans(items, begin + 1, count)}
+        if self._shared is not None:
+            targets = None if whole is None else self._targets(whole)
+            negatives = self._shared.rows(int(samples[0]), targets) if len(samples) else np.empty(0, dtype=np.int64)
+            lengths = np.zeros(len(rows), dtype=np.int64)
+            lengths[:1] = len(negatives)
+            return {**read, NEGATIVE: _lists(negatives, lengths)}
         random = words(self._key, self._epoch, samples, self._length * self._negatives)
         had = gather_spans(items, starts[sequence], starts[sequence + 1] - starts[sequence])
         # The last target has the same draws however long the piece is.
         inside = np.arange(self._length)[None, :] >= self._length - count[:, None]
         random = random.reshape(len(rows), self._length, self._negatives)[inside].reshape(-1)
         owners = np.repeat(np.arange(len(rows)), count * self._negatives)
-        return {
-            ITEM: gather_spans(items, begin, count),
-            TARGET: gather_spans(items, begin + 1, count),
-            NEGATIVE: _lists(self._draw(had, owners, random, whole), count * self._negatives),
-        }
+        return {**read, NEGATIVE: _lists(self._draw(had, owners, random, whole), count * self._negatives)}
+
+    def _targets(self, rows: Int64s) -> Int64s:
+        _, begin, end = self._windows.spans(rows)
+        return gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
 
     def _draw(self, had: Jagged, owners: Int64s, random: UInt64s, whole: Int64s | None) -> Int64s:
         """Return items by the words ``random`` for lists ``owners``.
@@ -121,8 +133,7 @@ class NextItems:
         negatives = self._unseen.draw(had, owners, random)
         if whole is None:
             return negatives
-        _, begin, end = self._windows.spans(whole)
-        others = gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
+        others = self._targets(whole)
         width = int(max(others.max(initial=0), had.values.max(initial=0))) + 1
         own = np.sort(np.repeat(np.arange(len(had.lengths)), had.lengths) * width + had.values)
         missing = np.ones(len(negatives), dtype=bool)
@@ -134,6 +145,34 @@ class NextItems:
             negatives[chosen] = other[chosen]
             missing &= ~chosen
         return negatives
+
+
+class SharedItems:
+    """Items that all targets of a global batch are compared with: all of training, or so many drawn ones.
+
+    Draws may repeat an item. The word of a draw has the counter of slots of the sample that the global batch begins
+    with, so that all ranks and micro-batches have the same ones.
+    """
+
+    def __init__(self, data: PreparedColumns, epoch: int, num_drawn: int):
+        counts = data.row_counts(data.keys[0].table)
+        self._items = np.flatnonzero(counts[NUM_SPECIAL_ROWS:] > 0) + NUM_SPECIAL_ROWS
+        self._epoch, self._num_drawn, self._size = epoch, num_drawn, data.batch_size
+        self._key = table_key(data.seed, NEGATIVE)
+        self._ends = None
+        if data.sampling == "popularity":
+            self._ends = np.cumsum(popularity_weights(counts[self._items], data.sampling_power))
+
+    def rows(self, sample: int, targets: Int64s | None = None) -> Int64s:
+        """Return the rows for the global batch of ``sample``; drawn from ``targets``, its own, where they are given."""
+        if not self._num_drawn:
+            return self._items
+        random = words(self._key, self._epoch, np.array([sample // self._size * self._size]), self._num_drawn)[0]
+        if targets is not None:
+            return targets[below(random, len(targets))]
+        if self._ends is None:
+            return self._items[below(random, len(self._items))]
+        return self._items[np.searchsorted(self._ends, below(random, int(self._ends[-1])), side="right")]
 
 
 class Unseen:
@@ -164,20 +203,21 @@ class RankingReader:
     for every job on the same data.
     """
 
-    def __init__(self, data: PreparedColumns, split: str):
+    def __init__(self, data: PreparedColumns, split: str, *, num_negatives: int = NUM_EVALUATION_NEGATIVES):
         assert data.sequence is not None
-        self._sequences, self._split = data.sequences, split
+        self._sequences, self._split, self._num_negatives = data.sequences, split, num_negatives
         self._places = data.sequences.held[split]
         self._length = data.sequence["history"]
         self._key = table_key(SPLIT_SEED, split)
         self._unseen = Unseen(data)
 
-    def batch(self, first: int, last: int, sample_offset: int, global_size: int, step: int) -> Batch:
-        examples = np.arange(first, last)
+    def batch(self, examples: Int64s, sample_offset: int, global_size: int, step: int) -> Batch:
         before, everything = self._histories(examples)
-        random = words(self._key, 0, examples, NUM_EVALUATION_NEGATIVES).reshape(-1)
-        owners = np.repeat(np.arange(len(examples)), NUM_EVALUATION_NEGATIVES)
-        negatives = self._unseen.draw(everything, owners, random).reshape(-1, NUM_EVALUATION_NEGATIVES)
+        negatives = np.empty((len(examples), 0), dtype=np.int64)
+        if self._num_negatives:
+            random = words(self._key, 0, examples, self._num_negatives).reshape(-1)
+            owners = np.repeat(np.arange(len(examples)), self._num_negatives)
+            negatives = self._unseen.draw(everything, owners, random).reshape(-1, self._num_negatives)
         return self._against(examples, before, negatives, sample_offset, global_size, step)
 
     def against(self, examples: Int64s, negatives: Int64s, sample_offset: int, global_size: int, step: int) -> Batch:
@@ -221,18 +261,24 @@ class SequenceReader:
 
 
 def ranking_batches(
-    data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int
-) -> Prefetched[Batch]:
-    """Return the batches of a held-out split in the order of users. See :class:`RankingReader`."""
-    num_examples = data.num_examples[split]
+    data: PreparedColumns, split: str, batch_size: int, rank: int, world_size: int, *,
+    sample: int | None = None, num_negatives: int = NUM_EVALUATION_NEGATIVES,
+) -> Prefetched[Batch]:  # fmt: skip
+    """Return the batches of a held-out split in the order of users. See :class:`RankingReader`.
+
+    ``sample``: so many examples, taken evenly from all.
+    """
+    num_held = data.num_examples[split]
+    num_examples = num_held if sample is None else min(sample, num_held)
     batch_size = min(batch_size, MAX_BATCH)
-    reader = RankingReader(data, split)
+    reader = RankingReader(data, split, num_negatives=num_negatives)
 
     def make(step: int) -> Batch:
         start = step * batch_size
         global_size = min(batch_size, num_examples - start)
         first, last = rank_slice(global_size, rank, world_size)
-        return reader.batch(start + first, start + last, first, global_size, step)
+        examples = np.arange(start + first, start + last) * num_held // max(1, num_examples)
+        return reader.batch(examples, first, global_size, step)
 
     return Prefetched(make, 0, -(-num_examples // batch_size))
 

@@ -51,6 +51,8 @@ def sequence_settings(job: JobSpec) -> dict[str, Any]:
     """Return the settings of sequence batches; ``history``: the number of items that an evaluation reads."""
     model = job.model
     assert isinstance(model, SequenceSpec)
+    # Left out where each target has its own, so that data prepared before there were others is found again.
+    compared_with = {} if model.compared_with == "own" else {"compared_with": model.compared_with}
     return {
         "kind": model.kind,
         # Both are in every manifest, whichever of them the kind has.
@@ -58,6 +60,7 @@ def sequence_settings(job: JobSpec) -> dict[str, Any]:
         "length": getattr(model, "length", 50),
         "negatives": model.num_negatives,
         "history": model.history_length,
+        **compared_with,
     }
 
 

@@ -6,6 +6,8 @@ Philox4x32-10 with key (seed, crc32("dropout")) and counter (step, sample, site 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from embeddings.kernels.cpu import fill_keep_mask
@@ -32,3 +34,16 @@ def keep_mask(
     keep = torch.empty(*positions.shape, -(-dim // 4) * 4, dtype=torch.bool)
     fill_keep_mask(keep, positions.cpu(), samples.cpu(), hit_threshold(rate), (step, site), (key0, key1))
     return keep[..., :dim].to(positions.device)
+
+
+class Dropped(torch.autograd.Function):
+    """``x * keep * scale`` in one pass, forward and backward; ``keep`` bool, of x's shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, keep: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.keep, ctx.scale = keep, scale
+        return torch.ops.aten.native_dropout_backward(x, keep, scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        return Dropped.apply(gradient, ctx.keep, ctx.scale), None, None

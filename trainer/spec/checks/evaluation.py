@@ -43,17 +43,20 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     elif spec.model.is_softmax_of_batch and spec.micro_batches > 1:
         yield FieldProblem(
             "micro_batches",
-            "sampled_softmax takes its negatives from the whole batch",
+            f"{loss} takes its negatives from the whole batch",
             "use 1, or a smaller batch_size",
         )
     elif spec.model.is_softmax_of_batch and spec.regularizers.label_smoothing:
         yield FieldProblem(
-            "regularizers.label_smoothing", "sampled_softmax of two_tower has no class labels to smooth", "leave it 0"
+            "regularizers.label_smoothing", f"{loss} of {kind} has no class labels to smooth", "leave it 0"
         )
     for owner, name in ((owner, name) for owner, one in LOSSES.items() for name in one.settings.values()):
         field = type(spec.model).model_fields.get(name)
         if loss != owner and field is not None and getattr(spec.model, name) != field.default:
             yield FieldProblem(f"model.{name}", f"{loss} has none", f"use loss {owner}, or leave it out")
+    if spec.evaluation.sample_users is not None and not (spec.model.reads_sequences or ranks_catalogue(spec)):
+        why = "it samples users to rank items for, and nothing is ranked"
+        yield FieldProblem("evaluation.sample_users", why, "leave it out, or ask for metrics such as ndcg_10_full")
     yield from _metric_problems(spec)
     if spec.evaluation.intervals is not None and spec.evaluation.intervals.by == "user" and spec.model.reads_sequences:
         yield FieldProblem("evaluation.intervals.by", f"{kind} has one held-out example for a user", "use row")

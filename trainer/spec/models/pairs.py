@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from trainer.spec.base import later
+from trainer.spec.losses import RetrievalSettings
 from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, LossName, ModelSpec, pair_fit_problems
 from trainer.spec.problems import FieldProblem
 
@@ -41,17 +42,70 @@ class PairSpec(ModelSpec):
         yield from super().fit_problems(job, dataset)
 
 
-class BPRSpec(PairSpec, DrawingSpec):
-    """Trained on pairs of an item that a user had and one that is drawn (Rendle et al., UAI 2009)."""
+class PartnerSpec(PairSpec, DrawingSpec, RetrievalSettings):
+    """Trained on pairs of an item that a user had and one that is drawn (Rendle et al., UAI 2009).
 
-    kind: Literal["bpr"]
+    With ``share_negatives``, and by losses other than bpr, each example is compared with the drawn items of all
+    examples of the batch: there are ``batch_size`` of them.
+    """
 
     draws_partner = True
 
-    losses = ("bpr",)
+    losses = ("bpr", "sampled_softmax", "gbce", "cosine_contrastive")
+
+    @property
+    def shares(self) -> bool:
+        """True if examples of a batch share their drawn items."""
+        return self.share_negatives or self.loss in self.losses[1:]
+
+    @property
+    def is_softmax_of_batch(self) -> bool:
+        return self.shares
+
+    @property
+    def wider_vectors_problem(self) -> str | None:
+        return "normalize scales vectors by all their columns" if self.normalize else self.counts_columns
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        yield from super().problems(job)
+        if self.loss == "gbce" and self.sampling != "uniform":
+            why = f"gbce counts on uniform draws, not {self.sampling}"
+            yield FieldProblem("model.negative_distribution", why, "use uniform, or loss sampled_softmax")
+        if self.loss == "cosine_contrastive" and not self.normalize:
+            yield FieldProblem("model.normalize", "cosine_contrastive is of cosines", "set normalize: true")
+
+
+class BPRSpec(PartnerSpec):
+    """Products of rows, and a bias of each item."""
+
+    kind: Literal["bpr"]
 
     def table_columns(self, table: str) -> int:
         return self.embedding_dim + 1 if table == "item" else self.embedding_dim
+
+
+class LightGCNSpec(PartnerSpec):
+    """Rows of users and items, smoothed over who had what in training (He et al., LightGCN, SIGIR 2020).
+
+    ``layers``: propagations. All losses of bpr; a step propagates over all users and items, on one rank.
+    """
+
+    kind: Literal["lightgcn"]
+    layers: int = later(3, ge=1, le=16)
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        yield from super().problems(job)
+        if job.resources.num_workers > 1:
+            why = "lightgcn propagates over whole tables, which several ranks would split"
+            yield FieldProblem("resources.num_workers", why, "use 1")
+        if job.publish is not None:
+            why = "vectors of lightgcn are propagated ones, which no table has"
+            yield FieldProblem("publish", why, "leave it out, or use bpr")
+        if job.sse:
+            yield FieldProblem("sse", "lightgcn looks up every row in each step, not those of a batch", "leave it out")
+
+    def table_columns(self, table: str) -> int:
+        return self.embedding_dim
 
 
 class MFSpec(PairSpec):

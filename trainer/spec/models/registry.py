@@ -13,7 +13,7 @@ from trainer.spec.models.base import ModelSpec
 from trainer.spec.models.din import DINSpec
 from trainer.spec.models.dnn import DeepFMSpec, DNNSpec, FMSpec, WideDeepSpec
 from trainer.spec.models.finalmlp import FinalMLPSpec
-from trainer.spec.models.pairs import BPRSpec, MFSpec
+from trainer.spec.models.pairs import BPRSpec, LightGCNSpec, MFSpec
 from trainer.spec.models.products import DCNv2Spec, DLRMSpec, PNNSpec, XDeepFMSpec
 from trainer.spec.models.sequences import GRU4RecSpec, HSTUSpec, Item2VecSpec, SASRecSpec
 from trainer.spec.models.several_labels import ESMMSpec, MMoESpec, PLESpec, SharedBottomSpec
@@ -38,6 +38,7 @@ MODEL_SPECS: tuple[type[ModelSpec], ...] = (
     DINSpec,
     TwoTowerSpec,
     BPRSpec,
+    LightGCNSpec,
     MFSpec,
     Item2VecSpec,
     SASRecSpec,

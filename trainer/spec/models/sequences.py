@@ -8,19 +8,33 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from trainer.spec.base import May, later
+from trainer.spec.losses import RetrievalSettings
 from trainer.spec.models.base import OF_PRODUCTS, DrawingSpec, Init, pair_fit_problems
 from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
+
+Negatives = Literal["own", "shared", "all"]
+"""Items that a target is compared with: drawn for it, drawn for all targets of the batch, all items."""
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
 
 
-class SequenceSpec(DrawingSpec):
-    """A model of users' items in order. ``negatives``: draws for each target; default: those of the model's paper."""
+MOST_OF_EACH, MOST_SHARED = 100, 4096
+"""Most drawn items of each target of its own, and of all targets of a batch together."""
+NEGATIVES_OF_LOSSES: dict[str, Negatives] = {"softmax": "all", "gbce": "shared", "cosine_contrastive": "shared"}
+"""Items that a target is compared with by losses that leave no choice."""
 
-    negatives: Annotated[int | None, May.DIFFER_ON_WARM_START] = Field(default=None, ge=1, le=100)
+
+class SequenceSpec(DrawingSpec):
+    """A model of users' items in order.
+
+    ``negatives``: draws for each target, at most MOST_OF_EACH, or, shared, for all of a batch; default: those of the
+    model's paper.
+    """
+
+    negatives: Annotated[int | None, May.DIFFER_ON_WARM_START] = Field(default=None, ge=1, le=MOST_SHARED)
 
     default_negatives: ClassVar[int] = 1
     reads_sequences = True
@@ -34,9 +48,21 @@ class SequenceSpec(DrawingSpec):
         return self.negatives or self.default_negatives
 
     @property
+    def compared_with(self) -> Negatives:
+        """Items that each target is compared with."""
+        return "own"
+
+    @property
     def ids_in_example(self) -> tuple[int, int]:
         """The most items that are read in an example, and the most that are its targets."""
         raise NotImplementedError
+
+    def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
+        yield from super().problems(job)
+        if self.compared_with == "own" and self.num_negatives > MOST_OF_EACH:
+            why = f"at most {MOST_OF_EACH} for each target; {MOST_SHARED} that all targets of a batch share"
+            remedy = "use fewer" if self.kind == "item2vec" else "set model.share_negatives: true"
+            yield FieldProblem("model.negatives", why, remedy)
 
     @property
     def default_init(self) -> Init:
@@ -80,8 +106,12 @@ class Item2VecSpec(SequenceSpec):
         return 2 * self.embedding_dim
 
 
-class PieceSpec(SequenceSpec):
-    """A model that reads pieces of at most ``length`` items, and predicts at each of them what comes next."""
+class PieceSpec(SequenceSpec, RetrievalSettings):
+    """A model that reads pieces of at most ``length`` items, and predicts at each of them what comes next.
+
+    Of losses ``softmax`` compares a target with all items, ``gbce`` and ``cosine_contrastive`` with drawn ones that all
+    targets of a batch share.
+    """
 
     length: int = Field(default=50, ge=1, le=1000)
 
@@ -93,13 +123,38 @@ class PieceSpec(SequenceSpec):
     def ids_in_example(self) -> tuple[int, int]:
         return self.length, self.length
 
+    @property
+    def compared_with(self) -> Negatives:
+        return NEGATIVES_OF_LOSSES.get(self.loss, "shared" if self.share_negatives else "own")
+
+    @property
+    def wider_vectors_problem(self) -> str | None:
+        return "normalize scales vectors by all their columns" if self.normalize else self.counts_columns
+
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
-        if self.loss == "sampled_softmax" and self.sampling != "uniform":
+        yield from self._loss_problems()
+
+    def _loss_problems(self) -> Iterator[FieldProblem]:
+        """Yield settings of negatives that the loss has no use for."""
+        if self.loss == "softmax":
+            for name in ("negatives", "negative_distribution"):
+                if getattr(self, name) is not None:
+                    yield FieldProblem(f"model.{name}", "softmax compares with all items", "leave it out")
+        if self.loss == "top1" and self.share_negatives:
+            yield FieldProblem(
+                "model.share_negatives", "top1 draws for each target", "leave it out, or use another loss"
+            )
+        if self.loss == "gbce" and self.sampling != "uniform":
+            why = f"gbce counts on uniform draws, not {self.sampling}"
+            yield FieldProblem("model.negative_distribution", why, "use uniform, or loss sampled_softmax")
+        if self.loss == "cosine_contrastive" and not self.normalize:
+            yield FieldProblem("model.normalize", "cosine_contrastive is of cosines", "set normalize: true")
+        if self.loss == "sampled_softmax" and self.compared_with == "own" and self.sampling != "uniform":
             yield FieldProblem(
                 "model.negative_distribution",
                 f"sampled_softmax of {self.kind} counts on uniform draws, not {self.sampling}",
-                "use uniform, or loss bce",
+                "use share_negatives: true, which corrects for it, or uniform, or loss bce",
             )
 
 
@@ -109,7 +164,7 @@ class AttentionSpec(PieceSpec):
     blocks: int = Field(default=2, ge=1, le=64)
     heads: int = Field(default=1, ge=1, le=64)
 
-    losses = ("bce", "sampled_softmax")
+    losses = ("bce", "sampled_softmax", "bpr", "softmax", "gbce", "cosine_contrastive")
     counts_columns = "it normalises each vector over its columns"
 
     @property
@@ -173,7 +228,7 @@ class GRU4RecSpec(PieceSpec):
     def learns_from_padding(self, has_numbers: bool) -> bool:
         return True  # by the products with states
 
-    losses = ("bce", "sampled_softmax", "bpr", "top1")
+    losses = ("bce", "sampled_softmax", "bpr", "top1", "softmax", "gbce", "cosine_contrastive")
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         dim, layers = self.embedding_dim, self.gru_layers

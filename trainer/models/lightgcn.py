@@ -1,0 +1,141 @@
+"""LightGCN: rows of users and items, smoothed over the graph of who had what.
+
+He et al., LightGCN: Simplifying and Powering Graph Convolution Network for Recommendation, SIGIR 2020.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+
+from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
+from trainer.models.base import ModelInputs
+from trainer.models.bpr import BPR, ITEM, NEGATIVE, USER
+from trainer.spec.models.pairs import LightGCNSpec
+
+if TYPE_CHECKING:
+    from trainer.data.batches.prepared import PreparedData
+
+
+class LightGCN(BPR):
+    """score(u, i) = <e_u, e_i>, e = (1 / (L + 1)) sum_{l=0..L} A^l E, E the rows of users and items, L ``layers``.
+
+    A has 1 / sqrt(n_u n_i) between a user and an item of a positive training row, n the number of such neighbours
+    (equations 3, 4 and 7 with alpha 1 / (L + 1)). Losses, negatives and ``normalize`` are those of bpr; there is no
+    bias. A step propagates all rows, forward and backward: its time is that of 2 L products with A, whatever the
+    batch. In evaluation they are propagated once.
+    """
+
+    has_bias = False
+    spec: LightGCNSpec
+
+    def __init__(self, embeddings: nn.Module, spec: LightGCNSpec, inputs: ModelInputs):
+        super().__init__(embeddings, spec, inputs)
+        self._graph: Tensor | None = None
+        self._sizes = 0, 0
+        self._propagated: Tensor | None = None
+
+    def begin(self, data: PreparedData) -> None:
+        super().begin(data)
+        keys = {key.name: key for key in data.keys}
+        self._sizes = data.tables[keys[USER].table].num_rows, data.tables[keys[ITEM].table].num_rows
+        users, items = (np.asarray(data.column("train", keys[name])).astype(np.int64) for name in (USER, ITEM))
+        known = (np.asarray(data.labels("train")) == 1) & (users >= NUM_SPECIAL_ROWS) & (items >= NUM_SPECIAL_ROWS)
+        self._graph = normalized_graph(users[known], items[known], *self._sizes)
+
+    def train(self, mode: bool = True) -> Self:
+        # Rows may have moved since they were propagated.
+        self._propagated = None
+        return super().train(mode)
+
+    def looked_up(self, features: KeyedJaggedTensor) -> Mapping[str, Tensor]:
+        vectors = self._propagated if self._propagated is not None else self._propagate(features.device())
+        if not torch.is_grad_enabled() and not self.training:
+            self._propagated = vectors
+        starts, found = {USER: 0, ITEM: self._sizes[0], NEGATIVE: self._sizes[0]}, {}
+        for name, start in starts.items():
+            ids, lengths = features[name].values(), features[name].lengths()
+            rows = vectors[ids + start]
+            found[name] = (
+                rows
+                if len(ids) == len(lengths)
+                else rows.new_zeros(len(lengths), self.dim).index_put((torch.nonzero(lengths)[:, 0],), rows)
+            )
+        return found
+
+    def _propagate(self, device: torch.device) -> Tensor:
+        """Return e of all users and then all items, [rows, dim].
+
+        Raises:
+            ValueError: the model was not begun with the data that has its graph.
+        """
+        if self._graph is None:
+            why = "lightgcn scores by the rows that it was trained on, which are not here"
+            raise ValueError(f"{why}: use bpr to predict or to export")
+        blocks = self.embeddings(_all_rows(self._sizes).to(device)).to_dict()
+        layer = torch.cat(
+            [
+                _with_special(blocks[name][: size - NUM_SPECIAL_ROWS])
+                for name, size in zip((USER, ITEM), self._sizes, strict=True)
+            ]
+        )
+        if self._graph.dtype != layer.dtype or self._graph.device != layer.device:
+            self._graph = self._graph.to(layer.device, layer.dtype)
+        total = layer
+        for _ in range(self.spec.layers):
+            layer = _Propagation.apply(layer, self._graph)
+            total = total + layer
+        return total / (self.spec.layers + 1)
+
+
+class _Propagation(torch.autograd.Function):
+    """A times [rows, dim]; A is symmetric, and so its own transpose in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, graph: Tensor) -> Tensor:
+        ctx.graph = graph
+        return graph @ rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.graph @ gradient, None
+
+
+def normalized_graph(users: np.ndarray, items: np.ndarray, num_users: int, num_items: int) -> Tensor:
+    """Return A of :class:`LightGCN` in compressed rows, [num_users + num_items] squared; a pair counts once."""
+    pairs = np.unique(users * num_items + items)
+    users, items = pairs // num_items, pairs % num_items + num_users
+    size = num_users + num_items
+    degrees = np.bincount(np.concatenate([users, items]), minlength=size)
+    rows, columns = np.concatenate([users, items]), np.concatenate([items, users])
+    order = np.lexsort((columns, rows))
+    rows, columns = rows[order], columns[order]
+    values = 1.0 / np.sqrt(degrees[rows].astype(np.float64) * degrees[columns])
+    with warnings.catch_warnings():
+        # torch 2.13 calls all of its compressed formats beta; the product with a dense matrix is all that is used.
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(np.append(0, np.cumsum(degrees))), torch.from_numpy(columns), torch.from_numpy(values),
+            (size, size), dtype=torch.float32, check_invariants=True,
+        )  # fmt: skip
+
+
+def _all_rows(sizes: tuple[int, int]) -> KeyedJaggedTensor:
+    """Return features with a sample for each row but the special ones; ``item__negative`` is empty."""
+    counts = [size - NUM_SPECIAL_ROWS for size in sizes]
+    stride = max(counts)
+    lengths = torch.zeros(3, stride, dtype=torch.int64)
+    for number, count in enumerate(counts):
+        lengths[number, :count] = 1
+    values = torch.cat([torch.arange(count) + NUM_SPECIAL_ROWS for count in counts])
+    return KeyedJaggedTensor(keys=[USER, ITEM, NEGATIVE], values=values, lengths=lengths.reshape(-1), stride=stride)
+
+
+def _with_special(rows: Tensor) -> Tensor:
+    return torch.cat([rows.new_zeros(NUM_SPECIAL_ROWS, rows.shape[1]), rows])
