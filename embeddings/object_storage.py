@@ -43,7 +43,7 @@ class StorageError(RuntimeError):
 
 
 class NotWholeError(StorageError):
-    """What the storage holds is not, or not all of, what was put there."""
+    """An object in the storage is missing, truncated or different from the one that was put there."""
 
 
 class MissingFileError(NotWholeError):

@@ -43,11 +43,11 @@ class Registry(dict[str, Kind]):
 
 @dataclass(frozen=True)
 class UrlScheme(Generic[Kind]):
-    """What opens the URLs of a scheme: an entry of a registry by scheme.
+    """Opener of the URLs of a scheme, registered under the scheme's name.
 
     Args:
-        form: How its URLs are written, for messages, such as ``s3://BUCKET/PREFIX``.
-        open: Opens one.
+        form: Pattern of its URLs for messages, such as ``s3://BUCKET/PREFIX``.
+        open: Opens a URL.
     """
 
     form: str
@@ -58,7 +58,7 @@ class UrlScheme(Generic[Kind]):
 
 
 def usable_forms(registry: Registry[Any]) -> str:
-    """Describe the URL forms of a registry's schemes; of other packages the schemes alone are known."""
+    """Describe the URL forms of a registry's schemes; for entries of other packages only the scheme is known."""
     forms = [entry.form for entry in registry.values()]
     forms += [f"{entry.name}://..." for entry in entry_points(group=registry.group)]
     *others, last = dict.fromkeys(forms)

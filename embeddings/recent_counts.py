@@ -1,4 +1,4 @@
-"""How often each id occurred lately: a popularity of the moment, computed from what is before it alone. Torch-free."""
+"""Recent popularity of ids: counts with exponential decay, computed from earlier occurrences alone. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RecentCounts:
     """Decayed counts, c_i(t) = sum over occurrences of i at s < t of 2^(-(t - s) / half_life).
 
     An occurrence counts 1 when it happens and half of that ``half_life`` later (exponential decay as of Cormode,
-    Shkapenyuk, Srivastava and Xu, Forward Decay, ICDE 2009). What happens at t itself is not in c_i(t), so that a
-    column made by :meth:`add` tells a row nothing of itself, nor of what came after it.
+    Shkapenyuk, Srivastava and Xu, Forward Decay, ICDE 2009). Occurrences at t itself are not in c_i(t), so that a
+    column made by :meth:`add` leaks neither a row's own occurrence nor later ones into it.
 
     Args:
         half_life: in the unit of the times, above 0.

@@ -1,4 +1,4 @@
-"""Where rows, state and features lie: shared by the kernels and :mod:`embeddings.embedding_tables`."""
+"""Memory layout of rows, optimizer state and features, shared by kernels and :mod:`embeddings.embedding_tables`."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class FeatureDescriptor:
 
     @property
     def mean(self) -> bool:
-        """Whether a bag is divided by its number of ids that are not padding."""
+        """True if a bag's sum is divided by the number of its ids that are not padding."""
         return self.pooling == "mean"
 
 
 class Swaps(NamedTuple):
-    """SSE of one forward: what is asked for each feature (probability 0: nothing), and where in training it is."""
+    """SSE of one forward: each feature's configuration (probability 0: no swaps), and the position in training."""
 
     configs: tuple[SSEConfig, ...]
     step: int

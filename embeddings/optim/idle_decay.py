@@ -1,4 +1,4 @@
-"""What adaptive decay leaves of a row that no batch touches, for rows of every age; numpy only.
+"""Share of an untouched row that adaptive decay leaves, for rows of every age; numpy only.
 
 A row was last touched at step s; K steps are complete; J = K - s. With lambda_i = min(1, alpha i) adaptive
 regularization (Li and Lyu, Algorithm 1) leaves P_J = prod_{i<J} (1 - lambda_i) of it, about exp(-alpha J^2 / 2).
@@ -17,7 +17,7 @@ _BLOCK = 4096
 
 
 class Products:
-    """P_0, P_1, ... of one alpha, as far as they are asked for; 0 is the last one."""
+    """P_0, P_1, ... of one alpha, computed on demand up to the first that is 0."""
 
     def __init__(self, alpha: float) -> None:
         self.alpha, self.values, self._ended = alpha, np.ones(1), alpha == 0.0
@@ -42,7 +42,7 @@ class Products:
 
 
 class SteadyDecay:
-    """The same at every step: F(s, K) = P_{K-s}."""
+    """Decay by a row's age alone: F(s, K) = P_{K-s}."""
 
     def __init__(self, alpha: float) -> None:
         self.strongest = alpha
@@ -67,7 +67,7 @@ class SteadyDecay:
 
 
 class DecayByEpoch:
-    """None in the first epoch; then P_{K-s}, and that of ACROSS_EPOCHS times alpha where an epoch began since s.
+    """No decay in the first epoch; then P_{K-s}, with ACROSS_EPOCHS times alpha where an epoch began since s.
 
     Epochs have ``epoch_steps`` steps and begin after step 0, ``epoch_steps``, 2 ``epoch_steps`` and so on. One that
     begins after b steps has begun where K > b: what step b leaves is what an evaluation at the end of the epoch reads.
@@ -107,7 +107,7 @@ class DecayByEpoch:
         return self._share(steps[:, None], steps[:, None] + np.arange(1, horizon + 1))
 
     def steps_until(self, vanished: float) -> int:
-        """Return an age after which less than ``vanished`` is left: an epoch's, in the first one nothing decays."""
+        """Return an age after which less than ``vanished`` is left: at least an epoch, since the first has no decay."""
         return max(self.epoch_steps, math.ceil(math.sqrt(-2.0 * math.log(vanished) / self.strongest)) + 1)
 
     def _share(self, touched: np.ndarray, completed: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class DecayByEpoch:
         return np.where(begin > 0, left, 1.0)
 
     def _begin(self, completed: np.ndarray) -> np.ndarray:
-        """Return after how many steps the epoch of each step K of ``completed`` began."""
+        """Return the number of steps before the epoch of each step K of ``completed``."""
         return np.maximum(completed - 1, 0) // self.epoch_steps * self.epoch_steps
 
 

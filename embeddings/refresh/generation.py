@@ -82,11 +82,11 @@ def _last_generation(target: Collection) -> int:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How a candidate was brought into its generation's coordinates.
+    """Alignment of a candidate into the coordinates of its generation.
 
     Attributes:
         onto: the version it was aligned onto, None in a new generation.
-        rotation: R [d, d], None where nothing was turned.
+        rotation: R [d, d], None if the candidate was not rotated.
         note: a remark for the manifest.
     """
 
@@ -106,7 +106,7 @@ class Alignment:
     ) -> Alignment:
         """Align ``candidate`` onto ``parent``, or onto the anchor generation's first version without an average.
 
-        Versions that are chained one onto the next would drift there. A run that went on from a held version
+        Without an average, versions aligned one onto the next would drift. A run that went on from a held version
         (``start``) is aligned onto that, which is in the parent's coordinates and shares more items with it.
         """
         if parent is None or not generation.continues:

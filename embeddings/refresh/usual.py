@@ -1,4 +1,4 @@
-"""What the refreshes of a collection usually look like: the metrics of the versions that were published before."""
+"""Usual values of a collection's metrics: median and spread over the versions that were published before."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from embeddings.store import Collection, StoreError
 NUM_REFRESHES = 14
 """Largest number of refreshes whose metrics are remembered. Those on windows that end on one day count as one."""
 NUM_VERSIONS = 28 * NUM_REFRESHES
-"""Largest number of versions that are looked at: one an hour, and some more."""
+"""Largest number of versions that are read: 14 days of one an hour, and a margin."""
 MIN_REFRESHES = 5
-"""Fewest refreshes whose spread is taken for what is usual; with fewer it is assumed to be larger."""
+"""Fewest refreshes whose measured spread is used; with fewer a larger one is assumed."""
 EARLY = 2.5
 """Factor on the assumed spread while there are fewer than ``MIN_REFRESHES``."""
 WIDTH = 4.0

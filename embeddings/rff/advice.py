@@ -1,8 +1,8 @@
-"""Which dim and sigma a view should have, measured on the user's own vectors, with the printed bound beside it.
+"""Advice on a view's dim and sigma, measured on the user's own vectors, beside a theoretical bound.
 
 K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) is the kernel that features approximate. Two numbers decide whether they can:
-how far phi's inner products are from K (which depends on dim), and how much K differs between pairs of items at all
-(its *spread*, which depends on sigma). An error means little until it is small against the spread.
+the error of phi's inner products against K, which depends on dim, and the variation of K between pairs of items (its
+*spread*), which depends on sigma. The error must be small against the spread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DimChoice:
         dim: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None: none is).
         rms_dim: the same of the root mean square error.
         max_errors, rms_errors: at each dim tried.
-        bound_dim: what equation A.6 of Xu et al. asks for (:func:`bound_dim`).
+        bound_dim: dim that equation A.6 of Xu et al. requires (:func:`bound_dim`).
     """
 
     dim: int | None

@@ -1,4 +1,4 @@
-"""What sharded bags and sharded sequences have in common: where in training they are, and the steps of their rows."""
+"""Base of sharded bags and sharded sequences: their position in training, and the update steps of their rows."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class RowsOfRank:
         raise NotImplementedError
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        """Set where in training the next batch is; call it before the batch's ids are distributed.
+        """Set the next batch's position in training; call it before the batch's ids are distributed.
 
-        That is before each training forward; under TrainPipelineSparseDist, which distributes a batch while it trains
-        on the one before, where the iterator that it is given yields the batch.
+        That is before each training forward. TrainPipelineSparseDist distributes a batch while it trains on the one
+        before: there, call it when the pipeline's iterator yields the batch.
 
         Args:
             step: the step that the batch is for.
@@ -47,7 +47,7 @@ class RowsOfRank:
     def step(self, k: int, scale: float = 1.0) -> None:
         """Apply what this rank's backward recorded, times ``scale``, as step ``k``.
 
-        Where it raised it can be tried again: tables that have taken the step do not take it twice.
+        After an error it can be called again: tables that have applied the step do not apply it twice.
         """
         for kernel in self.kernels():
             if kernel.completed_steps != k:

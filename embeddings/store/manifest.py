@@ -1,4 +1,4 @@
-"""What is known of a version: the manifest that was written with it, and what became of it since."""
+"""Documents of a version: the manifest that was written with it, and its state since then."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class VersionManifest:
         parent: the version that it was made from.
         anchor_generation: the generation whose coordinates the vectors are in.
         anchor_version: the first version of that generation.
-        carried: how many of them have an earlier version's vector.
-        missing: how many ids have no vector.
-        alignment: how they were turned into the generation's coordinates.
-        erasures: when ids were erased from it, and how many rows.
+        carried: number of rows with an earlier version's vector.
+        missing: number of ids without a vector.
+        alignment: alignment of the vectors into the generation's coordinates.
+        erasures: time and number of rows of each erasure of ids.
         extra: every other entry, as it is in the document.
     """
 

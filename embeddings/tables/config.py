@@ -135,7 +135,7 @@ class TableConfig:
 
     @property
     def whole(self) -> bool:
-        """Whether this rank holds every row."""
+        """True if this shard holds every row of the table."""
         return self.row_count == self.num_rows
 
     @property

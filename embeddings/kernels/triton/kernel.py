@@ -39,7 +39,7 @@ LOG2_ZERO = -1e5
 
 @dataclass(frozen=True)
 class Group:
-    """The features of all tables of one dim: what one launch serves."""
+    """The features of all tables of one dim, which one kernel launch serves."""
 
     dim: int
     alignment: int  # every output column is a multiple of it
@@ -55,16 +55,17 @@ class Group:
 
 
 class Tiling(NamedTuple):
-    """How much of the work a program does at a time.
+    """Tile sizes of the Triton programs.
 
     Attributes:
-        elements: elements of rows, at most ``rows`` rows.
-        moving: elements of rows of a lookup that also reads moments: it has more of each to hold.
-        samples: samples of one program of SSE.
-        walkers: its walks from hit to hit at a time.
-        entries: sorted entries of one program of the update.
-        window: blocks of ``split`` entries that one program of the finish looks through.
-        warps: warps of a program with so many elements; one with fewer has less.
+        elements: largest number of row elements in a tile.
+        moving: the same for a lookup that also reads moments, which need registers of their own.
+        rows: largest number of rows, or bags, in a tile.
+        samples: samples of one SSE program.
+        walkers: walks from hit to hit that one SSE program makes in parallel.
+        entries: fewest sorted entries of one update program.
+        window: blocks of ``split`` entries that one program of the final reduction reads.
+        warps: largest number of warps of a program; small tiles use fewer.
     """
 
     elements: int
@@ -103,8 +104,8 @@ class TritonKernel:
     :meth:`check`; not by :meth:`forward`.
 
     Attributes:
-        tiling: how much a program does at a time.
-        split: the most entries of a row that one program sums, see embeddings.kernels.triton.update.
+        tiling: tile sizes of the programs.
+        split: largest number of entries of a row that one program sums, see embeddings.kernels.triton.update.
     """
 
     def __init__(self, layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""How far the directions of items turned."""
+"""Cosines between served and candidate vectors: how far the directions of items turned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embeddings.vectors.item_vectors import Array, chunks, unit_rows
 from embeddings.vectors.lazy_rows import Vectors
 
 LOW_COSINE = 0.65
-"""An item whose cosine to its served vector is below this has turned: by more than 49 degrees."""
+"""Cosine to its served vector below which an item counts as turned, by more than 49 degrees."""
 MAX_TRAFFIC = 0.01
 """Largest share of the weight that one item has in traffic-weighted figures, so that no single item decides them."""
 

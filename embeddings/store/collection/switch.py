@@ -1,6 +1,6 @@
-"""Which version is served: publication, promotion, rollback, candidates that are held, and retention.
+"""Lifecycle of versions: publication, promotion, rollback, holding of candidates, and retention.
 
-Versions that have expired keep their manifest and nothing else.
+Expired versions keep their manifest and nothing else.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from embeddings.store.views import utc_now
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch that is asked for, as the history has it.
+    """A requested change of the served version, as the history records it.
 
     Attributes:
         kind: publish or promote.
-        reason: kept in the history.
-        key: the id of the API key that asked for it.
+        reason: reason that the history keeps.
+        key: the id of the API key of the request.
     """
 
     version: str
@@ -34,7 +34,7 @@ class Switch:
 
 
 class VersionSwitch:
-    """Which version is served, held or kept; a part of :class:`Collection`."""
+    """Changes of the served, held and kept versions; a base class of :class:`Collection`."""
 
     _files: CollectionDirectory
     _reader: CollectionReader
@@ -42,7 +42,7 @@ class VersionSwitch:
     def publish(self, version: str, expected_parent: str | None) -> None:
         """Make ``version`` the current one if ``expected_parent`` (None: no version) is current now.
 
-        The switch is atomic and durable. Does nothing where the version is current already.
+        The switch is atomic and durable. If the version is current already, nothing changes.
 
         Raises:
             StaleParent: another version is current.
@@ -55,7 +55,7 @@ class VersionSwitch:
         """Mark a candidate as held, with the reasons; what is served does not change.
 
         Raises:
-            StoreError: the version is no candidate.
+            StoreError: the version is neither a candidate nor held.
         """
         self._check_named(version)
         with disk_errors(self._files.path), self._files.writing():
