@@ -46,7 +46,7 @@ class AsyncClient:
 
     @property
     def is_local(self) -> bool:
-        """Whether the service is on this machine."""
+        """True if the service's address is a loopback address, which is on this machine."""
         return self._client.is_local
 
     async def __aenter__(self) -> Self:

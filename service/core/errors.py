@@ -82,7 +82,7 @@ class Problem(Exception):
 
     @property
     def remedy(self) -> str:
-        """What to do, of all errors together."""
+        """The remedies of all errors in one line, each once."""
         return "; ".join(dict.fromkeys(error["remedy"] for error in self.errors if error["remedy"]))
 
     def body(self) -> dict[str, Any]:
