@@ -56,7 +56,7 @@ class IdMapSettings:
 
     @property
     def eviction_count(self) -> int:
-        """The number of oldest ids that are evicted at once: finding them takes a pass over all."""
+        """The number of oldest ids that are evicted together, because finding them takes a pass over all ids."""
         return max(1, self.capacity // 64)
 
     @property

@@ -38,13 +38,13 @@ class TouchedRows:
     Args:
         theta: The rows [n, dim] after their decay; the rule replaces them.
         grad: Their summed gradients [n, dim].
-        square: The squares of ``grad``; where the state is one number for each row, their mean over the row [n, 1].
+        square: The squares of ``grad``; for an optimizer with one number for each row, their mean over the row [n, 1].
         state: The state of the rows by name, [n, dim] or [n, 1]; the rule replaces it.
         num_steps: Steps by which the running means of each row shrink [n, 1]: this one and, with dense moments, those
             since its last touch.
         step: The step, from 1.
         rate: The learning rate at this step.
-        coefficients: Those of the deferred updates, where there are any: rows may be stored ahead of their momentum.
+        coefficients: Coefficients of the deferred updates, if any: rows may be stored ahead of their momentum.
         left: Share of each row that its decay has left since its last touch [n, 1]; None if moments do not decay.
     """
 
@@ -79,7 +79,7 @@ class RowOptimizer:
     Args:
         learning_rate: eta where the schedule's factor is 1.
         schedule: eta's course over the steps.
-        clip_row_norm: a row's g is scaled down to this Euclidean norm where it is longer. None: never.
+        clip_row_norm: largest Euclidean norm of a row's g, which is scaled down to it. None: no limit.
     """
 
     learning_rate: float = 0.01
@@ -189,11 +189,11 @@ class AdaptiveDecay:
     step of the row's last touch. The decay is not multiplied by eta.
 
     Args:
-        first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
-            (literal).
-        decay: ``at_read`` is the algorithm's. ``by_epoch`` (ours): none in the first epoch, and a gap in which an epoch
-            began counts as one ten times as long; a touch takes the same share from m, and its square from v. See
-            :class:`embeddings.optim.idle_decay.DecayByEpoch`.
+        first_touch: ``keep``: a row that was never touched keeps its initial value. ``literal``: it decays as if it had
+            been touched at step 0.
+        decay: ``at_read``: the published algorithm. ``by_epoch`` (ours): no decay in the first epoch; afterwards a gap
+            in which an epoch began counts as one ten times as long. At a touch m shrinks by the same factor, v by its
+            square. See :class:`embeddings.optim.idle_decay.DecayByEpoch`.
         epoch_steps: number of steps of an epoch, counted from the tables' first step; for ``by_epoch``.
     """
 

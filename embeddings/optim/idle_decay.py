@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 ACROSS_EPOCHS = 100.0
-"""alpha of a gap in which an epoch began, in alphas of the others: it counts as one ten times as long. By
-docs/reports/one_epoch.md."""
+"""Factor on alpha for a gap in which an epoch began, so that it counts as one ten times as long
+(docs/reports/one_epoch.md)."""
 _BLOCK = 4096
 
 
@@ -23,7 +23,7 @@ class Products:
         self.alpha, self.values, self._ended = alpha, np.ones(1), alpha == 0.0
 
     def up_to(self, age: int) -> np.ndarray:
-        """Return P of every J <= ``age``, or as far as it is not 0; its last entry holds for every later J."""
+        """Return P of every J <= ``age``, or up to the first 0; the last entry holds for every later J."""
         while not self._ended and len(self.values) <= age:
             first = len(self.values) - 1
             steps = np.arange(first, first + max(_BLOCK, first), dtype=np.float64)
@@ -70,7 +70,7 @@ class DecayByEpoch:
     """No decay in the first epoch; then P_{K-s}, with ACROSS_EPOCHS times alpha where an epoch began since s.
 
     Epochs have ``epoch_steps`` steps and begin after step 0, ``epoch_steps``, 2 ``epoch_steps`` and so on. One that
-    begins after b steps has begun where K > b: what step b leaves is what an evaluation at the end of the epoch reads.
+    begins after b steps has begun if K > b, so that an evaluation after step b reads the rows as the epoch left them.
     A touch ends a row's gap without a decay of its own.
     """
 
@@ -122,5 +122,5 @@ class DecayByEpoch:
 
 
 def idle_decay(alpha: float, epoch_steps: int | None) -> SteadyDecay | DecayByEpoch:
-    """Return the decay of idle rows at reads: by epoch where the number of steps of one is given."""
+    """Return the decay of idle rows at reads, by epoch if ``epoch_steps`` is given."""
     return SteadyDecay(alpha) if epoch_steps is None else DecayByEpoch(alpha, epoch_steps)

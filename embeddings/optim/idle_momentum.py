@@ -22,14 +22,14 @@ _STEPS, _AGES = 64, 1 << 18
 
 
 class Tables(NamedTuple):
-    """Of one step: ``movements`` [J* + 1, n, 2] and ``lookahead`` [n, 2], pairs of drift and eps term."""
+    """Tables of one step: ``movements`` [J* + 1, n, 2] and ``lookahead`` [n, 2], pairs of drift and eps term."""
 
     movements: np.ndarray
     lookahead: np.ndarray
 
 
 class IdleMomentum:
-    """The tables of an optimizer whose momentum moves idle rows.
+    """Tables for an optimizer whose momentum moves idle rows.
 
     Args:
         optimizer: has beta1 above 0 and dense moments.

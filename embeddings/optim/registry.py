@@ -18,7 +18,7 @@ class Kind(NamedTuple):
 
     optimizer: type[RowOptimizer]
     without: tuple[str, ...] = ()
-    """Settings of the class that are not this kind's."""
+    """Settings of the class that this kind does not accept."""
     on_fbgemm: bool = False
     """True if FBGEMM has a fused form of it."""
 

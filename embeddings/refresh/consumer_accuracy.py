@@ -83,7 +83,7 @@ def advise(
         labels: a label for each item.
         dims: dims of the features, by default 2, 4 and 8 times d.
         sigmas: sigmas of the features, each tried at each dim.
-        seed: of the sample, the split and the frequencies.
+        seed: seed of the sample, the split and the frequencies.
 
     Raises:
         ValueError: fewer than 100 items, one class, or more than 256.

@@ -99,7 +99,7 @@ def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
 
 
 def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
-    """Flag the parent's items that were carried for too long, bool [its rows].
+    """Flag the parent's items that were carried for too long, bool [rows of the parent].
 
     ``renewed``: bool, items that the run has found.
     """

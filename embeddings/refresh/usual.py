@@ -67,9 +67,9 @@ class Usual:
 def usual_metrics(collection: Collection, parent: str | None, model: str) -> dict[str, Usual]:
     """Return the usual values of each metric with rolling limits, over the refreshes that led to version ``parent``.
 
-    A version that a rollback left behind is not among them, nor one of another model or generation; figures of the rows
-    and of the model go on from one generation to the next. Refreshes of one day share most of their rows, and the first
-    of a day loses the oldest: they count once, with the worst value of each metric.
+    Versions that were rolled back, and those of another model or generation, do not count; figures of the rows and of
+    the model continue across generations. Refreshes of one day share most of their rows, and the first of a day loses
+    the oldest. So they count once, with the worst value of each metric.
     """
     days: dict[str, dict[str, float]] = {}
     for day, manifest, subjects in _published(collection, parent, model):
@@ -93,7 +93,7 @@ def _published(
         try:
             manifest = collection.manifest(version)
         except StoreError:
-            # Damaged or deleted: those before it are not known either.
+            # Damaged or deleted, so the versions before it are unknown too.
             return
         generation = generation or manifest["anchor_generation"]
         record = RefreshRecord.of(manifest)
@@ -108,6 +108,6 @@ def _published(
             return
         yield day, manifest, subjects
         if record.released and any(subject_of(name) == "rows" for name in record.released["failed"]):
-            # From here on the rows are others.
+            # Earlier versions had rows that differ for good.
             return
         version = manifest["parent"]

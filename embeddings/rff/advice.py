@@ -43,7 +43,7 @@ class DimChoice:
     Attributes:
         dim: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None: none is).
         rms_dim: the same of the root mean square error.
-        max_errors, rms_errors: at each dim tried.
+        max_errors, rms_errors: kernel errors at each dim tried.
         bound_dim: dim that equation A.6 of Xu et al. requires (:func:`bound_dim`).
     """
 
@@ -73,7 +73,7 @@ class DimChoice:
 
 
 def bound_dim(epsilon: float, dim_in: int, sigma: float, failure_probability: float = 0.05) -> int:
-    """Return the output dim 2m at which a printed bound promises a kernel error below ``epsilon`` everywhere.
+    """Return the output dim 2m at which a published bound guarantees a kernel error below ``epsilon`` everywhere.
 
     It is equation A.6 of Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in
     Industrial Systems": 2^8 (sigma_Q d_A / epsilon) exp(-m epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q =
@@ -102,10 +102,10 @@ def dim_for(
     Args:
         epsilon: the kernel error to reach.
         vectors: [n, d]; zero rows are left out.
-        sigma: of the kernel.
-        seed: of the frequencies.
+        sigma: scale of the kernel.
+        seed: seed of the frequencies.
         frequencies: one of ``FREQUENCIES``.
-        num_sampled: how many vectors are sampled.
+        num_sampled: number of sampled vectors.
         max_dim: the largest dim to try.
 
     Raises:

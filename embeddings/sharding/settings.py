@@ -140,7 +140,7 @@ def _described(table: TableConfig) -> dict[str, Any]:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Initial values are not drawn, which on the meta device is no work but imports torch's compiler: half a second."""
+    """Skips the drawing of initial values, which imports torch's compiler (half a second) even on the meta device."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -161,10 +161,10 @@ def check_collection(
 ) -> None:
     """Check that the tables of a model's collection are those of the table configs of the same names.
 
-    They must be pooled where it is one of bags and not pooled where it is one of sequences.
+    Tables of a collection of bags must be pooled, those of a collection of sequences not.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the tables differ.
     """
     collected = {
         config.name: (

@@ -115,7 +115,7 @@ class TableWise(OurSharding, TwPooledEmbeddingSharding):
 class PooledColumns(OurSharding):
     """The common part of the shardings of bags in which columns alone are split."""
 
-    # Of the column shards, rank by rank; and how those of a feature come together.
+    # Dims of the column shards, rank by rank, and the order that joins those of a feature.
     _embedding_dims: list[int]
     _embedding_order: list[int]
     _dim_sum_per_rank: Callable[[], list[int]]

@@ -79,7 +79,7 @@ class VersionManifest:
         return copy.deepcopy(dict(sorted({**document, **self.extra}.items())))
 
     def file(self, name: str) -> FileEntry | None:
-        """Return the entry of a file, None where the version has none of that name."""
+        """Return the entry of a file; None if the version has no file of that name."""
         return next((file for file in self.files if file.name == name), None)
 
     @property
@@ -93,13 +93,13 @@ _FIELDS = frozenset(one.name for one in fields(VersionManifest)) - {"extra"}
 
 @dataclass(frozen=True)
 class VersionRecord:
-    """A version's manifest, and what became of the version.
+    """A version's manifest, and its state since then.
 
     Attributes:
         state: candidate, held, published, superseded or expired.
-        published_at: when it was last switched to.
-        override: {reason, key, at} where somebody had it served although the gate held it.
-        damaged: what this process found wrong with its files.
+        published_at: time of the last switch to it.
+        override: {reason, key, at} of a promotion against the gate's verdict.
+        damaged: damage that this process found in its files.
     """
 
     manifest: VersionManifest
@@ -110,7 +110,7 @@ class VersionRecord:
     damaged: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest's document with what became of the version."""
+        """Return the manifest's document with the version's state."""
         later = {name: getattr(self, name) for name in ("state", "reasons", "published_at", "override", "damaged")}
         return {**self.manifest.to_json(), **later}
 

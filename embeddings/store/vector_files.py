@@ -55,7 +55,7 @@ def export_vectors(
         The version and the number of its rows that have a vector.
 
     Raises:
-        ValueError: Another ending, or ids were erased meanwhile: export again.
+        ValueError: Another suffix, or ids were erased during the export: export again.
         ImportError: The library of the format is not installed.
         OSError: No file can be written there.
         UnknownVersion: There is no such version.
@@ -151,4 +151,4 @@ FORMATS: dict[str, Callable[[Rows, Path], None]] = {
     ".usearch": _usearch,
     ".faiss": _faiss,
 }
-"""Writers of a file, by its ending."""
+"""Writers of a file, by its suffix."""

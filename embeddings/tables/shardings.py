@@ -66,9 +66,9 @@ def _parts(over: Over, world_size: int, local_size: int) -> int:
 
 
 def shard_columns(dim: int, num_shards: int) -> int:
-    """Return the fewest columns of equal shards, of which there are at most ``num_shards``.
+    """Return the smallest width of equal column shards, of which there are at most ``num_shards``.
 
-    It is a multiple of four, as TorchRec wants it, or all of them.
+    It is a multiple of four, as TorchRec requires, or the whole dim.
     """
     fits = (width for width in range(-(-dim // num_shards), dim) if dim % width == 0 and width % 4 == 0)
     return next(fits, dim)
@@ -94,5 +94,5 @@ def shardings_for(*, sequences: bool) -> tuple[str, ...]:
 
 
 def sharding_name(torchrec_type: str) -> str:
-    """Return our word for a value of TorchRec's ShardingType."""
+    """Return our name for a value of TorchRec's ShardingType."""
     return next((name for name, one in SHARDINGS.items() if one.torchrec_type == torchrec_type), torchrec_type)

@@ -36,7 +36,7 @@ class IdIndex:
             self._build(NUM_SPANS)
 
     def _build(self, num_spans: int) -> float:
-        """Lay the table out, and return the share of ids that have to be searched for."""
+        """Build the table, and return the share of ids that need a binary search."""
         keys, num_keys, crowded = self._keys, len(self._keys), 0
         size = -(-num_keys // num_spans)
         edges = np.append(np.arange(0, num_keys, size), num_keys)
@@ -62,8 +62,8 @@ class IdIndex:
         return self._starts.nbytes + self._lows.nbytes + self._shifts.nbytes + self._firsts.nbytes
 
     def rows(self, queries: Array) -> Array:
-        """Return the row of each query, int64 [len(queries)]; -1 where it is not there."""
-        # What lies beyond its span, or before the first, meets a bucket somewhere and no equal id in it.
+        """Return the row of each query, int64 [len(queries)]; -1 for an id that is not in the index."""
+        # A query outside every span is mapped to some bucket, which has no equal id.
         if len(self._lows) == 1:
             offsets = (queries - self._lows[0]).view(np.uint64)
             offsets >>= self._shifts[0]
@@ -88,8 +88,8 @@ class IdIndex:
 
 
 def _shift(width: int, num_keys: int) -> int:
-    """Return the shift that makes of 0 .. ``width`` between half as many buckets as keys, and as many.
+    """Return the shift that divides 0 .. ``width`` into at least half as many buckets as keys, and at most as many.
 
-    Where the width is smaller, every number has a bucket of its own.
+    If the width is smaller than the number of keys, every number has a bucket of its own.
     """
     return (width // num_keys).bit_length()

@@ -31,7 +31,7 @@ from embeddings.tables.philox import table_key
 MAX_POSITIONS = 16
 # Entries after which a run is split: see embeddings.kernels.triton.update.
 SPLIT = 16
-# Pieces of a run that the finish adds at a time.
+# Partial sums of a run that the final reduction adds at a time.
 DEPTH = 16
 # Of a beta of 0: 2 to this is 0 in every type, and, unlike infinity, it can be multiplied and subtracted.
 LOG2_ZERO = -1e5
@@ -99,9 +99,9 @@ class Sorted(NamedTuple):
 class TritonKernel:
     """The Triton kernels as a :class:`embeddings.kernels.layout.Kernel`.
 
-    On a GPU only :meth:`update` waits for the device, and for the lookups before it alone, which the backward has left
-    behind: a bad id or offset is reported by :meth:`update`, before any row is changed, or by a later lookup, or by
-    :meth:`check`; not by :meth:`forward`.
+    On a GPU only :meth:`update` waits for the device, and only for the lookups before the backward. So a bad id or
+    offset is not reported by its own :meth:`forward`, but by :meth:`update` before any row is changed, by a later
+    lookup, or by :meth:`check`.
 
     Attributes:
         tiling: tile sizes of the programs.
@@ -231,15 +231,15 @@ class TritonKernel:
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int, elements: int) -> int:
-        """Return the number of bags, or rows, that a program has at a time.
+        """Return the number of bags, or rows, in a tile.
 
-        On a GPU it does not depend on how many there are: each number is a kernel to compile.
+        On a GPU it does not depend on the batch, because each number needs a compiled kernel of its own.
         """
         most = int(max(1, min(elements // group.block, self.tiling.rows)))
         return min(most, _power_of_two_from(limit)) if self.interpreted else most
 
     def _warps(self, elements: int) -> int:
-        """Return the warps of a program that has so many elements at a time: a thread moves at least four at once."""
+        """Return the warps of a program for a tile of this size: at least four elements for each thread."""
         return max(1, min(self.tiling.warps, elements // 128))
 
     def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
@@ -264,7 +264,7 @@ class TritonKernel:
             return float(self._apply(self._sorted_once(records), rules.NORM, 0, None, 1.0))
 
     def _sorted_once(self, records: Sequence[Record]) -> Sorted:
-        """Return :meth:`_sorted`: the update of a step whose gradient was clipped finds what the norm had sorted."""
+        """Return :meth:`_sorted`, kept from the norm to the update of a step whose gradient is clipped."""
         kept, found = self._last_sorted or ((), None)
         if found is None or len(kept) != len(records) or any(a is not b for a, b in zip(kept, records, strict=True)):
             found = self._sorted(records)

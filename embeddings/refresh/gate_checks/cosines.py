@@ -20,9 +20,9 @@ MAX_TRAFFIC = 0.01
 class Cosines(GateCheck):
     """Cosines between the candidate's and the served vector of each item that both know from enough rows.
 
-    ``cosine_mean``: their mean; ``cosine_low``: the share of items that turned. Both hold, with their standard errors.
-    ``cosine_p5`` and ``cosine_mean_traffic`` (weighted by rows of training) inform, and so do the figures of all shared
-    items (``cosine_mean_all``, ...).
+    ``cosine_mean``: their mean; ``cosine_low``: the share of items that turned. Both have limits, which allow for their
+    standard errors. ``cosine_p5`` and ``cosine_mean_traffic`` (weighted by training rows) inform, and so do the figures
+    of all shared items (``cosine_mean_all``, ...).
     """
 
     about = "vectors"

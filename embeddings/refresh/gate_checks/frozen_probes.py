@@ -82,5 +82,5 @@ def _figures(probe: Probe, comparison: Comparison) -> dict[str, float]:
 
 
 def _standard_error(churn: float, num_items: float) -> float:
-    """Return the standard error of a change of accuracy on so many items; churn bounds how many of them change."""
+    """Return the standard error of a change of accuracy on ``num_items``; churn bounds the share that changes."""
     return math.sqrt(churn * (1.0 - churn) / num_items) if num_items > 0 and 0.0 <= churn <= 1.0 else 0.0

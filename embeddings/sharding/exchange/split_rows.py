@@ -72,7 +72,7 @@ class Swapper:
 
 
 class SwapBefore(BaseSparseFeaturesDist[KeyedJaggedTensor]):
-    """Swaps ids, which are still rows of the whole table here, before the class behind it sends them."""
+    """Swaps ids, which are still rows of the whole table here, before the next class in the MRO sends them."""
 
     def __init__(
         self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any

@@ -73,7 +73,7 @@ class Remote(Protocol):
 
 
 def encode_index(collection: str, files: Files) -> bytes:
-    """Return an index that no other is equal to."""
+    """Return a new, unique index."""
     return encode_document({"collection": collection, "at": time.time(), "nonce": uuid.uuid4().hex, "files": files})
 
 
@@ -94,7 +94,7 @@ def files_of(index: bytes, where: Path) -> Files:
 def content_name(path: str, sha256: str) -> str:
     """Return the name of the object of a file.
 
-    It says what the file is called, and what is in it, so that objects are never changed.
+    It contains the file's name and hash, so that an object never has to change.
     """
     file = PurePosixPath(path)
     return str(file.with_name(f"{file.stem}-{sha256[:16]}{file.suffix}"))
