@@ -45,7 +45,7 @@ def explain(document: Mapping[str, Any]) -> None:
 
 
 def compare(document: Mapping[str, Any]) -> None:
-    """Print how the model of a publication, or a version, does beside the one served before it, slice by slice."""
+    """Print the metrics of a publication's or version's model beside the one served before it, slice by slice."""
     from trainer.runs.model_comparison import comparison_told, in_words
 
     comparison = comparison_told(document)
@@ -99,7 +99,7 @@ def progress(job: Mapping[str, Any]) -> str:
 
 
 def last_auc(job: Mapping[str, Any], split: str) -> str:
-    """Return the newest AUC on a split, empty where there is none."""
+    """Return the newest AUC on a split; empty if there is none."""
     from trainer.spec.evaluation import figures_named
 
     metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]

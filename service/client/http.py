@@ -182,7 +182,7 @@ class Session:
             self._pause(pause)
         raise AssertionError("the last sending returns or raises")
 
-    # --- what waits: an asynchronous client does it in another way ----------------------------------------------------
+    # --- waiting: overridden by the asynchronous client ---------------------------------------------------------------
 
     _connection: Callable[..., Any] = httpx.Client
 

@@ -20,7 +20,7 @@ from service.identity.auth import FeaturesWriter, read_features
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 Result = TypeVar("Result")
-# Who erases waits for the one who is at it, for minutes perhaps: not in the threads that fetches need.
+# An erasure waits for the one before it, perhaps for minutes, and must not block the threads that fetches need.
 _threads = ThreadPoolExecutor(4, thread_name_prefix="erasure")
 
 
