@@ -1,7 +1,8 @@
 """Rules of plain English that a machine can check: python -m deploy.plain_english.
 
-- A docstring names a thing, and begins with no "Return what", "Tell whether" and the like.
-- The text below a constant says what it limits or holds, and does not begin with a bare preposition.
+- A docstring names a thing: it begins neither with a word of QUESTIONS nor with "Return what" or "Tell whether".
+- The text below a constant or field says what it limits or holds: it begins neither with such a word nor with a bare
+  preposition.
 - A sentence of a document, or its part before a semicolon or colon, has at most MAX_WORDS words.
 - Modules and classes have no name of RETIRED_NAMES.
 """
@@ -16,11 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("embeddings", "trainer", "service")
+PACKAGES = ("embeddings", "trainer", "service", "deploy")
 MAX_WORDS = 30
 """Most words of a sentence in a document."""
-OPENING = re.compile(r"(Return|Yield|Tell|Say)s? (what|whether|how|where|which|why)\b")
-CONSTANT = re.compile(r"(Of|So|With|In|For so|By so|Without|Where|What|How|Whether|Which)\b")
+QUESTIONS = "What|How|Whether|Where|Which|When|Those|That|Who"
+"""First words of a clause whose noun is missing."""
+OPENING = re.compile(rf"\s*({QUESTIONS}|(Return|Yield|Tell|Say)s? (what|whether|how|where|which|why))\b")
+CONSTANT = re.compile(rf"\s*({QUESTIONS}|Of|So|With|In|For so|By so|Without)\b")
 RETIRED_NAMES = frozenset(
     {"halves", "leaving", "holding", "turns", "siblings", "kept_parts", "stored", "notice", "by_bucket", "opening"}
 )
@@ -29,9 +32,9 @@ GENERATED = ("docs/gpu/", "CHANGELOG.md")
 
 
 def main() -> int:
-    found = [*_of_code(), *_of_documents()]
-    print(*found, sep="\n" if found else "")
-    return int(bool(found))
+    faults = [*_of_code(), *_of_documents()]
+    print(*faults, sep="\n" if faults else "")
+    return int(bool(faults))
 
 
 def _of_code() -> Iterator[str]:
@@ -50,9 +53,9 @@ def _of_code() -> Iterator[str]:
 
 def _constants(node: ast.AST) -> Iterator[tuple[int, str]]:
     body = getattr(node, "body", [])
-    for one, text in itertools.pairwise(body):
+    for statement, text in itertools.pairwise(body):
         if (
-            isinstance(one, ast.Assign | ast.AnnAssign)
+            isinstance(statement, ast.Assign | ast.AnnAssign)
             and isinstance(text, ast.Expr)
             and isinstance(text.value, ast.Constant)
             and CONSTANT.match(str(text.value.value))

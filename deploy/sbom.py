@@ -25,13 +25,13 @@ from packaging.utils import canonicalize_name
 
 ROOT = "evenkeel"
 ALIASES = {"fbgemm-gpu": ("fbgemm-gpu-cpu",)}
-"""Other names under which a package that is asked for may be installed."""
+"""Other names under which a required package may be installed."""
 UNLOCKED = (ROOT, "torch")
-"""Not in the lock: torch's build differs between indexes, so no hash fits (deploy/setup.sh)."""
+"""Packages that the lock lacks; torch's build differs between indexes, so no hash fits (deploy/setup.sh)."""
 
 
 def needed(root: str) -> dict[str, list[str]]:
-    """Return what an installed package needs, by name, each with what it needs itself; extras as they are asked for."""
+    """Return the direct dependencies of a package and of all its dependencies, by name, with the requested extras."""
     found: dict[str, list[str]] = {}
     work: list[tuple[str, frozenset[str]]] = [(root, frozenset())]
     seen = set()

@@ -1,4 +1,4 @@
-"""Objects under a URI: in S3, in servers that speak its protocol and heed ``If-Match``, and in Google's storage.
+"""Objects under a URI: in S3, in compatible servers that support ``If-Match``, and in Google Cloud Storage.
 
 Keys come from the environment or the machine's role, as obstore finds them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
 AWS_REGION, AWS_ENDPOINT_URL; GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS (files), GOOGLE_BEARER_TOKEN,
@@ -32,18 +32,18 @@ STORES: dict[str, tuple[type[S3Store] | type[GCSStore], str]] = {
     "s3": (S3Store, "AWS_ENDPOINT_URL"),
     "gs": (GCSStore, "GOOGLE_BASE_URL"),
 }
-"""Store of each scheme, and the variable of a server that is not the provider's."""
+"""Store class of each scheme, and the variable with the address of a server other than the provider's."""
 
 Version = Mapping[str, Any]
 """Version of an object that a conditional put replaces: ``e_tag`` and ``version``."""
 
 
 class StorageError(RuntimeError):
-    """The storage did not do what it was asked; what it holds under other names is unchanged."""
+    """A request to the storage failed; objects under other names are unchanged."""
 
 
 class NotWholeError(StorageError):
-    """What the storage holds is not, or not all of, what was put there."""
+    """An object in the storage is missing, truncated or different from the one that was put there."""
 
 
 class MissingFileError(NotWholeError):
@@ -60,7 +60,7 @@ class StoredFile(NamedTuple):
 class ObjectStorage:
     """The objects under ``s3://BUCKET/PREFIX`` or ``gs://BUCKET/PREFIX``.
 
-    A large file is put in parts, and is there with the last of them.
+    A large file is uploaded in parts, and appears with the last one.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class ObjectStorage:
         return True
 
     def put_if_unchanged(self, name: str, data: bytes, version: Version | None) -> Version | None:
-        """Put ``data`` at ``name`` if what is there has this version (None: if nothing is there).
+        """Put ``data`` at ``name`` if the object there has this version (None: if there is no object).
 
         Returns:
-            The new version, None if another one is there.
+            The new version; None if the object has another one.
         """
         with self._reaching(name):
             try:
@@ -164,7 +164,7 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def _reaching(self, name: str) -> Iterator[None]:
-        """Turn what obstore raises into StorageError; an error of this host's own files stays what it is."""
+        """Turn errors of obstore into StorageError; errors of this host's own files pass unchanged."""
         where = f"{self.uri}/{name}"
         try:
             yield

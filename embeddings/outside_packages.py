@@ -1,4 +1,4 @@
-"""Kinds that other packages enter in a registry: their classes or functions, by group and name of an entry point."""
+"""Plugins: kinds that other packages register, by the group and name of an entry point."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Kind = TypeVar("Kind")
 
 
 class OutsidePackageError(ValueError):
-    """Another package enters a kind that cannot be imported: the message names both, and the remedy."""
+    """A kind of another package cannot be imported; the message names both, and the remedy."""
 
 
 class Registry(dict[str, Kind]):
     """Kinds of this package by name; any other name is looked for among the entry points of other packages.
 
-    A package that cannot be imported is an error for those alone who ask for its kind.
+    A package that cannot be imported is an error only for users of its kind.
 
     Args:
         group: The group of entry points, such as ``evenkeel.stores``.
@@ -29,10 +29,10 @@ class Registry(dict[str, Kind]):
         self.group = group
 
     def __missing__(self, name: str) -> Kind:
-        """Import the kind that another package enters under this name.
+        """Import the kind that another package registers under this name.
 
         Raises:
-            KeyError: No package enters it.
+            KeyError: No package registers it.
             OutsidePackageError: It cannot be imported.
         """
         for entry in entry_points(group=self.group, name=name):
@@ -43,11 +43,11 @@ class Registry(dict[str, Kind]):
 
 @dataclass(frozen=True)
 class UrlScheme(Generic[Kind]):
-    """What opens the URLs of a scheme: an entry of a registry by scheme.
+    """Opener of the URLs of a scheme, registered under the scheme's name.
 
     Args:
-        form: How its URLs are written, for messages, such as ``s3://BUCKET/PREFIX``.
-        open: Opens one.
+        form: Pattern of its URLs for messages, such as ``s3://BUCKET/PREFIX``.
+        open: Opens a URL.
     """
 
     form: str
@@ -58,7 +58,7 @@ class UrlScheme(Generic[Kind]):
 
 
 def usable_forms(registry: Registry[Any]) -> str:
-    """Describe the URL forms of a registry's schemes; of other packages the schemes alone are known."""
+    """Describe the URL forms of a registry's schemes; for entries of other packages only the scheme is known."""
     forms = [entry.form for entry in registry.values()]
     forms += [f"{entry.name}://..." for entry in entry_points(group=registry.group)]
     *others, last = dict.fromkeys(forms)
@@ -66,7 +66,7 @@ def usable_forms(registry: Registry[Any]) -> str:
 
 
 def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Import a group's entry points: (those that load, by name; the reason why each other one does not)."""
+    """Import a group's entry points: (loaded ones by name, reasons for the others by name)."""
     loaded, broken = {}, {}
     for entry in entry_points(group=group):
         try:
@@ -77,7 +77,7 @@ def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def load(entry: EntryPoint) -> Any:
-    """Import what an entry point names.
+    """Import the object that an entry point names.
 
     Raises:
         OutsidePackageError: It cannot be imported.

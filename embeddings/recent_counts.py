@@ -1,4 +1,4 @@
-"""How often each id occurred lately: a popularity of the moment, computed from what is before it alone. Torch-free."""
+"""Recent popularity of ids: counts with exponential decay, computed from earlier occurrences alone. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RecentCounts:
     """Decayed counts, c_i(t) = sum over occurrences of i at s < t of 2^(-(t - s) / half_life).
 
     An occurrence counts 1 when it happens and half of that ``half_life`` later (exponential decay as of Cormode,
-    Shkapenyuk, Srivastava and Xu, Forward Decay, ICDE 2009). What happens at t itself is not in c_i(t), so that a
-    column made by :meth:`add` tells a row nothing of itself, nor of what came after it.
+    Shkapenyuk, Srivastava and Xu, Forward Decay, ICDE 2009). Occurrences at t itself are not in c_i(t), so that a
+    column made by :meth:`add` leaks neither a row's own occurrence nor later ones into it.
 
     Args:
         half_life: in the unit of the times, above 0.
@@ -28,7 +28,7 @@ class RecentCounts:
     Example:
         >>> from embeddings import RecentCounts
         >>> counts = RecentCounts(half_life=3600.0)  # times are in seconds
-        >>> counts.add(["a", "b", "a"], [0, 600, 3600]).tolist()  # a column of rows: what was there before each
+        >>> counts.add(["a", "b", "a"], [0, 600, 3600]).tolist()  # a column of rows: the count before each
         [0.0, 0.0, 0.5]
         >>> counts.at(["a", "never seen"], 7200).tolist()  # for ranking at 7200
         [0.75, 0.0]
@@ -38,21 +38,21 @@ class RecentCounts:
         if not (math.isfinite(half_life) and half_life > 0):
             raise ValueError(f"half_life is {half_life}: give a time above 0, in the unit of the times")
         self.half_life = float(half_life)
-        # By id, of its last occurrence: what was there with it, and when; those at the same time wait beside it.
+        # By id: count before its last occurrence, time of that, and number of occurrences at the same time.
         self._known: dict[Hashable, tuple[float, float, float]] = {}
         self._latest = -math.inf
 
     def add(self, ids: Sequence[Hashable] | npt.NDArray[Any], times: Sequence[float] | npt.NDArray[Any]) -> Floats:
-        """Take occurrences; return for each its id's count before it, float64 [n], in the order given.
+        """Add occurrences; return for each its id's count before it, float64 [n], in the order given.
 
-        Occurrences of a call may have any order; a later call has none from before those of an earlier one.
+        The occurrences of one call may have any order, but none may precede those of an earlier call.
 
         Args:
-            ids: of any kind that can be a key of a dictionary [n].
-            times: numbers [n].
+            ids: ids [n], of any hashable type.
+            times: times [n].
 
         Raises:
-            ValueError: ids and times are not as many, a time is not finite, or from before an earlier call's.
+            ValueError: ids and times differ in number, or a time is not finite or precedes an earlier call's.
         """
         keys, at = _as_list(ids), np.asarray(times, dtype=np.float64)
         if at.shape != (len(keys),):
@@ -80,10 +80,10 @@ class RecentCounts:
 
         Args:
             ids: as in :meth:`add` [n].
-            time: at or after all that was added; what happened at it is not counted.
+            time: at or after all added occurrences; those at the time itself are not counted.
 
         Raises:
-            ValueError: occurrences from after ``time`` were added, which would be told.
+            ValueError: occurrences after ``time`` were added, which the counts would leak.
         """
         if not time >= self._latest:
             raise ValueError(f"time is {time:g}, and {self._latest:g} was added: ask for a time at or after that")
@@ -97,7 +97,7 @@ class RecentCounts:
 
 
 def _as_list(ids: Sequence[Hashable] | npt.NDArray[Any]) -> list[Hashable]:
-    """Return ids as Python's own values, whatever column they are: others are slower as keys, or equal none."""
+    """Return ids of any column as Python's own values: numpy's are slower as keys, and Arrow's equal no others."""
     for in_python in ("to_pylist", "tolist"):
         if hasattr(ids, in_python):
             return list(getattr(ids, in_python)())

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 
 
 def plot_path(name: str) -> Path:
-    """Return where the plot of a name is."""
+    """Return the path of a plot's file."""
     return FOLDER / "reports" / f"{name}.svg"
 
 

@@ -17,11 +17,11 @@ class Box:
     """A box around the middle of a cell.
 
     Attributes:
-        column: Of its middle, in cells.
-        row: Of its middle, in cells.
-        text: Its lines.
+        column: Column of its cell, which may be fractional.
+        row: Row of its cell, which may be fractional.
+        text: Lines of text.
         kind: ``step``, ``store``, ``choice`` or ``end``.
-        width: In pixels.
+        width: Width in pixels.
     """
 
     column: float
@@ -39,7 +39,7 @@ class Box:
         return LINE_HEIGHT * len(self.text.splitlines()) + PADDING
 
     def border(self, towards: tuple[float, float]) -> tuple[float, float]:
-        """Return where a line from the middle leaves the box."""
+        """Return the point at which a line from the middle leaves the box."""
         (x, y), (there_x, there_y) = self.middle, towards
         dx, dy = there_x - x, there_y - y
         share = min(
@@ -51,7 +51,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Arrow:
-    """A line from a box to a box, by their names; dashed where it is taken on another day."""
+    """An arrow between two boxes, given by name; dashed for a step that happens at another time."""
 
     start: str
     end: str
@@ -63,7 +63,7 @@ def draw(title: str, boxes: dict[str, Box], arrows: list[Arrow]) -> str:
     """Return the picture as SVG.
 
     Args:
-        title: What a reader who does not see the picture is told.
+        title: Alternative text for readers who do not see the picture.
         boxes: By name.
         arrows: Between boxes.
 

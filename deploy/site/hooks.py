@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds: the generated reference, pages outside docs/, links to both, the navigation."""
+"""Hooks of mkdocs: the generated reference, pages outside docs/, links to both, and the navigation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTSIDE = {
     "notebooks/downstream_model.md": "examples/notebooks/downstream_model.ipynb",
     "notebooks/optimizers.md": "examples/notebooks/optimizers.ipynb",
 }
-"""Pages by the files that they are, which have their place in the repository."""
+"""Source file of each page that lies outside docs/."""
 _PAGE_OF = {source: page for page, source in OUTSIDE.items()}
 _FENCED = re.compile(r"(^```.*?^```$)", flags=re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?://|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
@@ -36,7 +36,7 @@ _LOADED = re.compile(
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put files in the place of the navigation's entries that end in ``*.md``."""
+    """Replace each entry of the navigation that ends in ``*.md`` by the files that match it."""
     named = set(re.findall(r"[\w/]+\.md", str(config.nav)))
     config.nav = _expanded(config.nav, Path(config.docs_dir), named)
     return config
@@ -83,9 +83,9 @@ def as_markdown(notebook: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages; of source code the text alone stays.
+    """Turn links between files of the repository into links between pages; links to source code become plain text.
 
-    The repository has no generated pages: links to them lead to a section of docs/reference/README.md there.
+    The repository has no generated pages: its links to them lead to a section of docs/reference/README.md.
     """
     source = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
@@ -104,10 +104,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that would load something from elsewhere.
+    """Refuse a page that loads a resource from another site.
 
     Raises:
-        PluginError: It would, and does not work offline.
+        PluginError: The page loads one, so it would not work offline.
     """
     if loaded := _LOADED.search(output):
         raise PluginError(f"{page.file.src_uri} loads from elsewhere: {loaded[0]}: keep the file in docs/")

@@ -22,18 +22,18 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def printed(cell: dict[str, Any]) -> str:
-    """Return what a cell printed when it was kept."""
+    """Return the output of a cell that the notebook's file holds."""
     return "".join("".join(output["text"]) for output in cell["outputs"])
 
 
 def run(notebook: dict[str, Any], name: str) -> list[str]:
     """Run the code cells of a notebook and return what each printed.
 
-    Must be called on the main thread where a cell trains.
+    Call it on the main thread if a cell trains.
 
     Args:
-        notebook: Its document.
-        name: For messages.
+        notebook: The notebook's document.
+        name: Its name in messages.
 
     Raises:
         RuntimeError: A cell failed, with its error as the cause.

@@ -36,7 +36,7 @@ def overview() -> str:
 
 
 def deferred_updates() -> str:
-    """Return what happens to one row over five steps."""
+    """Return the picture of a deferred update: one row over five steps."""
     return draw(
         "A row is touched in step 3 and read in step 7: the decay and movement of the steps between are applied then.",
         {
@@ -59,7 +59,7 @@ def deferred_updates() -> str:
 
 
 def sse() -> str:
-    """Return what a swap does to a lookup and to a gradient."""
+    """Return the picture of SSE: a swapped id in lookup and gradient."""
     return draw(
         "In training an id is swapped for another row with a small probability; the gradient goes to that row.",
         {
@@ -172,7 +172,7 @@ def checkpoint() -> str:
 
 
 def store() -> str:
-    """Return what a collection holds, who writes it and who reads it."""
+    """Return the picture of a collection: its files, their writer and their readers."""
     return draw(
         "A writer adds a version beside the others and then replaces the pointer; readers map the version it names.",
         {

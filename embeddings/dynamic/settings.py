@@ -1,4 +1,4 @@
-"""How a dynamic table grows: how many ids it holds, which are admitted, which are evicted; torch-free."""
+"""Settings of a dynamic table: its capacity, the admission of new ids and the eviction of old ones; torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ MAX_CAPACITY = 2**31 - 1024
 
 @dataclass(frozen=True)
 class IdMapSettings:
-    """Which ids have a row of a dynamic table.
+    """Rules by which ids get and lose a row of a dynamic table.
 
     Attributes:
-        capacity: the most ids that have a row at once. Memory is taken as rows are given out, not before.
-        admission_threshold: an id gets its row when it occurs for this many times, at most 255; before, it reads the
-            row of unknown ids. Occurrences are forgotten after one to two times ``capacity`` occurrences of ids without
-            a row, and may be overestimated, as a threshold above 1 counts them in a sketch of 32 bytes for each row.
-        ttl_steps: an id that did not occur for more than so many steps loses its row, at the latest an eighth of that
-            later; None: never.
-        eviction_policy: ``oldest``: the ids that occurred longest ago make room, a 64th of ``capacity`` at once, but
-            none of the current step; ``refuse``: new ids read the row of unknown ids until others expire.
+        capacity: largest number of ids that have a row at the same time. Memory is allocated as ids get rows.
+        admission_threshold: number of occurrences after which an id gets a row, at most 255; until then it reads the
+            row of unknown ids. A threshold above 1 counts occurrences in a sketch of 32 bytes for each row, which may
+            overestimate them. Counts are forgotten after one to two times ``capacity`` occurrences of ids without a
+            row.
+        ttl_steps: number of steps without an occurrence after which an id loses its row; the search for such ids runs
+            every ``ttl_steps`` / 8 steps. None: ids never expire.
+        eviction_policy: action when the table is full. ``oldest``: evict the ids that occurred longest ago, 1/64 of
+            ``capacity`` at once, but none of the current step. ``refuse``: let new ids read the row of unknown ids
+            until others expire.
     """
 
     capacity: int
@@ -54,7 +56,7 @@ class IdMapSettings:
 
     @property
     def eviction_count(self) -> int:
-        """The number of oldest ids that are evicted at once: finding them takes a pass over all."""
+        """The number of oldest ids that are evicted together, because finding them takes a pass over all ids."""
         return max(1, self.capacity // 64)
 
     @property

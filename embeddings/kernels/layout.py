@@ -1,4 +1,4 @@
-"""Where rows, state and features lie: shared by the kernels and :mod:`embeddings.embedding_tables`."""
+"""Memory layout of rows, optimizer state and features, shared by kernels and :mod:`embeddings.embedding_tables`."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class FeatureDescriptor:
 
     @property
     def mean(self) -> bool:
-        """Whether a bag is divided by its number of ids that are not padding."""
+        """True if a bag's sum is divided by the number of its ids that are not padding."""
         return self.pooling == "mean"
 
 
 class Swaps(NamedTuple):
-    """SSE of one forward: what is asked for each feature (probability 0: nothing), and where in training it is."""
+    """SSE of one forward: each feature's configuration (probability 0: no swaps), and the position in training."""
 
     configs: tuple[SSEConfig, ...]
     step: int
@@ -70,7 +70,7 @@ class Swaps(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The interface of a backend; ``deferred`` is None where reading a row needs no correction."""
+    """The interface of a backend; ``deferred`` is None if rows are read as they are stored."""
 
     def forward(
         self,
@@ -83,8 +83,8 @@ class Kernel(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Swap, read and pool: return (output [B, sum of dims], the ids looked up); without pooling output is [n, dim].
 
-        ``indices`` and ``offsets`` are int32 or int64, contiguous, and not validated yet: it is the kernel that refuses
-        bad ids and offsets (``Layout.bad_id``, ``bad_offsets``). An id outside its table with bounds ``ignore`` adds
+        ``indices`` and ``offsets`` are int32 or int64, contiguous, and not validated yet: the kernel itself refuses bad
+        ids and offsets (``Layout.bad_id``, ``bad_offsets``). An id outside its table with bounds ``ignore`` adds
         nothing, is not counted by a mean, not swapped and not touched.
         """
         ...
@@ -98,7 +98,7 @@ class Kernel(Protocol):
     ) -> None:
         """Apply ``scale`` times the sum of the recorded gradients to the touched rows, as step ``step``.
 
-        What can fail, such as taking memory, comes before the first row is changed: it raises and changes nothing.
+        Steps that can fail, such as allocating memory, precede the first change of a row: an error changes nothing.
         """
         ...
 
@@ -116,11 +116,11 @@ class Layout:
 
     Attributes:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
-        compute_dtype: of output, gradients and sums: float32 for half rows, else ``dtype``.
-        pooled: False where every feature has pooling ``none``.
-        weight_base, vector_base, step_base: int64 [T], where each table starts in them.
+        compute_dtype: type of output, gradients and sums: float32 for half rows, else ``dtype``.
+        pooled: False if every feature has pooling ``none``.
+        weight_base, vector_base, step_base: int64 [T], offset of each table in weights, vectors and last steps.
         descriptors: one FeatureDescriptor for each feature, tables in order.
-        on_access: called before rows are handed out, by a kernel that keeps some of them elsewhere meanwhile.
+        on_access: called before rows are handed out, so that a kernel with a cache can write its rows back.
     """
 
     def __init__(

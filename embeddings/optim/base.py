@@ -1,9 +1,9 @@
-"""What row optimizers have in common: their settings, and the state they keep for each row; torch-free.
+"""Settings shared by all row optimizers, and the state that they keep for each row; torch-free.
 
 A row is touched by a step if it occurs in the batch with non-zero weight, whatever its gradient. Only touched rows are
-written. What dense semantics would do to the others is a deferred update, applied when the row is read (see
-:mod:`embeddings.optim.deferred_update`). Below, eta is ``learning_rate`` times the schedule's factor at the step, and g
-a row's gradient summed over the batch.
+written. The change that dense semantics would make to the others is a deferred update, applied when the row is read
+(see :mod:`embeddings.optim.deferred_update`). Below, eta is ``learning_rate`` times the schedule's factor at the step,
+and g a row's gradient summed over the batch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 MOMENTS = ("dense", "lazy")
 FIRST_TOUCH = ("keep", "literal")
 DECAYS = ("at_read", "by_epoch")
-# With dense moments and a decay, a row may be stored at most so much farther from its value than without a decay.
+# Largest factor by which a decay, with dense moments, may widen the gap between a stored row and its value.
 MAX_LEAD = 32.0
 # Where rows are stored as they are: P and r^J below this add nothing to a float64.
 VANISHED_PRESENT = 1e-18
-# The most idle steps after which a row's momentum is looked at.
+# Largest number of idle steps over which a row's momentum is computed.
 MAX_HORIZON = 1 << 16
 
 
@@ -38,14 +38,14 @@ class TouchedRows:
     Args:
         theta: The rows [n, dim] after their decay; the rule replaces them.
         grad: Their summed gradients [n, dim].
-        square: The squares of ``grad``; where the state is one number for each row, their mean over the row [n, 1].
+        square: The squares of ``grad``; for an optimizer with one number for each row, their mean over the row [n, 1].
         state: The state of the rows by name, [n, dim] or [n, 1]; the rule replaces it.
-        num_steps: How many steps the running means of each row fade by [n, 1]: this one and, with dense moments, those
+        num_steps: Steps by which the running means of each row shrink [n, 1]: this one and, with dense moments, those
             since its last touch.
         step: The step, from 1.
         rate: The learning rate at this step.
-        coefficients: Those of the deferred updates, where there are any: rows may be stored ahead of their momentum.
-        left: What their decay has left of the rows since their last touch [n, 1], where running means decay with them.
+        coefficients: Coefficients of the deferred updates, if any: rows may be stored ahead of their momentum.
+        left: Share of each row that its decay has left since its last touch [n, 1]; None if moments do not decay.
     """
 
     theta: torch.Tensor
@@ -69,17 +69,17 @@ class TouchedRows:
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """Base of the row optimizers: their settings, which state they keep for each row, and their rule.
+    """Base of the row optimizers: their settings, the state that they keep for each row, and their rule.
 
     ``rule`` is the name of the update in the compiled kernels; :meth:`apply_rule` is the same update in plain torch.
     ``state_names`` are the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
     ``row_state_names`` are those of them that hold one number for each row, not one for each of its elements.
-    ``keeps_mean_square`` says whether ``v`` is among them, a running mean of squares, which float16 cannot hold.
+    ``keeps_mean_square`` is True if ``v`` is among them, a running mean of squares, which float16 cannot hold.
 
     Args:
         learning_rate: eta where the schedule's factor is 1.
         schedule: eta's course over the steps.
-        clip_row_norm: a row's g is scaled down to this Euclidean norm where it is longer. None: never.
+        clip_row_norm: largest Euclidean norm of a row's g, which is scaled down to it. None: no limit.
     """
 
     learning_rate: float = 0.01
@@ -108,7 +108,7 @@ class RowOptimizer:
             _check_decay(self.learning_rate, settings["weight_decay"])
 
     def apply_rule(self, rows: TouchedRows) -> None:
-        """Move the rows and their state by one step: what every kernel is tested against."""
+        """Update the rows and their state by one step; every kernel is tested against this."""
         raise NotImplementedError(f"{type(self).__name__} has no update rule: define apply_rule")
 
     def rates(self, steps: np.ndarray) -> np.ndarray:
@@ -121,49 +121,49 @@ class RowOptimizer:
 
     @property
     def betas(self) -> tuple[float, float] | None:
-        """beta1 and beta2 of the running means of g and its square; None where none is kept."""
+        """beta1 and beta2 of the running means of g and its square; None without running means."""
         return None
 
     @property
     def dense_moments(self) -> bool:
-        """Whether running means of an untouched row shrink at each step."""
+        """True if the running means of an untouched row shrink at each step, as those of dense Adam do."""
         return self.betas is not None and getattr(self, "moments", "lazy") == "dense"
 
     @property
     def idle_alpha(self) -> float:
-        """alpha of the decay of untouched rows of which an update applies its own step's; 0 is none."""
+        """alpha of the decay that an update applies to a touched row, for its own step alone; 0: none."""
         return 0.0
 
     @property
     def read_decay(self) -> tuple[float, int | None]:
-        """alpha of the decay of untouched rows that a read applies, and an epoch's steps where they matter to it."""
+        """alpha of the decay that a read applies to an untouched row, and the steps of an epoch if it is by epoch."""
         return 0.0, None
 
     @property
     def moments_decay(self) -> bool:
-        """Whether a touch takes from the running means what the decay of the idle row has taken from it."""
+        """True if the running means of an untouched row decay together with the row."""
         return False
 
     @property
     def constant_decay(self) -> float:
-        """The part of eta by which a row decays at each step, touched or not; 0 is none."""
+        """Decay of every row at each step, touched or not, as a multiple of eta; 0: none."""
         return float(getattr(self, "weight_decay", 0.0))
 
     @property
     def decays_from_start(self) -> bool:
-        """Whether a row that was never touched decays like one that was touched at step 0."""
+        """True if a row that was never touched decays as if it had been touched at step 0."""
         return getattr(self, "first_touch", "keep") == "literal"
 
     @property
     def idle_momentum(self) -> bool:
-        """Whether momentum keeps moving an untouched row."""
+        """True if momentum keeps moving a row between its touches."""
         return False
 
     @property
     def deferred_settings(self) -> tuple[str, ...]:
-        """Names of the settings that say where a row is that no batch touched lately: a warm start may not change them.
+        """Names of the settings that determine the value of an untouched row; a warm start may not change them.
 
-        A setting that is not named here is one of them wherever untouched rows move at all.
+        A setting that is not named here counts as one of them if untouched rows move at all.
         """
         momentum, decay, adaptive = self.idle_momentum, self.constant_decay > 0.0, hasattr(self, "alpha")
         matters = {
@@ -189,12 +189,12 @@ class AdaptiveDecay:
     step of the row's last touch. The decay is not multiplied by eta.
 
     Args:
-        first_touch: a row that was never touched is kept as it was initialised, or decays as if touched at step 0
-            (literal).
-        decay: ``at_read`` is the algorithm's. ``by_epoch`` (ours): none in the first epoch, and a gap in which an epoch
-            began counts as one ten times as long; a touch takes the same share from m, and its square from v. See
-            :class:`embeddings.optim.idle_decay.DecayByEpoch`.
-        epoch_steps: how many steps an epoch has, counted from the tables' first step; for ``by_epoch``.
+        first_touch: ``keep``: a row that was never touched keeps its initial value. ``literal``: it decays as if it had
+            been touched at step 0.
+        decay: ``at_read``: the published algorithm. ``by_epoch`` (ours): no decay in the first epoch; afterwards a gap
+            in which an epoch began counts as one ten times as long. At a touch m shrinks by the same factor, v by its
+            square. See :class:`embeddings.optim.idle_decay.DecayByEpoch`.
+        epoch_steps: number of steps of an epoch, counted from the tables' first step; for ``by_epoch``.
     """
 
     alpha: float = 1e-4

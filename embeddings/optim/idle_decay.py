@@ -1,4 +1,4 @@
-"""What adaptive decay leaves of a row that no batch touches, for rows of every age; numpy only.
+"""Share of an untouched row that adaptive decay leaves, for rows of every age; numpy only.
 
 A row was last touched at step s; K steps are complete; J = K - s. With lambda_i = min(1, alpha i) adaptive
 regularization (Li and Lyu, Algorithm 1) leaves P_J = prod_{i<J} (1 - lambda_i) of it, about exp(-alpha J^2 / 2).
@@ -11,19 +11,19 @@ import math
 import numpy as np
 
 ACROSS_EPOCHS = 100.0
-"""alpha of a gap in which an epoch began, in alphas of the others: it counts as one ten times as long. By
-docs/reports/one_epoch.md."""
+"""Factor on alpha for a gap in which an epoch began, so that it counts as one ten times as long
+(docs/reports/one_epoch.md)."""
 _BLOCK = 4096
 
 
 class Products:
-    """P_0, P_1, ... of one alpha, as far as they are asked for; 0 is the last one."""
+    """P_0, P_1, ... of one alpha, computed on demand up to the first that is 0."""
 
     def __init__(self, alpha: float) -> None:
         self.alpha, self.values, self._ended = alpha, np.ones(1), alpha == 0.0
 
     def up_to(self, age: int) -> np.ndarray:
-        """Return P of every J <= ``age``, or as far as it is not 0; its last entry holds for every later J."""
+        """Return P of every J <= ``age``, or up to the first 0; the last entry holds for every later J."""
         while not self._ended and len(self.values) <= age:
             first = len(self.values) - 1
             steps = np.arange(first, first + max(_BLOCK, first), dtype=np.float64)
@@ -42,7 +42,7 @@ class Products:
 
 
 class SteadyDecay:
-    """The same at every step: F(s, K) = P_{K-s}."""
+    """Decay by a row's age alone: F(s, K) = P_{K-s}."""
 
     def __init__(self, alpha: float) -> None:
         self.strongest = alpha
@@ -67,10 +67,10 @@ class SteadyDecay:
 
 
 class DecayByEpoch:
-    """None in the first epoch; then P_{K-s}, and that of ACROSS_EPOCHS times alpha where an epoch began since s.
+    """No decay in the first epoch; then P_{K-s}, with ACROSS_EPOCHS times alpha where an epoch began since s.
 
     Epochs have ``epoch_steps`` steps and begin after step 0, ``epoch_steps``, 2 ``epoch_steps`` and so on. One that
-    begins after b steps has begun where K > b: what step b leaves is what an evaluation at the end of the epoch reads.
+    begins after b steps has begun if K > b, so that an evaluation after step b reads the rows as the epoch left them.
     A touch ends a row's gap without a decay of its own.
     """
 
@@ -107,7 +107,7 @@ class DecayByEpoch:
         return self._share(steps[:, None], steps[:, None] + np.arange(1, horizon + 1))
 
     def steps_until(self, vanished: float) -> int:
-        """Return an age after which less than ``vanished`` is left: an epoch's, in the first one nothing decays."""
+        """Return an age after which less than ``vanished`` is left: at least an epoch, since the first has no decay."""
         return max(self.epoch_steps, math.ceil(math.sqrt(-2.0 * math.log(vanished) / self.strongest)) + 1)
 
     def _share(self, touched: np.ndarray, completed: np.ndarray) -> np.ndarray:
@@ -117,10 +117,10 @@ class DecayByEpoch:
         return np.where(begin > 0, left, 1.0)
 
     def _begin(self, completed: np.ndarray) -> np.ndarray:
-        """Return after how many steps the epoch of each step K of ``completed`` began."""
+        """Return the number of steps before the epoch of each step K of ``completed``."""
         return np.maximum(completed - 1, 0) // self.epoch_steps * self.epoch_steps
 
 
 def idle_decay(alpha: float, epoch_steps: int | None) -> SteadyDecay | DecayByEpoch:
-    """Return the decay of idle rows at reads: by epoch where the number of steps of one is given."""
+    """Return the decay of idle rows at reads, by epoch if ``epoch_steps`` is given."""
     return SteadyDecay(alpha) if epoch_steps is None else DecayByEpoch(alpha, epoch_steps)

@@ -1,9 +1,9 @@
-"""What momentum does to rows of every age, in a few nodes: tables for one step after another. Numpy only.
+"""Movement of rows of every age by momentum, on a few quadrature nodes: tables for successive steps. Numpy only.
 
-The formulas are those of :mod:`embeddings.optim.deferred_update`. For each age the 2 n moments of its sum follow from
-those of the age before at the step before: one term goes or comes, and all decay. They are about the first term after
-the row's touch, so that they are those of the same row. Steps are taken in blocks, always the same ones together, so
-that the tables of a step do not depend on where one came from.
+The formulas are those of :mod:`embeddings.optim.deferred_update`. The 2 n moments of an age's sum follow from those of
+the age before at the step before: one term is added or dropped, and all decay. They are centred on the first term after
+the row's touch, so that both belong to the same row. Steps are computed in fixed blocks, so that the tables of a step
+do not depend on the step from which the computation began.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _STEPS, _AGES = 64, 1 << 18
 
 
 class Tables(NamedTuple):
-    """Of one step: ``movements`` [J* + 1, n, 2] and ``lookahead`` [n, 2], pairs of drift and eps term."""
+    """Tables of one step: ``movements`` [J* + 1, n, 2] and ``lookahead`` [n, 2], pairs of drift and eps term."""
 
     movements: np.ndarray
     lookahead: np.ndarray
 
 
 class IdleMomentum:
-    """The tables of an optimizer whose momentum moves idle rows.
+    """Tables for an optimizer whose momentum moves idle rows.
 
     Args:
         optimizer: has beta1 above 0 and dense moments.
-        decay: what adaptive decay leaves of idle rows.
-        momentum_steps: how many terms of a sum matter.
-        horizon: J*, at least as many.
-        ahead: whether rows are stored ahead.
+        decay: adaptive decay of idle rows.
+        momentum_steps: number of terms of a sum that matter.
+        horizon: J*, at least ``momentum_steps``.
+        ahead: True if rows are stored ahead of their momentum.
         smallest: the smallest eps term.
     """
 

@@ -1,4 +1,4 @@
-"""Row optimizers by the name that a job gives them, and which of their settings a job of that name may set."""
+"""Row optimizers by the name that a job gives them, with the settings that each accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kind(NamedTuple):
 
     optimizer: type[RowOptimizer]
     without: tuple[str, ...] = ()
-    """Settings of the class that are not this kind's."""
+    """Settings of the class that this kind does not accept."""
     on_fbgemm: bool = False
     """True if FBGEMM has a fused form of it."""
 
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether one number of its state is of a whole row."""
+        """True if its state has a tensor with one number for a whole row."""
         return bool(self.optimizer.row_state_names)
 
 

@@ -1,7 +1,7 @@
-"""Which dim and sigma of random Fourier features serve a task of one's own: the accuracy of a consumer on each.
+"""Choice of dim and sigma of random Fourier features for a user's own task, by a consumer's accuracy on each.
 
-The kernel error (:mod:`embeddings.rff.advice`) says how well features stand for their kernel; only a task says whether
-that kernel is any use to it. The task is a label for each item; the consumer is the one of the probes
+The kernel error (:mod:`embeddings.rff.advice`) measures how well features approximate their kernel; only a task shows
+that the kernel itself is useful. The task is a label for each item; the consumer is the linear classifier of the probes
 (:mod:`embeddings.refresh.probe`).
 """
 
@@ -18,9 +18,9 @@ from embeddings.vectors.item_vectors import Array, unit_rows
 
 SIGMAS = (0.4, 1.0, 2.0)
 DIMS = (2, 4, 8)
-"""Times the vectors' own dim."""
+"""Dims that are tried, as multiples of the vectors' own dim."""
 NUM_STEPS = 300
-"""Steps of the regression: more change the third decimal of an accuracy."""
+"""Steps of the regression; further ones change only the third decimal of an accuracy."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TaskAdvice:
     Attributes:
         tried: the vectors themselves, then each sigma at each dim.
         majority: the share of the most frequent class among the ``num_held_out`` items.
-        standard_error: of the best accuracy, on so many items.
+        standard_error: standard error of the highest accuracy, on ``num_held_out`` items.
     """
 
     tried: tuple[Accuracy, ...]
@@ -52,9 +52,9 @@ class TaskAdvice:
 
     @property
     def best(self) -> Accuracy:
-        """The features of the smallest dim whose accuracy one standard error does not tell from the highest.
+        """The features of the smallest dim whose accuracy is within one standard error of the highest.
 
-        Of those of that dim, the ones of the highest accuracy.
+        Of several sigmas at that dim, the most accurate.
         """
         features = [one for one in self.tried if one.sigma is not None]
         enough = max(one.accuracy for one in features) - self.standard_error
@@ -83,7 +83,7 @@ def advise(
         labels: a label for each item.
         dims: dims of the features, by default 2, 4 and 8 times d.
         sigmas: sigmas of the features, each tried at each dim.
-        seed: of the sample, the split and the frequencies.
+        seed: seed of the sample, the split and the frequencies.
 
     Raises:
         ValueError: fewer than 100 items, one class, or more than 256.

@@ -1,4 +1,4 @@
-"""Why a version is held, for people: the data moved, or rows, model or run are at fault, and what to do."""
+"""Diagnosis of a held version for people: moved data, or a fault of rows, model or run, and the remedy."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _ADVICE: dict[Cause, str] = {
 class Failure:
     """A check that failed, and by how much.
 
-    ``times``: distance from the usual value, or from the best one (a cosine of 1), in units of what the limit allows: 2
-    for a cosine of .7 where .85 is asked for. None where that cannot be said. ``usual``: median of the refreshes that
-    were published before, None where the limit is none of theirs.
+    ``times``: distance from the usual value, or from the best one (a cosine of 1), as a multiple of the distance that
+    the limit allows: 2 for a cosine of .7 where .85 is the limit. None if it cannot be computed. ``usual``: median of
+    the refreshes that were published before; None if the limit does not follow from them.
     """
 
     metric: str
@@ -74,15 +74,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the failed checks and the rows' own drift say together.
+    """Cause of a hold, derived from the failed checks and the drift of the training rows.
 
     Attributes:
-        cause: ``data``: rows and vectors moved; ``items``: only which items there are rows of; ``vectors``: they moved
-            and the rows did not, or nothing is known of the rows; ``rows``: these are far from those before;
-            ``model``: it is worse than the served one; ``run``: what is written is no good, whatever the data;
-            ``generation``: other coordinates; ``stale``: another version is served by now.
-        failed: what failed, worst first.
-        rows: what of the rows moved since the run that this one goes on from; None where that is not known.
+        cause: ``data``: training rows and vectors moved. ``items``: only the set of items with rows changed.
+            ``vectors``: the vectors moved although the rows did not, or nothing is known of the rows. ``rows``: the
+            rows are far from those of the days before. ``model``: the model is worse than the served one. ``run``: the
+            output cannot be served, whatever the data. ``generation``: the vectors have other coordinates. ``stale``:
+            another version is served by now.
+        failed: failed checks, worst first.
+        rows: figures of the rows that moved since the run that this one goes on from; None if unknown.
     """
 
     cause: Cause
@@ -104,8 +105,8 @@ def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diag
 
     Args:
         checks: of the gate.
-        lineage: of the run; its ``drift`` is what moved in the rows since the run that it goes on from, each with a
-            ``message``, and None or absent where there was nothing to compare with.
+        lineage: lineage of the run. Its ``drift`` lists figures of the rows that moved since the run that it goes on
+            from, each with a ``message``; None or absent if there was no run to compare with.
     """
     failed = [Failure.of(check) for check in checks if check.verdict == "fail"]
     if not failed:
@@ -119,7 +120,7 @@ def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diag
 
 
 def stale(message: str) -> Diagnosis:
-    """Return the diagnosis of a candidate that rests on what is not served any more."""
+    """Return the diagnosis of a candidate whose parent is not served any more."""
     return Diagnosis("stale", f"The run was overtaken: {message.partition(':')[0]}.", _ADVICE["stale"])
 
 

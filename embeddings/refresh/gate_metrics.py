@@ -1,8 +1,8 @@
-"""How far a candidate's item vectors are from the served ones: what the gate (embeddings/refresh/gate.py) judges.
+"""Metrics of a candidate's item vectors against the served ones, which the gate (embeddings/refresh/gate.py) judges.
 
-The candidate is the one already rotated onto the previous version and *not yet averaged* with it, because an average
-hides faults. Neighbour overlap does not change under a rotation, so it is blind to a skipped alignment: the cosines are
-what shows it. Nor do directions show a change of norms, which are published beside them.
+The candidate has been rotated onto the previous version and is *not yet averaged* with it, because an average hides
+faults. Neighbour overlap does not change under a rotation, so a skipped alignment shows in the cosines alone. A change
+of norms, which are published beside directions, shows in neither.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def compare(
     Args:
         previous: the version that is served; None: the candidate is the first one, which needs none.
         candidate: the candidate, aligned and not yet averaged.
-        live: bool [n], items of which ``coverage`` is a share; where left out those with a count, or with evidence
-            where counts are unknown.
+        live: bool [n], items of which ``coverage`` is a share. Default: items with a count, or with evidence if counts
+            are unknown.
         sampling: fields of :class:`embeddings.refresh.gate_checks.comparison.Sampling`.
 
     Returns:
-        Metrics by name; what cannot be measured is NaN.
+        Metrics by name; NaN for one that cannot be measured.
 
     Raises:
         ValueError: vectors of different dims.

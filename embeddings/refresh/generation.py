@@ -1,4 +1,4 @@
-"""The coordinates that a candidate will live in, and the rotation that brings it there."""
+"""Anchor generation of a candidate, whose coordinates its vectors have, and the rotation into them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 
 @dataclass(frozen=True)
 class Generation:
-    """Whose coordinates a candidate will live in: those of the parent, or new ones.
+    """Anchor generation of a candidate: the parent's coordinates, or new ones.
 
     Attributes:
-        continues: whether it is the parent's.
-        anchor_version: its first version, None in a new one.
-        num_shared: items that the parent and the candidate have both found.
-        checks: what decided, as the first checks of the gate.
+        continues: True for the parent's generation.
+        anchor_version: the generation's first version; None in a new one.
+        num_shared: number of items that the parent and the candidate have both found.
+        checks: the checks that decided, which are the first checks of the gate.
     """
 
     number: int
@@ -82,11 +82,11 @@ def _last_generation(target: Collection) -> int:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How a candidate was brought into its generation's coordinates.
+    """Alignment of a candidate into the coordinates of its generation.
 
     Attributes:
         onto: the version it was aligned onto, None in a new generation.
-        rotation: R [d, d], None where nothing was turned.
+        rotation: R [d, d], None if the candidate was not rotated.
         note: a remark for the manifest.
     """
 
@@ -106,7 +106,7 @@ class Alignment:
     ) -> Alignment:
         """Align ``candidate`` onto ``parent``, or onto the anchor generation's first version without an average.
 
-        Versions that are chained one onto the next would drift there. A run that went on from a held version
+        Without an average, versions aligned one onto the next would drift. A run that went on from a held version
         (``start``) is aligned onto that, which is in the parent's coordinates and shares more items with it.
         """
         if parent is None or not generation.continues:
@@ -147,16 +147,16 @@ def shared_found(served: VersionReader, candidate: ItemVectors) -> tuple[Array, 
 def anchor_cosine(
     target: Collection, previous: ItemVectors | None, written: ItemVectors, generation: Generation
 ) -> float | None:
-    """Return the mean cosine of what is to be served to the anchor generation's first version.
+    """Return the mean cosine of the vectors to be served to those of the anchor generation's first version.
 
-    It is over the items that both have found.
+    The mean is over the items that both have found.
     """
     if previous is None or generation.anchor_version is None:
         return None
     try:
         anchor = target.open(generation.anchor_version)
     except (CorruptStore, UnknownVersion):
-        # A figure for people: nothing is held, and nothing fails, for want of it.
+        # A figure for people: without it nothing is held and nothing fails.
         return None
     old, new = shared_found(anchor, written)
     if not len(old):
@@ -165,7 +165,7 @@ def anchor_cosine(
 
 
 def same_coordinates(target: Collection, generation: Generation) -> list[int]:
-    """Return the generations that a candidate's coordinates are those of: its own and those that it was opened from."""
+    """Return the generations that share a candidate's coordinates: its own and those that it was opened from."""
     if not generation.continues or generation.anchor_version is None:
         return [generation.number]
     try:
@@ -178,8 +178,8 @@ def same_coordinates(target: Collection, generation: Generation) -> list[int]:
 def drift_from(target: Collection, parent: VersionReader | None, generation: Generation) -> str | None:
     """Return the version that drift is counted from, None in a new generation.
 
-    It is the generation's first one, or the latest that somebody, or a rule of theirs, promoted although the gate's
-    check of drift had failed: its consumers are those who read vectors as they were then.
+    It is the generation's first version, or the latest that was promoted although the gate's check of drift had failed:
+    consumers have been fitted on its vectors.
     """
     if parent is None or generation.anchor_version is None:
         return None

@@ -1,8 +1,8 @@
-"""Which items a version serves, and from where: found in this run, carried from the parent, or not any more.
+"""Merge of a run's items with those of the parent version: the items of a version, found or carried.
 
-Rows over time: an item of the run that has evidence is *found*; one of the parent that this run has not found is
-*carried* with the vector that was served last, until it is *retired* by training (a tombstone), *expires* or is erased;
-an id without any vector is *missing*. Vectors are looked at for which rows mean something alone.
+An item of the run that has evidence is *found*. An item of the parent that this run has not found is *carried*: it
+keeps the vector that was served last, until it is *retired* by training (a tombstone), *expires* or is erased. An id
+without any vector is *missing*. Vectors are read only to flag the rows that have a usable direction.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class ExpirySettings(Protocol):
 
 @dataclass(frozen=True)
 class Expiry:
-    """When a carried item becomes missing; None: no such limit.
+    """Limits after which a carried item becomes missing; None: no such limit.
 
-    It does once it has been carried through more publications than the limit, or its own vector is older than so many
-    days, whichever comes first.
+    The first limit that is exceeded decides: the number of publications through which the item has been carried, or the
+    age of its vector in days.
     """
 
     after_publications: int | None = None
@@ -58,8 +58,8 @@ class Plan:
         parent_rows: int64 [m], the parent's row, -1 where the parent had none.
         statuses: uint8 [m].
         carried_for, last_found: int32 [m] (see ItemVectors).
-        num_missing: ids of the candidate that have no vector.
-        num_new: found ones that the parent did not have.
+        num_missing: number of ids of the candidate that have no vector.
+        num_new: number of found items that the parent did not have.
     """
 
     keys: Array
@@ -89,7 +89,7 @@ def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
     """Flag the rows that have a usable direction, bool [n].
 
     These were touched in training (``items.evidence``), are finite, and have a norm above ``norm_floor`` (at least 0).
-    A row that was never touched, or decayed to nothing, has no direction that anybody could use.
+    A row that was never touched, or decayed to zero, has no usable direction.
     """
     usable = items.evidence.copy()
     for part in chunks(len(items)):
@@ -99,7 +99,7 @@ def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
 
 
 def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
-    """Flag the parent's items that were carried for too long, bool [its rows].
+    """Flag the parent's items that were carried for too long, bool [rows of the parent].
 
     ``renewed``: bool, items that the run has found.
     """
@@ -164,20 +164,20 @@ def plan(
     *,
     few: Array | None = None,
 ) -> Plan:
-    """Plan what is served of a candidate.
+    """Plan the rows that are served of a candidate and its parent.
 
-    An item of ``few`` rows of training is uncertain, unless the parent knew it better: then its new vector is of what
-    was known, and a little. An uncertain one that is carried stays so.
+    An item of ``few`` training rows is uncertain. It is found nevertheless if the parent had it as found or carried,
+    because its training went on from a known vector. An uncertain item that is carried stays uncertain.
 
     Args:
-        parent: what is served now, in the candidate's coordinates; None in a new anchor generation, which carries
+        parent: the served version, in the candidate's coordinates; None in a new anchor generation, which carries
             nothing.
         keys: sorted ids [n] of the candidate.
         usable: bool [n], ids that have a vector.
         allowed: bool [n], ids that may be served at all and count as missing without a vector.
         leaves: bool [rows of the parent], items that are not carried on: retired, expired, erased.
         today: days since 1970-01-01 UTC.
-        few: bool [n], ids whose vector comes of few rows of training; None: of none.
+        few: bool [n], ids whose vector comes from few training rows; None: no id.
     """
     rows = np.flatnonzero(usable)
     num_without = int(np.count_nonzero(allowed & ~usable))

@@ -1,4 +1,4 @@
-"""The entries of a version's manifest that a refresh writes: written here, and read here."""
+"""The entries of a version's manifest that a refresh writes, with their reader and writer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from embeddings.refresh.settings import MAX_HELD
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshRecord:
-    """What a refresh records of a version; the defaults are those of versions that no refresh of today wrote.
+    """Manifest entries of a refresh; the defaults stand for entries that older versions or other writers left out.
 
     Attributes:
-        model: what besides dim decides the geometry, None where it is not known.
-        lineage: what the run was made of.
+        model: the settings besides dim that determine the geometry; None if unknown.
+        lineage: inputs of the run, such as its window and start version.
         new: number of items that the parent did not have.
         uncertain: number of items that are served as uncertain.
         retired: number of the parent's items that training gave up.
@@ -23,16 +23,16 @@ class RefreshRecord:
         erased: number of the candidate's items that were erased.
         gate_mode: mode of the gate that judged it.
         drift_from: the version that drift is counted from.
-        canaries: names of the probes that took part, None where nothing was measured.
-        metrics: every finite measurement, gated or not.
-        comparison: the model beside the served one.
-        max_held: number of versions held in a row after which somebody is called.
+        canaries: names of the probes that took part, None if nothing was measured.
+        metrics: every finite metric, with or without a limit.
+        comparison: figures of the model and of the served one on the same rows.
+        max_held: number of versions held in a row that raises an alert.
         sound: True if the next refresh may go on from its rows.
         released: the row of held versions that it ends.
         not_released: reason why it does not end the row.
-        diagnosis: what failed, by how much and why.
+        diagnosis: the failed checks, by how much they failed, and the cause.
         hold_for: reasons for which it is held; empty: it is published.
-        remarks: what failed, also where it is published.
+        remarks: failed checks, also of a version that is published.
         training_step: its training step, for jobs that publish repeatedly.
     """
 
@@ -70,4 +70,4 @@ class RefreshRecord:
 
 _NAMES = tuple(one.name for one in fields(RefreshRecord))
 _LEFT_OUT = frozenset({"canaries", "training_step"})
-"""Entries that are left out where they are None; the others are written as null."""
+"""Entries that are left out if None; the others are written as null."""

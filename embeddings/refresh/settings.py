@@ -1,4 +1,4 @@
-"""Settings of a refresh: the shape of a JobSpec's ``publish`` part, and that shape without a JobSpec."""
+"""Settings of a refresh: protocols for the ``publish`` part of a JobSpec, and dataclasses for use without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = [
     "MovingAverage", "PublishSettings", "Settings", "View", "ViewSettings",
 ]  # fmt: skip
 MAX_HELD = 3
-"""Number of refreshes held in a row after which somebody is called."""
+"""Number of refreshes held in a row that raises an alert."""
 
 
 class AverageSettings(Protocol):
@@ -78,7 +78,7 @@ class PublishSettings(Protocol):
 
 @dataclass(frozen=True)
 class MovingAverage:
-    """z = unit((1 - new_weight) z + new_weight h R); below the cosine an item takes its new vector whole."""
+    """z = unit((1 - new_weight) z + new_weight h R); an item below the cosine takes its new vector unaveraged."""
 
     new_weight: float = 0.3
     reset_below_cosine: float = 0.65
@@ -86,12 +86,12 @@ class MovingAverage:
 
 @dataclass(frozen=True)
 class Gate:
-    """What the gate does with a candidate.
+    """Settings of the publication gate.
 
-    ``enforce``: a candidate that fails is held. ``report``: it is published with the verdict. ``off``: not measured.
-    ``limits``: limits of single metrics, which come first. ``max_held``: number of versions held in a row after which
-    somebody is called, and after which, if all of them look honest, ``when_stuck: new_generation`` publishes the newest
-    as the first version of a new anchor generation; ``hold`` goes on holding.
+    ``mode``: ``enforce`` holds a candidate that fails, ``report`` publishes it with the verdict, ``off`` measures
+    nothing. ``limits``: limits of single metrics, which replace the gate's own. ``max_held``: number of versions held
+    in a row that raises an alert. From then on, if none of them has a fault of run, rows or model, ``when_stuck:
+    new_generation`` publishes the newest as the first version of a new anchor generation; ``hold`` goes on holding.
     """
 
     mode: Literal["enforce", "report", "off"] = "enforce"
@@ -102,11 +102,11 @@ class Gate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the number of an item's rows of training decides.
+    """Thresholds on the number of an item's training rows.
 
-    ``min_count``: items of fewer rows, in this version or the one before, do not count in what the gate measures of the
-    shared items; 0: all do. ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
-    better are served as ``uncertain``.
+    ``min_count``: items of fewer rows, in this version or the one before, are excluded from the gate's metrics of
+    shared items; 0: none is. ``mark_uncertain``: True if items of fewer than ``min_count`` rows are served as
+    ``uncertain``, unless an earlier version had them as found or carried.
     """
 
     min_count: int = 5

@@ -1,4 +1,4 @@
-"""What the refreshes of a collection usually look like: the metrics of the versions that were published before."""
+"""Usual values of a collection's metrics: median and spread over the versions that were published before."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from embeddings.store import Collection, StoreError
 NUM_REFRESHES = 14
 """Largest number of refreshes whose metrics are remembered. Those on windows that end on one day count as one."""
 NUM_VERSIONS = 28 * NUM_REFRESHES
-"""Largest number of versions that are looked at: one an hour, and some more."""
+"""Largest number of versions that are read: 14 days of one an hour, and a margin."""
 MIN_REFRESHES = 5
-"""Fewest refreshes whose spread is taken for what is usual; with fewer it is assumed to be larger."""
+"""Fewest refreshes whose measured spread is used; with fewer a larger one is assumed."""
 EARLY = 2.5
 """Factor on the assumed spread while there are fewer than ``MIN_REFRESHES``."""
 WIDTH = 4.0
@@ -67,9 +67,9 @@ class Usual:
 def usual_metrics(collection: Collection, parent: str | None, model: str) -> dict[str, Usual]:
     """Return the usual values of each metric with rolling limits, over the refreshes that led to version ``parent``.
 
-    A version that a rollback left behind is not among them, nor one of another model or generation; figures of the rows
-    and of the model go on from one generation to the next. Refreshes of one day share most of their rows, and the first
-    of a day loses the oldest: they count once, with the worst value of each metric.
+    Versions that were rolled back, and those of another model or generation, do not count; figures of the rows and of
+    the model continue across generations. Refreshes of one day share most of their rows, and the first of a day loses
+    the oldest. So they count once, with the worst value of each metric.
     """
     days: dict[str, dict[str, float]] = {}
     for day, manifest, subjects in _published(collection, parent, model):
@@ -93,7 +93,7 @@ def _published(
         try:
             manifest = collection.manifest(version)
         except StoreError:
-            # Damaged or deleted: those before it are not known either.
+            # Damaged or deleted, so the versions before it are unknown too.
             return
         generation = generation or manifest["anchor_generation"]
         record = RefreshRecord.of(manifest)
@@ -108,6 +108,6 @@ def _published(
             return
         yield day, manifest, subjects
         if record.released and any(subject_of(name) == "rows" for name in record.released["failed"]):
-            # From here on the rows are others.
+            # Earlier versions had rows that differ for good.
             return
         version = manifest["parent"]

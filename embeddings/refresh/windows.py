@@ -1,4 +1,4 @@
-"""How the days that a candidate was trained on compare with those of the versions before it."""
+"""Comparison of a candidate's window of training days with those of the versions before it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Lineage = Mapping[str, Any] | None
 def shorter_than_before(target: Collection, parent: str | None, lineage: Lineage) -> Shorter:
     """Compare the length of the candidate's window with those of its parent, grandparent and so on.
 
-    There are as many as items count as recent for. Where either window is unknown it is not shorter.
+    At most ``RECENT_PUBLICATIONS`` versions are compared. If either window is unknown, the share is 1.
     """
     days = _days(target, lineage)
     befores: list[frozenset[int]] = []

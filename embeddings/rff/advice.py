@@ -1,8 +1,8 @@
-"""Which dim and sigma a view should have, measured on the user's own vectors, with the printed bound beside it.
+"""Advice on a view's dim and sigma, measured on the user's own vectors, beside a theoretical bound.
 
 K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) is the kernel that features approximate. Two numbers decide whether they can:
-how far phi's inner products are from K (which depends on dim), and how much K differs between pairs of items at all
-(its *spread*, which depends on sigma). An error means little until it is small against the spread.
+the error of phi's inner products against K, which depends on dim, and the variation of K between pairs of items (its
+*spread*), which depends on sigma. The error must be small against the spread.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DimChoice:
     Attributes:
         dim: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None: none is).
         rms_dim: the same of the root mean square error.
-        max_errors, rms_errors: at each dim tried.
-        bound_dim: what equation A.6 of Xu et al. asks for (:func:`bound_dim`).
+        max_errors, rms_errors: kernel errors at each dim tried.
+        bound_dim: dim that equation A.6 of Xu et al. requires (:func:`bound_dim`).
     """
 
     dim: int | None
@@ -73,7 +73,7 @@ class DimChoice:
 
 
 def bound_dim(epsilon: float, dim_in: int, sigma: float, failure_probability: float = 0.05) -> int:
-    """Return the output dim 2m at which a printed bound promises a kernel error below ``epsilon`` everywhere.
+    """Return the output dim 2m at which a published bound guarantees a kernel error below ``epsilon`` everywhere.
 
     It is equation A.6 of Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in
     Industrial Systems": 2^8 (sigma_Q d_A / epsilon) exp(-m epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q =
@@ -102,10 +102,10 @@ def dim_for(
     Args:
         epsilon: the kernel error to reach.
         vectors: [n, d]; zero rows are left out.
-        sigma: of the kernel.
-        seed: of the frequencies.
+        sigma: scale of the kernel.
+        seed: seed of the frequencies.
         frequencies: one of ``FREQUENCIES``.
-        num_sampled: how many vectors are sampled.
+        num_sampled: number of sampled vectors.
         max_dim: the largest dim to try.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a kind of feature map is: how a view of it is defined, what is published with the view, and the map itself."""
+"""Interface of a kind of feature map: the definition of a view, the published matrix, and the map itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MapParameters:
-    """What a view says of its map; None stands for what its kind does not read.
+    """Parameters of a view's feature map; None for one that its kind does not read.
 
     Attributes:
         sigma: a positive scale.
         seed: uint32.
-        frequencies: how the matrix is drawn, one of ``FREQUENCIES``.
+        frequencies: distribution of the matrix, one of ``FREQUENCIES``.
     """
 
     dim_in: int
@@ -33,12 +33,12 @@ class FeatureMap(ABC):
     """A fixed map of item vectors, which views of its kind serve.
 
     Args:
-        parameters: those of the view.
-        matrix: what ``draw`` gave when the view was created, None for None.
+        parameters: parameters of the view.
+        matrix: result of ``draw`` at the view's creation; None for a map without a matrix.
     """
 
     computes: ClassVar[bool] = True
-    """True if there is anything to compute: else vectors are served as they are, and nothing is stored of the view."""
+    """False for the identity: vectors are served as they are, and the view stores no rows."""
 
     def __init__(self, parameters: MapParameters, matrix: Array | None):
         self.parameters = parameters
@@ -48,10 +48,10 @@ class FeatureMap(ABC):
     def define(
         cls, dim_in: int, *, dim: int | None, sigma: float | None, seed: int | None, frequencies: str | None
     ) -> MapParameters:
-        """Return the parameters of a new view; ``dim`` is None where it was left out.
+        """Return the parameters of a new view; ``dim`` None: the dim of the vectors.
 
         Raises:
-            ValueError: parameters that cannot be.
+            ValueError: a parameter is out of its range.
         """
         return MapParameters(dim_in, dim_in if dim is None else dim, sigma, seed, frequencies)
 

@@ -1,4 +1,4 @@
-"""What shards of tables are built from, and what a rank holds of them."""
+"""Settings of sharded tables, the pieces that a rank holds of them, and TorchRec's collections of them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch
 
 @dataclass(frozen=True)
 class TableSettings:
-    """What every shard of the tables is built from.
+    """Tables, optimizer, dtypes and seed from which every shard of the tables is built.
 
     Args:
         tables: the tables of the model, by name; see :meth:`of`.
-        optimizer: that of the tables.
+        optimizer: row optimizer of all tables.
         sse: swap probability and graph by feature.
-        seed: of initial rows and SSE draws.
-        backend: of the tables' kernel, as of :class:`embeddings.embedding_tables.EmbeddingTables`; None: that of the
+        seed: seed of initial rows and SSE draws.
+        backend: kernel backend, as for :class:`embeddings.embedding_tables.EmbeddingTables`; None: the default of the
             device.
-        dtype: of stored rows; what is computed has its compute type, float32 for half rows.
-        state_dtype: of optimizer state; None: the compute type.
+        dtype: type of stored rows; computations use its compute type, float32 for half rows.
+        state_dtype: type of optimizer state; None: the compute type.
         bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
-        dtypes: ``dtype`` by table, where some have others.
-        state_dtypes: ``state_dtype`` by table, where some have others.
+        dtypes: ``dtype`` of single tables, by name.
+        state_dtypes: ``state_dtype`` of single tables, by name.
 
     Raises:
         ValueError: tables with different compute types.
@@ -86,9 +86,9 @@ class TableSettings:
 class LocalPiece(NamedTuple):
     """A rectangle of table ``name`` that this rank holds, under that name in ``tables``.
 
-    A rank may hold several of one table, side by side or apart. Every rank holds the whole of a data-parallel table:
-    ``replica`` counts the ranks that do, and 0 is the one that speaks for all (it alone need be saved). Row state that
-    is one number for each row, as last_update_step, is the same in all column pieces of a row.
+    A rank may hold several pieces of one table, adjacent or not. Every rank holds the whole of a data-parallel table:
+    ``replica`` is the rank's number among them, and a checkpoint needs replica 0 alone. Row state of one number for
+    each row, such as last_update_step, is the same in all column pieces of a row.
     """
 
     name: str
@@ -116,8 +116,8 @@ class StepContext:
 def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = False) -> EmbeddingBagCollection:
     """Return the unsharded bags of these tables, on the meta device: a model holds it until it is sharded.
 
-    Pooling is each feature's own (:class:`TableConfig`), so the word in TorchRec's config says nothing. With
-    ``is_weighted`` each id comes with a weight.
+    Pooling is set for each feature (:class:`TableConfig`), so TorchRec's setting is not read. With ``is_weighted`` each
+    id comes with a weight.
     """
     configs = [EmbeddingBagConfig(**_described(table)) for table in tables]
     with _NothingDrawn():
@@ -140,7 +140,7 @@ def _described(table: TableConfig) -> dict[str, Any]:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Initial values are not drawn, which on the meta device is no work but imports torch's compiler: half a second."""
+    """Skips the drawing of initial values, which imports torch's compiler (half a second) even on the meta device."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -152,7 +152,7 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def data_type_of(dtype: torch.dtype) -> DataType | None:
-    """Return TorchRec's word for the type of stored rows, None where it has none."""
+    """Return TorchRec's name for the type of stored rows; None if it has none."""
     return _DATA_TYPES.get(dtype)
 
 
@@ -161,10 +161,10 @@ def check_collection(
 ) -> None:
     """Check that the tables of a model's collection are those of the table configs of the same names.
 
-    They must be pooled where it is one of bags and not pooled where it is one of sequences.
+    Tables of a collection of bags must be pooled, those of a collection of sequences not.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the tables differ.
     """
     collected = {
         config.name: (

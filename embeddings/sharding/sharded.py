@@ -1,4 +1,4 @@
-"""What sharded bags and sharded sequences have in common: where in training they are, and the steps of their rows."""
+"""Base of sharded bags and sharded sequences: their position in training, and the update steps of their rows."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class RowsOfRank:
         raise NotImplementedError
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        """Set where in training the next batch is; call it before the batch's ids are distributed.
+        """Set the next batch's position in training; call it before the batch's ids are distributed.
 
-        That is before each training forward; under TrainPipelineSparseDist, which distributes a batch while it trains
-        on the one before, where the iterator that it is given yields the batch.
+        That is before each training forward. TrainPipelineSparseDist distributes a batch while it trains on the one
+        before: there, call it when the pipeline's iterator yields the batch.
 
         Args:
             step: the step that the batch is for.
@@ -47,7 +47,7 @@ class RowsOfRank:
     def step(self, k: int, scale: float = 1.0) -> None:
         """Apply what this rank's backward recorded, times ``scale``, as step ``k``.
 
-        Where it raised it can be tried again: tables that have taken the step do not take it twice.
+        After an error it can be called again: tables that have applied the step do not apply it twice.
         """
         for kernel in self.kernels():
             if kernel.completed_steps != k:
@@ -103,7 +103,7 @@ class RowsOfRank:
 class ShardedTables(RowsOfRank, nn.Module):
     """The part of a model that looks sharded tables up; only ``forward`` and ``backward`` communicate.
 
-    A class of TorchRec stands beside it in each subclass.
+    Each subclass combines it with a class of TorchRec.
     """
 
     module_sharding_plan: EmbeddingModuleShardingPlan
@@ -140,7 +140,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         ``ctx`` goes to :meth:`_begin_lookup` later, maybe after the next batch was distributed.
 
         Raises:
-            ValueError: ids are to be swapped, and nobody has said where in training they are.
+            ValueError: ids are to be swapped, but the position in training was not set.
         """
         context = self._step_context
         if context.training and context.step is None and any(map(self.settings.probability, self.settings.sse)):
@@ -154,11 +154,11 @@ class ShardedTables(RowsOfRank, nn.Module):
         return features if problem is None else emptied(features)
 
     def _begin_lookup(self, ctx: Any) -> None:
-        """Go on with a batch that was distributed: count the votes on it, and set where in training it is.
+        """Begin the lookup of a distributed batch: check all ranks' verdicts on it, and set its position in training.
 
         Raises:
-            ValueError: its ids are bad, or it was distributed for another step than the one that comes now.
-            OtherRankFailed: those of another rank are bad.
+            ValueError: its ids are bad, or it was distributed for another step than the next one.
+            OtherRankFailed: the ids of another rank are bad.
         """
         ctx.check.count()
         context: StepContext = ctx.step_context
@@ -201,11 +201,11 @@ class ShardedTables(RowsOfRank, nn.Module):
             setattr(self, self._held_as, nn.ModuleDict())
 
     def reset_parameters(self) -> None:
-        """Do nothing: EmbeddingTables has drawn its initial rows by row number or key, the same in every plan."""
+        """Do nothing: EmbeddingTables draws initial rows by row number or key, the same in every plan."""
 
 
 class SharderOfTables:
-    """The common part of the sharders of both collections; TorchRec's sharder stands after it in each."""
+    """Mixin of the sharders of both collections; each puts it before TorchRec's sharder."""
 
     _shardings: ClassVar[Mapping[str, Any]]
     _sharded: ClassVar[type[Any]]
@@ -243,7 +243,7 @@ class ModelTables(RowsOfRank):
     """All sharded tables of a model, whatever collections hold them.
 
     Attributes:
-        paths: where in the model their collections are.
+        paths: paths of their collections in the model.
         module_sharding_plan: the plan of each table, by name.
     """
 

@@ -1,6 +1,6 @@
-"""How tables are split: TorchRec's shardings with the lookups of this package.
+"""Shardings of tables: TorchRec's, with the lookups of this package.
 
-Where rows are split, the exchanges are those of this package too.
+Row-wise shardings use the exchanges of this package too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from embeddings.tables.shardings import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, TA
 
 
 class OurSharding:
-    """The common part of all shardings; a class of TorchRec stands after it in each.
+    """Mixin of all shardings; each puts it before a class of TorchRec.
 
-    ``kind`` is the way that it splits tables.
+    ``kind`` is the entry of :mod:`embeddings.tables.shardings` that it implements.
 
     Raises:
-        ValueError: columns are split, and the optimizer needs all of a row.
+        ValueError: columns are split, but the optimizer needs whole rows.
     """
 
     kind: ClassVar[Sharding]
@@ -115,7 +115,7 @@ class TableWise(OurSharding, TwPooledEmbeddingSharding):
 class PooledColumns(OurSharding):
     """The common part of the shardings of bags in which columns alone are split."""
 
-    # Of the column shards, rank by rank; and how those of a feature come together.
+    # Dims of the column shards, rank by rank, and the order that joins those of a feature.
     _embedding_dims: list[int]
     _embedding_order: list[int]
     _dim_sum_per_rank: Callable[[], list[int]]

@@ -1,4 +1,4 @@
-"""Configuration of SSE: how often an id is swapped, and for which others; without torch."""
+"""Configuration of SSE: the probability of a swap, and the distribution of the replacement; torch-free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class SSEConfig:
 
     Without ``graph`` a swapped id becomes each other live row equally often (SSE-SE, equation 5). With it each
     neighbour is ``rho`` times as likely as each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
-    ``restart``, in [0.01, 1], it becomes a row that a random walk over neighbours visits which returns to it with this
-    probability at each step, as often as the walk is there; 1 is a uniform neighbour. With ``include_unknown`` the row
-    of unknown ids is swapped and drawn as live rows are, and has no neighbours: training never sees an id that is
-    unknown, so without it that row stays as it was initialized. (In the paper each id of the test rows has a row.)
+    ``restart``, in [0.01, 1], the replacement is drawn from the visits of a random walk over neighbours, which returns
+    to the id with this probability at each step; 1 is a uniform neighbour. With ``include_unknown`` the row of unknown
+    ids is swapped and drawn as live rows are, and has no neighbours. Training never sees an unknown id, so without it
+    that row keeps its initial value. (In the paper each id of the test rows has a row.)
 
     Raises:
         ValueError: a number outside its range, ``rho`` or ``restart`` without a graph, or both.
@@ -48,7 +48,7 @@ class SSEConfig:
         if self.graph is None and self.rho != 1.0:
             raise ValueError(f"SSE rho = {self.rho} needs a graph: pass one, or leave rho out")
         if self.restart is not None:
-            # Rarer, it would walk hundreds of steps for each swap, and end as if it had begun anywhere.
+            # Below 0.01 a swap takes hundreds of steps, and its end hardly depends on the id where it began.
             if not 0.01 <= self.restart <= 1.0:
                 raise ValueError(f"SSE restart must lie in [0.01, 1], not {self.restart}")
             if self.graph is None or self.rho != 1.0:
@@ -56,5 +56,5 @@ class SSEConfig:
 
     @property
     def asks_graph(self) -> bool:
-        """Whether the graph decides what becomes of a swapped id."""
+        """True if the replacement of a swapped id depends on the graph."""
         return self.graph is not None and (self.rho != 1.0 or self.restart is not None)

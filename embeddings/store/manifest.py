@@ -1,4 +1,4 @@
-"""What is known of a version: the manifest that was written with it, and what became of it since."""
+"""Documents of a version: the manifest that was written with it, and its state since then."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class VersionManifest:
         parent: the version that it was made from.
         anchor_generation: the generation whose coordinates the vectors are in.
         anchor_version: the first version of that generation.
-        carried: how many of them have an earlier version's vector.
-        missing: how many ids have no vector.
-        alignment: how they were turned into the generation's coordinates.
-        erasures: when ids were erased from it, and how many rows.
+        carried: number of rows with an earlier version's vector.
+        missing: number of ids without a vector.
+        alignment: alignment of the vectors into the generation's coordinates.
+        erasures: time and number of rows of each erasure of ids.
         extra: every other entry, as it is in the document.
     """
 
@@ -79,7 +79,7 @@ class VersionManifest:
         return copy.deepcopy(dict(sorted({**document, **self.extra}.items())))
 
     def file(self, name: str) -> FileEntry | None:
-        """Return the entry of a file, None where the version has none of that name."""
+        """Return the entry of a file; None if the version has no file of that name."""
         return next((file for file in self.files if file.name == name), None)
 
     @property
@@ -93,13 +93,13 @@ _FIELDS = frozenset(one.name for one in fields(VersionManifest)) - {"extra"}
 
 @dataclass(frozen=True)
 class VersionRecord:
-    """A version's manifest, and what became of the version.
+    """A version's manifest, and its state since then.
 
     Attributes:
         state: candidate, held, published, superseded or expired.
-        published_at: when it was last switched to.
-        override: {reason, key, at} where somebody had it served although the gate held it.
-        damaged: what this process found wrong with its files.
+        published_at: time of the last switch to it.
+        override: {reason, key, at} of a promotion against the gate's verdict.
+        damaged: damage that this process found in its files.
     """
 
     manifest: VersionManifest
@@ -110,7 +110,7 @@ class VersionRecord:
     damaged: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest's document with what became of the version."""
+        """Return the manifest's document with the version's state."""
         later = {name: getattr(self, name) for name in ("state", "reasons", "published_at", "override", "damaged")}
         return {**self.manifest.to_json(), **later}
 

@@ -1,6 +1,6 @@
 """A version as a file for other programs: Parquet, safetensors, or an index of usearch or FAISS. Torch-free.
 
-Rows without a vector are left out. A file appears whole, and replaces one of its name in one step.
+Rows without a vector are left out. A file is written atomically, and replaces one of the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IDS_SUFFIX = ".ids.parquet"
 
 
 class Rows(NamedTuple):
-    """What is written: ids int64 or text [n], statuses uint8 [n], vectors float32 [n, d], and what they are of."""
+    """Rows of an export: ids int64 or text [n], statuses uint8 [n], vectors float32 [n, d], and the file's metadata."""
 
     ids: Array
     statuses: Array
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """What is in a file: the version, and how many rows."""
+    """The version in an exported file, and the number of its rows."""
 
     version: str
     num_rows: int
@@ -43,19 +43,19 @@ class Exported(NamedTuple):
 def export_vectors(
     collection: Collection, file: Path | str, *, version: str = "current", view: str | None = None
 ) -> Exported:
-    """Write a version to ``file``, whose ending says the format (FORMATS). All vectors are held in memory.
+    """Write a version to ``file``, whose suffix selects the format (FORMATS). All vectors are held in memory.
 
     Args:
         collection: The collection to export from.
         file: Ends in .parquet, .safetensors, .usearch or .faiss.
         version: The version to export.
-        view: Its features in the place of the item vectors.
+        view: The view whose features are exported; None: the item vectors.
 
     Returns:
         The version and the number of its rows that have a vector.
 
     Raises:
-        ValueError: Another ending, or ids were erased meanwhile: export again.
+        ValueError: Another suffix, or ids were erased during the export: export again.
         ImportError: The library of the format is not installed.
         OSError: No file can be written there.
         UnknownVersion: There is no such version.
@@ -151,4 +151,4 @@ FORMATS: dict[str, Callable[[Rows, Path], None]] = {
     ".usearch": _usearch,
     ".faiss": _faiss,
 }
-"""Writers of a file, by its ending."""
+"""Writers of a file, by its suffix."""

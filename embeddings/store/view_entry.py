@@ -1,4 +1,4 @@
-"""What is known of a feature view: how it was defined, and its entry for an anchor generation."""
+"""Documents of a feature view: its definition, and its entry for an anchor generation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from embeddings.store.files import CorruptStore, FileEntry
 
 @dataclass(frozen=True, kw_only=True)
 class ViewDefinition:
-    """A view as somebody asks for it, the defaults of its kind filled in.
+    """A view as a user defines it, with the defaults of its kind.
 
     Attributes:
-        sigma: of the map; None for a kind that reads none, as in the two below.
+        sigma: scale of the map; None for a kind that does not read it, as for ``seed`` and ``frequencies``.
     """
 
     name: str
@@ -39,10 +39,10 @@ class ViewEntry(ViewDefinition):
     """A view of one anchor generation, as its file and the manifests of versions have it.
 
     Attributes:
-        anchor_generation: the generation whose coordinates it takes.
-        materialized: whether versions are written with its rows.
-        sha256: of the map's matrix U; None for a map without one.
-        file: that of U, beside the entry; None for a map without one, and in manifests.
+        anchor_generation: the generation whose coordinates it reads.
+        materialized: True if versions are written with its rows.
+        sha256: hash of the map's matrix U; None for a map without one.
+        file: file of U, beside the entry; None for a map without one, and in manifests.
         extra: every other field, as it is in the document.
     """
 
@@ -82,7 +82,7 @@ class ViewEntry(ViewDefinition):
 
     @property
     def map_key(self) -> tuple[str, MapParameters, str | None]:
-        """What tells feature maps apart: entries with the same one compute the same of the same vectors."""
+        """Identity of the feature map: entries with equal keys compute equal features from equal vectors."""
         return self.kind, self.parameters, self.sha256
 
 

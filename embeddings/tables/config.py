@@ -135,12 +135,12 @@ class TableConfig:
 
     @property
     def whole(self) -> bool:
-        """Whether this rank holds every row."""
+        """True if this shard holds every row of the table."""
         return self.row_count == self.num_rows
 
     @property
     def padding_row(self) -> int:
-        """The local number of the padding row, or -1 where this shard has none."""
+        """The local number of the padding row; -1 if this shard does not hold it."""
         return 0 if self.first_live_row > 0 and self.row_start == 0 else -1
 
     @property

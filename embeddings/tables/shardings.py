@@ -1,7 +1,7 @@
-"""The ways to split a table over ranks: what each is called, what a rank then holds, who may choose it. Torch-free.
+"""Shardings: the ways to split a table over ranks, their names and the parts that a rank holds. Torch-free.
 
-A way is an entry here, and the classes of that way in ``embeddings.sharding``: one for bags and, where
-``for_sequences``, one for sequences.
+A sharding is an entry here, and its classes in ``embeddings.sharding``: one for bags and, with ``for_sequences``, one
+for sequences.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Over = Literal["", "ranks", "host", "hosts"]
-"""Over what rows or columns are split: nothing, all ranks, the ranks of one host, or hosts."""
+"""Set over which rows or columns are split: none, all ranks, the ranks of one host, or the hosts."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Sharding:
 
     Args:
         name: as jobs and plans write it.
-        torchrec_name: TorchRec's word, where it has another.
-        rows_over: over what rows are split; ids of such tables are swapped before they are distributed.
-        columns_over: over what columns are split; each shard looks every id up again.
-        replicated: whether every rank holds all rows.
-        for_sequences: whether tables that are not pooled can be split so.
-        in_jobs: whether a job may ask for it.
-        by_planner: whether the planner chooses it where nothing is asked for.
+        torchrec_name: TorchRec's name, if it differs.
+        rows_over: the ranks over which rows are split; SSE swaps ids of such tables before they are distributed.
+        columns_over: the ranks over which columns are split; each column shard looks every id up again.
+        replicated: True if every rank holds all rows.
+        for_sequences: True if tables without pooling can be split in this way.
+        in_jobs: True if a job may name it.
+        by_planner: True if the planner may choose it for a job that names none.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Sharding:
 
     @property
     def needs_equal_hosts(self) -> bool:
-        """Whether it needs hosts with equally many ranks."""
+        """True if it needs the same number of ranks on every host, as shardings over one host or over hosts do."""
         return bool({self.rows_over, self.columns_over} & {"host", "hosts"})
 
     def row_shards(self, world_size: int, local_size: int) -> int:
-        """Return into how many parts rows are split over ``world_size`` ranks, ``local_size`` on each host."""
+        """Return the number of parts of the rows on ``world_size`` ranks, ``local_size`` on each host."""
         return _parts(self.rows_over, world_size, local_size)
 
     def column_shards(self, world_size: int, local_size: int) -> int:
-        """Return into how many parts columns are split, where there are enough of them."""
+        """Return the number of parts of the columns, given enough columns."""
         return _parts(self.columns_over, world_size, local_size)
 
     def largest_share(self, rows: int, dim: int, world_size: int) -> tuple[int, int]:
@@ -66,9 +66,9 @@ def _parts(over: Over, world_size: int, local_size: int) -> int:
 
 
 def shard_columns(dim: int, num_shards: int) -> int:
-    """Return the fewest columns of equal shards, of which there are at most ``num_shards``.
+    """Return the smallest width of equal column shards, of which there are at most ``num_shards``.
 
-    It is a multiple of four, as TorchRec wants it, or all of them.
+    It is a multiple of four, as TorchRec requires, or the whole dim.
     """
     fits = (width for width in range(-(-dim // num_shards), dim) if dim % width == 0 and width % 4 == 0)
     return next(fits, dim)
@@ -94,5 +94,5 @@ def shardings_for(*, sequences: bool) -> tuple[str, ...]:
 
 
 def sharding_name(torchrec_type: str) -> str:
-    """Return our word for a value of TorchRec's ShardingType."""
+    """Return our name for a value of TorchRec's ShardingType."""
     return next((name for name, one in SHARDINGS.items() if one.torchrec_type == torchrec_type), torchrec_type)

@@ -1,12 +1,13 @@
-"""Where an id stands among sorted int64 ids, without a binary search.
+"""Index of sorted int64 ids by buckets: the row of an id without a binary search. Torch-free.
 
-A binary search of a thousand ids in a million costs some twenty dependent reads of memory for each, most of them not in
-the cache. Here the range of the ids is cut into buckets of equal width, a power of two and one to two ids on average: a
-shift gives the bucket, a table its first row, and the next ids are stepped over while they are smaller. Every step is
-one pass over all queries, so that their reads overlap. Where one width does not fit all ids (some far from the others,
-a shard and a number in one id), they are first cut into NUM_SPANS spans of equally many, each with a width of its own.
-Ids that crowd into few buckets, whatever their distribution does within a span, are searched for. The table takes 2 to
-4 bytes an id. docs/adr/0020-fetch.md has the measurements. Torch-free.
+A binary search of a thousand ids in a million costs some twenty dependent memory reads for each, most of them cache
+misses. Here the range of the ids is cut into buckets, whose equal width is a power of two with one to two ids on
+average. A shift gives the bucket, a table its first row, and a few steps pass the smaller ids. Every step is one pass
+over all queries, so that their reads overlap.
+
+One width does not fit all ids if some are far from the others, or if an id combines a shard and a number. So ids are
+first cut into NUM_SPANS spans of equally many, each with a width of its own. Ids of buckets that are still crowded are
+found by binary search. The table takes 2 to 4 bytes per id. docs/adr/0020-fetch.md has the measurements.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ NUM_SPANS = 64
 STEPS = 5
 """Most ids of a bucket to step over before a binary search."""
 MAX_CROWDED = 0.02
-"""Largest share of a span's ids that stand behind more than STEPS others of their bucket."""
+"""Largest share of a span's ids with more than STEPS ids before them in their bucket."""
 
 
 class IdIndex:
-    """The rows of ``keys`` int64 [n], sorted and each once; n is at least 1.
+    """Index of ``keys`` int64 [n], sorted and without duplicates; n is at least 1.
 
     Building it takes 10 ms for a million.
     """
@@ -35,7 +36,7 @@ class IdIndex:
             self._build(NUM_SPANS)
 
     def _build(self, num_spans: int) -> float:
-        """Lay the table out, and return the share of ids that have to be searched for."""
+        """Build the table, and return the share of ids that need a binary search."""
         keys, num_keys, crowded = self._keys, len(self._keys), 0
         size = -(-num_keys // num_spans)
         edges = np.append(np.arange(0, num_keys, size), num_keys)
@@ -61,8 +62,8 @@ class IdIndex:
         return self._starts.nbytes + self._lows.nbytes + self._shifts.nbytes + self._firsts.nbytes
 
     def rows(self, queries: Array) -> Array:
-        """Return the row of each query, int64 [len(queries)]; -1 where it is not there."""
-        # What lies beyond its span, or before the first, meets a bucket somewhere and no equal id in it.
+        """Return the row of each query, int64 [len(queries)]; -1 for an id that is not in the index."""
+        # A query outside every span is mapped to some bucket, which has no equal id.
         if len(self._lows) == 1:
             offsets = (queries - self._lows[0]).view(np.uint64)
             offsets >>= self._shifts[0]
@@ -87,8 +88,8 @@ class IdIndex:
 
 
 def _shift(width: int, num_keys: int) -> int:
-    """Return the shift that makes of 0 .. ``width`` between half as many buckets as keys, and as many.
+    """Return the shift that divides 0 .. ``width`` into at least half as many buckets as keys, and at most as many.
 
-    Where the width is smaller, every number has a bucket of its own.
+    If the width is smaller than the number of keys, every number has a bucket of its own.
     """
     return (width // num_keys).bit_length()

@@ -45,14 +45,13 @@ class ItemVectors:
         vectors: float32 [n, d], raw rows or directions, in memory, memory-mapped, or :class:`Rows` that are computed
             when they are read; not copied where they come sorted.
         norms: float32 [n], of the raw rows; computed where left out.
-        evidence: bool [n], whether the item was touched in training; all True where left out.
-        counts: int64 [n], occurrences in training; None where unknown.
-        statuses: uint8 [n], FOUND, CARRIED, or UNCERTAIN, whose vector comes of few rows of training, of this version
-            or carried; FOUND where left out (a candidate does not carry anything by itself).
-        carried_for: int32 [n], publications through which an item has been carried, 0 for a found one; None where
-            nobody kept them.
-        last_found: int32 [n], the day of its last own vector, in days since 1970-01-01 UTC; None where nobody kept
-            them.
+        evidence: bool [n], True if the item was touched in training; default: all True.
+        counts: int64 [n], occurrences in training; None: unknown.
+        statuses: uint8 [n]. FOUND, CARRIED, or UNCERTAIN for a vector from few training rows, of this version or
+            carried. Default: all FOUND (a candidate does not carry anything by itself).
+        carried_for: int32 [n], publications through which an item has been carried, 0 for a found one; None: not
+            recorded.
+        last_found: int32 [n], day on which it was last found, in days since 1970-01-01 UTC; None: not recorded.
 
     Raises:
         ItemIdError: repeated ids.
@@ -117,7 +116,7 @@ class ItemVectors:
 
     @property
     def renewed(self) -> Array:
-        """Which items have a vector of this version's own training, bool [n]: found ones, and uncertain ones of it."""
+        """Flags of items with a vector of this version's training, bool [n]: found, or uncertain but not carried."""
         fresh: Array = self.statuses == FOUND
         uncertain = self.statuses == UNCERTAIN
         return fresh | uncertain if self.carried_for is None else fresh | (uncertain & (self.carried_for == 0))

@@ -1,4 +1,4 @@
-"""How the CLI shows jobs and publications: how far one is, whether its version is held, why, and what to do."""
+"""Text of the CLI about jobs and publications: their progress, and the reasons and remedies of a hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def in_a_row(number: int, since: str | None) -> str:
 
 
 def explain(document: Mapping[str, Any]) -> None:
-    """Print why a publication, or a version, is held, or what of it failed where it was published all the same."""
+    """Print the reasons for which a publication or version is held, or its failed checks if it was published."""
     diagnosis, held = document.get("diagnosis"), "held" in (document.get("status"), document.get("state"))
     if document.get("held_in_a_row"):
         typer.echo(in_a_row(document["held_in_a_row"], document.get("held_since")))
@@ -45,7 +45,7 @@ def explain(document: Mapping[str, Any]) -> None:
 
 
 def compare(document: Mapping[str, Any]) -> None:
-    """Print how the model of a publication, or a version, does beside the one served before it, slice by slice."""
+    """Print the metrics of a publication's or version's model beside the one served before it, slice by slice."""
     from trainer.runs.model_comparison import comparison_told, in_words
 
     comparison = comparison_told(document)
@@ -99,7 +99,7 @@ def progress(job: Mapping[str, Any]) -> str:
 
 
 def last_auc(job: Mapping[str, Any], split: str) -> str:
-    """Return the newest AUC on a split, empty where there is none."""
+    """Return the newest AUC on a split; empty if there is none."""
     from trainer.spec.evaluation import figures_named
 
     metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]

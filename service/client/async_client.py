@@ -46,7 +46,7 @@ class AsyncClient:
 
     @property
     def is_local(self) -> bool:
-        """Whether the service is on this machine."""
+        """True if the service's address is a loopback address, which is on this machine."""
         return self._client.is_local
 
     async def __aenter__(self) -> Self:
@@ -66,7 +66,7 @@ class AsyncClient:
 
 
 class _Bridge(Client):
-    """The client with what waits left to the event loop. Its calls run in greenlets of :func:`_awaited`."""
+    """The client with its waiting left to the event loop. Its calls run in greenlets of :func:`_awaited`."""
 
     _connection = httpx.AsyncClient
 
@@ -91,7 +91,7 @@ class _Bridge(Client):
 
 
 async def _awaited(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run the function in a greenlet and return its result; await what it leaves to the event loop."""
+    """Run the function in a greenlet and return its result; await the awaitables that it hands over."""
     call = greenlet(function)
     waits = call.switch(*arguments, **options)
     while not call.dead:
@@ -105,7 +105,7 @@ async def _awaited(function: Callable[..., Any], *arguments: Any, **options: Any
 
 
 def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    """Leave something to the event loop, from a greenlet of :func:`_awaited`, and return what comes of it."""
+    """Hand an awaitable to the event loop, from a greenlet of :func:`_awaited`, and return its result."""
     loop = getcurrent().parent
     assert loop is not None
     return loop.switch(awaitable)

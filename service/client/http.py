@@ -112,7 +112,7 @@ class Session:
 
     @property
     def is_local(self) -> bool:
-        """Whether the service is on this machine."""
+        """True if the service's address is a loopback address, which is on this machine."""
         return self._http.base_url.host in ("127.0.0.1", "localhost", "::1")
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Session:
             self._pause(pause)
         raise AssertionError("the last sending returns or raises")
 
-    # --- what waits: an asynchronous client does it in another way ----------------------------------------------------
+    # --- waiting: overridden by the asynchronous client ---------------------------------------------------------------
 
     _connection: Callable[..., Any] = httpx.Client
 

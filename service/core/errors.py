@@ -82,7 +82,7 @@ class Problem(Exception):
 
     @property
     def remedy(self) -> str:
-        """What to do, of all errors together."""
+        """The remedies of all errors in one line, each once."""
         return "; ".join(dict.fromkeys(error["remedy"] for error in self.errors if error["remedy"]))
 
     def body(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
 
 
 def _allowed(request: Request) -> Iterator[str]:
-    """Yield the methods that a path answers, of all its routes: the router's own 405 names those of one of them."""
+    """Yield the methods of all routes of a path; the router's own 405 names those of one route alone."""
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
         scope = {**request.scope, "method": method}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes):
@@ -241,7 +241,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ConnectionError)
     async def _database(request: Request, error: Exception) -> Response:
         log.error("database: %s", error)
-        # SQLite says what is the matter and nothing more; a server's error may tell strangers where it is.
+        # SQLite's message names the fault alone; a server's error may reveal its address to strangers.
         cause = f": {error.orig}" if isinstance(error, DatabaseError) and request.app.state.database.is_sqlite else ""
         detail = f"The database cannot be used{cause}. Runs go on; make room if a disk is full, and see the log."
         return Problem(503, "database-unavailable", detail, headers={"Retry-After": "5"}).response()

@@ -1,4 +1,4 @@
-"""Who may read the service's files: their owner, and the owner's group where the home is shared with it on purpose.
+"""Access rights of the service's files: for their owner, and for the group if the home is shared with it on purpose.
 
 A home with the setgid bit is shared with a group, as Kubernetes sets up a volume with ``fsGroup``.
 """
@@ -14,7 +14,7 @@ log = logging.getLogger("evenkeel")
 
 
 def umask_for(home: Path) -> int:
-    """Return the umask of a service with that home: 0077, or 0007 where the home is shared with a group."""
+    """Return the umask of a service with that home: 0077, or 0007 if the home is shared with a group."""
     return 0o007 if home.is_dir() and os.stat(home).st_mode & stat.S_ISGID else 0o077
 
 
@@ -24,7 +24,7 @@ def is_open(directory: Path) -> bool:
 
 
 def close(directory: Path) -> None:
-    """Take the rights of other users from a directory; log where that is not possible."""
+    """Revoke the rights of other users on a directory; log a warning in either case."""
     status = os.stat(directory)
     mode = stat.S_IMODE(status.st_mode) & ~umask_for(directory)
     try:

@@ -28,7 +28,7 @@ class Page(BaseModel, Generic[Item]):
 
 
 class PageRequest(NamedTuple):
-    """How many items are asked for, and after which."""
+    """A request for a page: the largest number of items, and the cursor of the page before (None: the first page)."""
 
     limit: int
     cursor: str | None = None

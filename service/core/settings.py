@@ -36,7 +36,7 @@ EXECUTOR_SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class RetentionDays:
-    """How many days a job's data is kept after its end, and how long firings are listed."""
+    """Retention periods in days: of a job's data after its end, and of a schedule's firings."""
 
     jobs: float = 400.0
     logs: float = 90.0
@@ -58,15 +58,15 @@ class Settings:
         private: Paths and URIs of the service's own files, which are no data even below a root. Home, store and run
             storage are added; a tenant's settings keep those of the service.
         allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
-        log_format: None for lines of text on a terminal and JSON elsewhere.
-        access_log: Whether each request is logged; None for yes if the format is JSON and no if it is text.
+        log_format: Format of log lines; None: text on a terminal, JSON elsewhere.
+        access_log: True if each request is logged; None: True for the format JSON, False for text.
         host_cores: Cores of this host that runs may use; None for all, as for memory and GPUs.
         tracking_uris: Servers that jobs may name in ``tracking``, whose credentials are in this environment.
         executor_options: The executor's own settings by name, in capitals: ``EVENKEEL_EXECUTOR_NAME`` (see its class).
         internal_url: Address of this service for runs of ``ray_jobs``. Needed with ``run_storage``; without both they
             share ``home`` with the service.
-        run_storage: Where all hosts find the files of runs: a directory that the nodes of ``ray_jobs`` mount at this
-            path, or a URI (:mod:`trainer.storage.storage_registry`) such as ``s3://BUCKET/PREFIX``; None: in ``home``.
+        run_storage: Shared place of all runs' files: a directory that the nodes of ``ray_jobs`` mount at this path,
+            or a URI (:mod:`trainer.storage.storage_registry`) such as ``s3://BUCKET/PREFIX``; None: in ``home``.
         driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
     """
 

@@ -1,7 +1,6 @@
-"""Which files a dataset may name.
+"""Check of the files, objects and topics that a dataset names: each must lie below a root that the operator allows.
 
-These are files of this machine under the data roots, after every symbolic link is resolved, and objects below the roots
-in object storage.
+Files are compared with the data roots after every symbolic link is resolved, objects with the roots in object storage.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ KNOWN_KEYS_FILE = "known_keys.json"
 class Principal:
     """The sender of a request, and the tenant it is about.
 
-    The scope ``admin`` allows everything. ``acting``: an operator has named a tenant, and sees what that tenant sees.
+    The scope ``admin`` allows everything. ``acting``: True for an operator who acts for a tenant, and sees its data
+    alone.
     """
 
     key_id: str
@@ -53,7 +54,7 @@ class Principal:
 
     @property
     def is_operator(self) -> bool:
-        """Whether the key is the operator's own: an admin key of the default tenant."""
+        """True for the operator's own key: an admin key of the default tenant, also while it acts for another one."""
         return "admin" in self.scopes and (self.acting or self.tenant == DEFAULT_TENANT)
 
     @property

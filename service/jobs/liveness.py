@@ -1,9 +1,9 @@
-"""How long a run has been silent and how long it has been running, independent of clock changes and machine sleep.
+"""Silence and running time of runs, independent of clock changes and machine sleep.
 
-Wall clocks are set forward and back, machines are suspended, and the service itself may be stopped for an hour, none of
-which is the fault of a run. So the time that counts is the time in which this process was able to check, on the
-monotonic clock, which stops while the machine sleeps. If the kernel's two clocks show that it slept, or if no check was
-possible for long, every run is given another full interval.
+Wall clocks are set forward and back, machines are suspended, and the service itself may be stopped for an hour; none of
+that is the fault of a run. So only the time in which this process was able to check counts, on the monotonic clock,
+which stops while the machine sleeps. If the kernel's two clocks show that the machine slept, or if no check was
+possible for long, every run gets another full interval.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLEPT_SECONDS = 1.0
 
 
 class Looked(NamedTuple):
-    """``silent_seconds`` since anything new was reported; ``running_seconds`` since the attempt was launched."""
+    """``silent_seconds`` since the run's last report; ``running_seconds`` since its attempt was launched."""
 
     silent_seconds: float
     running_seconds: float
@@ -33,7 +33,7 @@ class _Seen:
 class Liveness:
     """Watches all runs of a runner.
 
-    ``interval_seconds``: how long a run may be silent; a gap of half of it between two rounds restarts the interval.
+    ``interval_seconds``: longest silence of a run. A gap of half of it between two rounds restarts the interval.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ log = logging.getLogger("evenkeel.runner")
 
 @dataclass
 class RunnerContext:
-    """Where jobs are stored and executed; ``home_id`` is empty until the home's lock is held."""
+    """The runner's database, settings, store and executor; ``home_id`` is empty until it holds the home's lock."""
 
     database: Database
     settings: Settings
@@ -35,9 +35,9 @@ class RunnerContext:
 
 
 class BackgroundTasks:
-    """At most one task for each job; a failure is logged, and the next round begins the task again.
+    """At most one task for each job; a failure is logged, and the next round starts the task again.
 
-    ``failure`` is logged of a task that failed, such as ``could not be ended``.
+    ``failure`` is the log message about a task that failed, such as ``could not be ended``.
     """
 
     def __init__(self, failure: str):
@@ -48,7 +48,7 @@ class BackgroundTasks:
         return job_id in self._tasks
 
     def start(self, job_id: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Begin the work, unless the job's task is under way."""
+        """Start the work, unless the job's task is still running."""
         if job_id not in self._tasks:
             self._tasks[job_id] = task = asyncio.create_task(work())
             task.add_done_callback(lambda done: self._done(job_id, done))

@@ -1,4 +1,4 @@
-"""When a schedule fires. Pure functions from cron expression, time zone and times to times.
+"""Firing times of a schedule: pure functions of cron expression, time zone and instants.
 
 Clock changes are handled as by Debian's cron: a job at a fixed time that the spring change skips runs right after it,
 and one that the autumn change repeats runs once; jobs with ``*`` in minute or hour follow real time. cronsim parses

@@ -9,21 +9,21 @@ from deploy.site.plots.figure import INK
 from deploy.site.plots.tables import Measured
 
 BAR = 0.8
-"""How much of the place between two rows its bars take."""
+"""Share of the distance between two rows that their bars fill."""
 
 
 CARD = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.4}
-"""Behind a figure, so that a line does not go through it."""
+"""Background of a figure's text, which hides lines that cross it."""
 
 
 def curves(axes: Any, x: Sequence[float], lines: dict[str, tuple[str, list[Measured]]], *, gap: float = 0.075) -> None:
     """Draw lines with error bars, each with its name at its end.
 
     Args:
-        axes: To draw on.
-        x: Of the points.
+        axes: Axes to draw on.
+        x: Positions of the points.
         lines: Colour and figures by name.
-        gap: Between two names at least, as a share of the axis' height.
+        gap: Smallest distance between two names, as a share of the axis' height.
     """
     for colour, figures in lines.values():
         values = [figure.value for figure in figures]
@@ -50,7 +50,7 @@ def curves(axes: Any, x: Sequence[float], lines: dict[str, tuple[str, list[Measu
 
 
 def _apart(places: dict[str, float], gap: float) -> dict[str, float]:
-    """Return places that are a gap apart at least, in the same order, near those given."""
+    """Return positions in the same order and near the given ones, at least a gap apart."""
     names = sorted(places, key=lambda name: places[name])
     # Blocks of names that touch, each around the mean of where its names want to be.
     blocks: list[tuple[list[str], float]] = []
@@ -78,11 +78,11 @@ def bars(
     """Draw bars from 0 to the right, each with its figure at its end.
 
     Args:
-        axes: To draw on.
-        labels: Of the rows, from the top.
-        series: Colour and figures by name; of several a legend is drawn by the caller.
-        form: Of the figures that are written.
-        colours: Of the rows, where there is one series.
+        axes: Axes to draw on.
+        labels: Labels of the rows, from the top.
+        series: Colour and figures by name; the caller draws a legend of several series.
+        form: Format of the figures at the bars' ends.
+        colours: Colours of the rows of a single series.
     """
     thick = BAR / len(series)
     for number, (name, (colour, figures)) in enumerate(series.items()):
@@ -106,11 +106,11 @@ def bars(
 
 
 def dots(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, str, list[list[Measured]]]]) -> None:
-    """Draw points of rows, with error bars; several of a row and series are its seeds or runs.
+    """Draw points of rows, with error bars; several points of a row and series are seeds or runs.
 
     Args:
-        axes: To draw on.
-        labels: Of the rows, from the top.
+        axes: Axes to draw on.
+        labels: Labels of the rows, from the top.
         series: Colour, marker and the figures of each row by name.
     """
     for number, (name, (colour, marker, rows)) in enumerate(series.items()):
@@ -128,13 +128,13 @@ def dots(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, str, lis
 
 
 def parts(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, list[float]]], *, form: str = "{:g}") -> None:
-    """Draw bars of parts, one behind the other, with the sum at the end.
+    """Draw stacked horizontal bars with their sum at the end.
 
     Args:
-        axes: To draw on.
-        labels: Of the rows, from the top.
+        axes: Axes to draw on.
+        labels: Labels of the rows, from the top.
         series: Colour and the part of each row by name.
-        form: Of the sum.
+        form: Format of the sum.
     """
     ends = [0.0] * len(labels)
     for name, (colour, figures) in series.items():
@@ -149,7 +149,7 @@ def parts(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, list[fl
 
 
 def reference(axes: Any, value: float, text: str, *, top: bool = True) -> None:
-    """Draw a line across at a value, with what it is beside it, above the panel unless ``top`` is false."""
+    """Draw a vertical line at a value, with a label above the panel, or at its foot if ``top`` is false."""
     axes.axvline(value, color=INK, linewidth=1, linestyle="--", zorder=0)
     place = ((value, 1.0), (0, 3)) if top else ((value, 0.0), (4, 4))
     axes.annotate(
@@ -159,7 +159,7 @@ def reference(axes: Any, value: float, text: str, *, top: bool = True) -> None:
 
 
 def tell_start(axes: Any, axis: str = "x") -> None:
-    """Say in the axis' label that it does not begin at 0, where it does not."""
+    """Add \"not from 0\" to the label of a linear axis that begins above 0."""
     low = (axes.get_xlim if axis == "x" else axes.get_ylim)()[0]
     scale = (axes.get_xscale if axis == "x" else axes.get_yscale)()
     if scale == "linear" and low > 0:
@@ -168,7 +168,7 @@ def tell_start(axes: Any, axis: str = "x") -> None:
 
 
 def _spread(figures: Sequence[Measured]) -> list[float] | None:
-    """Return what error bars have; None, so that none is drawn, where no figure has a deviation."""
+    """Return the lengths of the error bars; None, so that none is drawn, if no figure has a deviation."""
     if all(figure.deviation is None for figure in figures):
         return None
     return [figure.deviation or 0 for figure in figures]

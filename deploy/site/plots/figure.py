@@ -14,7 +14,7 @@ from trainer.report_pages.page import COLOURS
 BLUE, GREEN, PINK, SKY, RED, ORANGE, BLACK, GREY = COLOURS
 INK = "#222222"
 WIDTH = 8.0
-"""Of a figure, in inches: 768 pixels, as wide as a page's text."""
+"""Width of a figure in inches: 768 pixels, as wide as a page's text."""
 STYLE = {
     "font.size": 9,
     "axes.edgecolor": "#777777",

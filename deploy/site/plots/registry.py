@@ -22,9 +22,9 @@ class Plot:
     """A plot of tables of a report.
 
     Attributes:
-        title: What a reader who does not see it is told.
-        draw: Makes it of its tables: a figure of matplotlib.
-        sources: Its tables, of which the first one's report shows it.
+        title: Alternative text for readers who do not see the plot.
+        draw: Draws a figure of matplotlib from the tables.
+        sources: Positions of its tables; the report of the first one shows the plot.
     """
 
     title: str
@@ -36,13 +36,13 @@ class Plot:
         return self.sources[0].report
 
     def svg(self) -> str:
-        """Return the plot as SVG, with a stamp of what it was drawn of and of itself."""
+        """Return the plot as SVG, with a stamp: digests of its tables and code, and of the SVG itself."""
         tables = [source.read() for source in self.sources]
         text = svg(lambda: self.draw(*tables), self.title)
         return f"{text}<!-- drawn of {self.digest()}, picture {_digest(text)} -->\n"
 
     def is_current(self, text: str) -> bool:
-        """Return whether an SVG is what :meth:`svg` made of the tables of today, without drawing it again."""
+        """Return True if an SVG was drawn from the present tables and code; its stamp says so without a new drawing."""
         stamp = _STAMP.search(text)
         return stamp is not None and stamp[1] == self.digest() and stamp[2] == _digest(text[: stamp.start()])
 

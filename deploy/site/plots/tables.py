@@ -24,8 +24,8 @@ class Table:
 
     Attributes:
         name: The report and the header's beginning, for messages.
-        columns: Behind the columns that name a row; a heading's second column has `` (2)`` behind it.
-        rows: Cells without marks of emphasis and code, by what names the row, in the table's order.
+        columns: Headings after the columns that name a row; the second column of the same heading ends in `` (2)``.
+        rows: Cells without marks of emphasis and code, by the row's name, in the table's order.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Table:
         """Return the text of a cell.
 
         Args:
-            row: What names it; of several columns joined by ``" / "``, an empty cell read as the one above.
-            column: The beginning of the heading, with which no other begins; or the whole heading.
+            row: Name of the row; several columns are joined by ``" / "``, an empty cell stands for the one above.
+            column: The heading, or a beginning of it that no other heading shares.
 
         Raises:
-            ValueError: There is no such row, or not just one such column.
+            ValueError: There is no such row, or not exactly one such column.
         """
         if row not in self.rows:
             raise ValueError(
@@ -60,7 +60,7 @@ class Table:
         """Return all numbers of a cell.
 
         Raises:
-            ValueError: It has none, or :meth:`cell` raises.
+            ValueError: The cell has no number, or :meth:`cell` raises.
         """
         text = self.cell(row, column)
         found = [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
@@ -69,7 +69,7 @@ class Table:
         return found
 
     def measured(self, row: str, column: str) -> Measured:
-        """Return the first number of a cell, and as its deviation the one behind ``±`` or in brackets.
+        """Return the first number of a cell, with the one after ``±`` or in brackets as its deviation.
 
         Raises:
             ValueError: The cell has no number, or :meth:`cell` raises.
@@ -81,13 +81,13 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a table is.
+    """The position of a table in docs/reports.
 
     Attributes:
-        report: The name of the page in docs/reports, without ``.md``.
+        report: The name of the page, without ``.md``.
         header: The beginning of the table's first line, as the page has it.
-        keys: How many columns name a row.
-        below: A heading, as the page has it: the table is the first one of its kind below.
+        keys: Number of columns that name a row.
+        below: A heading, as the page has it: the table is the first one with this header below it. Empty: anywhere.
     """
 
     report: str
@@ -99,7 +99,7 @@ class Source:
         """Return the table.
 
         Raises:
-            ValueError: The page has no such table or several, or two rows of it have one name.
+            ValueError: The page has no such table or several, or two rows of the table have the same name.
         """
         name = f"docs/reports/{self.report}.md, table {self.header!r}"
         lines = [line.strip() for line in (REPORTS / f"{self.report}.md").read_text("utf-8").splitlines()]

@@ -18,7 +18,7 @@ PARSERS = {
     "evenkeel search": search.parser,
     "evenkeel generalization": generalization.parser,
 }
-"""Of commands that are another program's."""
+"""Argument parsers of the commands that another module implements."""
 
 
 def commands_page() -> str:

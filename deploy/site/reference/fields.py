@@ -19,9 +19,9 @@ from deploy.site.reference.text import bullets, docstring, page, paragraph
 from trainer.spec import DatasetSpec, JobSpec
 
 KIND = ", kind "
-"""What a heading has between the path of a field and one of its kinds."""
+"""Text of a heading between the path of a field and the name of a kind."""
 MAX_PATTERN = 80
-"""Longer ones are no help to a reader."""
+"""Longest regular expression, in characters, that is shown."""
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null", Any: "anything"}
 _BOUNDS = {
     annotated_types.Ge: ("at least", "ge"),
@@ -74,12 +74,12 @@ def _page(root: type[BaseModel], title: str, intro: str) -> str:
 
 
 def _group(heading: str) -> str:
-    """The path of fields whose kinds a heading is one of; empty: a heading of no kind."""
+    """The path of the field of whose kinds a heading names one; empty: the heading names no kind."""
     return heading.partition(KIND)[0] if KIND in heading else ""
 
 
 def _shared(kinds: list[dict[str, str]]) -> dict[str, str]:
-    """The lines, by field, that two kinds have at least: of a field's lines the one that most kinds have."""
+    """The lines, by field, that at least two kinds share: for each field the most frequent one."""
     counts: dict[str, Counter[str]] = {}
     for lines in kinds:
         for name, line in lines.items():
@@ -93,7 +93,7 @@ def _anchor(heading: str) -> str:
 
 
 def _reachable(root: type[BaseModel]) -> dict[type[BaseModel], str]:
-    """Return the model and those that its fields hold, each with the first path of fields that leads to it."""
+    """Return the model and all models nested in its fields, each with the first path of fields that leads to it."""
     found: dict[type[BaseModel], str] = {}
     waiting: list[tuple[type[BaseModel], str]] = [(root, "")]
     while waiting:

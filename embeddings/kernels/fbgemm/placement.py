@@ -1,7 +1,7 @@
-"""Where FBGEMM's module keeps tables: in a GPU's memory, or in the host's with a cache of rows on the GPU. Torch-free.
+"""Placement of FBGEMM's tables: in a GPU's memory, or in the host's with a cache of rows on the GPU. Torch-free.
 
-The arithmetic alone: the kernel places by it (embeddings.kernels.fbgemm.module), and a job is refused by it
-(trainer.sizing.memory). Rows and state are float32.
+This is the arithmetic alone. The kernel places tables by it (embeddings.kernels.fbgemm.module), and a job that does not
+fit is refused by it (trainer.sizing.memory). Rows and state are float32.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ FOR_TABLES = 0.8
 CACHED_SHARE = 0.2
 """Share of the rows that a cache holds: FBGEMM's own default (cache_load_factor)."""
 
-# Rows of a set of FBGEMM's cache (DEFAULT_ASSOC of its CUDA build), and what a row there takes beside its weights: its
-# number and the time of its last use, int64 both.
+# Rows of a set of FBGEMM's cache (DEFAULT_ASSOC of its CUDA build), and bytes of a cached row beside its weights: its
+# number and the time of its last use, both int64.
 _ROWS_OF_A_SET = 32
 _CACHED_ROW_BYTES = 16
 # On the GPU for every row of a cached table: FBGEMM's map from rows to tables, and our step of the last touch.
@@ -25,11 +25,11 @@ _STEP_BYTES = _FLOAT_BYTES = 4
 
 
 class Placement(NamedTuple):
-    """Where FBGEMM's module keeps tables, and what that takes.
+    """Size of FBGEMM's cache for a set of tables, and the memory that the tables need on GPU and host.
 
     Attributes:
-        cache_sets: the sets of FBGEMM's cache, 32 rows each; 0 where tables lie on the GPU and nothing is cached.
-        gpu_bytes, host_bytes: what tables, state and cache take in each memory.
+        cache_sets: number of sets in FBGEMM's cache, 32 rows each; 0 if the tables are on the GPU and need no cache.
+        gpu_bytes, host_bytes: bytes of tables, optimizer state and cache in each memory.
     """
 
     cache_sets: int
@@ -38,10 +38,11 @@ class Placement(NamedTuple):
 
 
 def place(shapes: Sequence[tuple[int, int]], num_vectors: int, num_numbers: int, gpu_bytes: int) -> Placement:
-    """Place tables of ``shapes`` (rows, dim) where a GPU has ``gpu_bytes`` for them.
+    """Place tables of ``shapes`` (rows, dim), given ``gpu_bytes`` of GPU memory for them.
 
-    All are on the GPU if they fit. Else rows and state vectors are in the host's memory, and a fifth of the rows on the
-    GPU too, or as many as fit, and one set at least; there ``gpu_bytes`` of the result may be more than there are.
+    All tables are on the GPU if they fit. Else rows and state vectors are in the host's memory, and the GPU caches a
+    fifth of the rows, or as many as fit. The cache has at least one set, so ``gpu_bytes`` of the result may exceed the
+    argument.
 
     Args:
         shapes: (number of rows, dim) of each table.

@@ -1,4 +1,4 @@
-"""What a backward recorded, to be sorted by row: for each looked-up id its row, where its gradient is, its weight."""
+"""Entries of a backward, to be sorted by row: row, offset of the gradient and weight of each looked-up id."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def entries(
     Triton takes flat arguments: no struct crosses a launch.
 
     Grid: features times tiles of bags, as in the lookup. ``keys`` gets for each id the number of its row among the rows
-    of all tables, or num_keys where it is not touched. ``grad_offsets`` gets where its gradient starts, and its table.
-    ``pooling_weights`` gets what its gradient is multiplied with, written if SHARED: its weight, over the bag's count
-    for a mean.
+    of all tables, or num_keys if the row is not touched. ``grad_offsets`` gets the offset of its gradient's first
+    element, and its table. ``pooling_weights`` gets the factor of its gradient, written if SHARED: the id's weight,
+    divided by the bag's count for a mean.
     """
     num_tiles = tl.cdiv(batch_size, TILE)
     descriptor = descriptors + (tl.program_id(0) // num_tiles) * ENTRY_WORDS

@@ -31,7 +31,7 @@ from embeddings.tables.philox import table_key
 MAX_POSITIONS = 16
 # Entries after which a run is split: see embeddings.kernels.triton.update.
 SPLIT = 16
-# Pieces of a run that the finish adds at a time.
+# Partial sums of a run that the final reduction adds at a time.
 DEPTH = 16
 # Of a beta of 0: 2 to this is 0 in every type, and, unlike infinity, it can be multiplied and subtracted.
 LOG2_ZERO = -1e5
@@ -39,7 +39,7 @@ LOG2_ZERO = -1e5
 
 @dataclass(frozen=True)
 class Group:
-    """The features of all tables of one dim: what one launch serves."""
+    """The features of all tables of one dim, which one kernel launch serves."""
 
     dim: int
     alignment: int  # every output column is a multiple of it
@@ -55,16 +55,17 @@ class Group:
 
 
 class Tiling(NamedTuple):
-    """How much of the work a program does at a time.
+    """Tile sizes of the Triton programs.
 
     Attributes:
-        elements: elements of rows, at most ``rows`` rows.
-        moving: elements of rows of a lookup that also reads moments: it has more of each to hold.
-        samples: samples of one program of SSE.
-        walkers: its walks from hit to hit at a time.
-        entries: sorted entries of one program of the update.
-        window: blocks of ``split`` entries that one program of the finish looks through.
-        warps: warps of a program with so many elements; one with fewer has less.
+        elements: largest number of row elements in a tile.
+        moving: the same for a lookup that also reads moments, which need registers of their own.
+        rows: largest number of rows, or bags, in a tile.
+        samples: samples of one SSE program.
+        walkers: walks from hit to hit that one SSE program makes in parallel.
+        entries: fewest sorted entries of one update program.
+        window: blocks of ``split`` entries that one program of the final reduction reads.
+        warps: largest number of warps of a program; small tiles use fewer.
     """
 
     elements: int
@@ -98,13 +99,13 @@ class Sorted(NamedTuple):
 class TritonKernel:
     """The Triton kernels as a :class:`embeddings.kernels.layout.Kernel`.
 
-    On a GPU only :meth:`update` waits for the device, and for the lookups before it alone, which the backward has left
-    behind: a bad id or offset is reported by :meth:`update`, before any row is changed, or by a later lookup, or by
-    :meth:`check`; not by :meth:`forward`.
+    On a GPU only :meth:`update` waits for the device, and only for the lookups before the backward. So a bad id or
+    offset is not reported by its own :meth:`forward`, but by :meth:`update` before any row is changed, by a later
+    lookup, or by :meth:`check`.
 
     Attributes:
-        tiling: how much a program does at a time.
-        split: the most entries of a row that one program sums, see embeddings.kernels.triton.update.
+        tiling: tile sizes of the programs.
+        split: largest number of entries of a row that one program sums, see embeddings.kernels.triton.update.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -230,15 +231,15 @@ class TritonKernel:
         )  # fmt: skip
 
     def _tile(self, group: Group, limit: int, elements: int) -> int:
-        """Return the number of bags, or rows, that a program has at a time.
+        """Return the number of bags, or rows, in a tile.
 
-        On a GPU it does not depend on how many there are: each number is a kernel to compile.
+        On a GPU it does not depend on the batch, because each number needs a compiled kernel of its own.
         """
         most = int(max(1, min(elements // group.block, self.tiling.rows)))
         return min(most, _power_of_two_from(limit)) if self.interpreted else most
 
     def _warps(self, elements: int) -> int:
-        """Return the warps of a program that has so many elements at a time: a thread moves at least four at once."""
+        """Return the warps of a program for a tile of this size: at least four elements for each thread."""
         return max(1, min(self.tiling.warps, elements // 128))
 
     def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
@@ -263,7 +264,7 @@ class TritonKernel:
             return float(self._apply(self._sorted_once(records), rules.NORM, 0, None, 1.0))
 
     def _sorted_once(self, records: Sequence[Record]) -> Sorted:
-        """Return :meth:`_sorted`: the update of a step whose gradient was clipped finds what the norm had sorted."""
+        """Return :meth:`_sorted`, kept from the norm to the update of a step whose gradient is clipped."""
         kept, found = self._last_sorted or ((), None)
         if found is None or len(kept) != len(records) or any(a is not b for a, b in zip(kept, records, strict=True)):
             found = self._sorted(records)

@@ -1,4 +1,4 @@
-"""What the gate measures of a candidate, and by which limits: a file for each check, entered in ``registry``.
+"""Checks of the publication gate: a file for each measurement of a candidate and its limits, listed in ``registry``.
 
-Without torch. ``embeddings.refresh.gate`` and ``gate_metrics`` read the registry; a check reads the ``Comparison``.
+Torch-free. ``embeddings.refresh.gate`` and ``gate_metrics`` read the registry; a check reads the ``Comparison``.
 """

@@ -1,4 +1,4 @@
-"""Items that the candidate has no vector for."""
+"""Checks of items for which the candidate has no vector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embeddings.refresh.gate_checks.comparison import Comparison, ratio, share
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors
 
 RECENT_PUBLICATIONS = 7
-"""Publications within which an item was found, to count in ``carried``."""
+"""Number of publications; an item counts in ``carried`` if one of the last ones has found it."""
 _GONE = "check that the data is whole and the ids are the same ones"
 
 
@@ -31,23 +31,26 @@ class Missing(GateCheck):
 
 
 class Carried(GateCheck):
-    """What of the previous version the candidate has not, and what has come in its place.
+    """Items of the previous version that the candidate lacks, and new items in their place.
 
-    ``unreplaced`` holds: ``newly_carried``, the share of the items that the previous version had found
-    and the candidate has not, less the items that the candidate alone has found, as a share of the same whole. The
-    others inform.
-    ``newly_carried_traffic`` and ``unreplaced_traffic`` are the same by counts. ``newly_carried_rise``: what
-    ``newly_carried`` has risen since the previous version. ``carried``: share of old vectors in what would be served of
-    the items that one of the last ``RECENT_PUBLICATIONS`` versions has found; ``carried_all``: of all items.
+    Only ``unreplaced`` has a limit by default; the others inform.
 
-    Where items live for a day or two most of them are gone on the next: the items that took their place tell that from
-    truncated data, and a rise above what is usual tells it from changed ids.
+    - ``newly_carried``: share of the previous version's found items that the candidate has not found.
+    - ``unreplaced``: ``newly_carried`` less the items that only the candidate has found, as a share of the same whole.
+    - ``newly_carried_traffic``, ``unreplaced_traffic``: the same, weighted by the items' counts.
+    - ``newly_carried_rise``: rise of ``newly_carried`` since the previous version.
+    - ``carried``: share of carried vectors among the items to be served that one of the last ``RECENT_PUBLICATIONS``
+      versions has found; ``carried_all``: the same of all items.
 
-    A candidate of a share s < 1 of the days (``window_share``) cannot have the items of the others. So each item that
-    has come counts ``Shorter.stands_for`` times, and by counts is halfway to a mean one that has gone; without a day of
-    its own a candidate is asked for s of the items. ``newly_carried`` is of as many items as s of the previous rows
-    would have if they were drawn at random: nearly all where items stay, too many where they live for a day. What an
-    earlier version of more days has found counts as s items each in ``carried``.
+    Where items live for a day or two, most of them are gone on the next. New items in their place distinguish that from
+    truncated data, and a rise above the usual value reveals changed ids.
+
+    A candidate that was trained on a share s < 1 of the days (``window_share``) cannot have the items of the other
+    days. So each new item counts ``Shorter.stands_for`` times; its count is taken halfway to that of a mean item that
+    has gone. A candidate without a day of its own is expected to have s of the items. ``newly_carried`` is then
+    relative to the number of items in a random share s of the previous rows. That is nearly all items where items stay,
+    and too many where they live for a day. In ``carried`` an item that an earlier version of more days has found counts
+    as s items.
     """
 
     about = "items"
@@ -106,7 +109,7 @@ class Carried(GateCheck):
         arrived[comparison.shared[1]] = False
         replaced, counts = 0.0, candidate.counts
         if counts is not None and comparison.shorter.share < 1.0:
-            # Their lives have only begun: their rows are taken halfway to those of as many that have gone.
+            # New items have few rows as yet: take the mean of their rows and those of as many items that have gone.
             rows_of_new = (counts[arrived].sum() + num_new * previous.counts[lost].sum() / max(lost.sum(), 1)) / 2
             replaced = (stands_for or 0.0) * ratio(rows_of_new, had)
         elif counts is not None:
@@ -120,7 +123,7 @@ class Carried(GateCheck):
 def _num_expected(comparison: Comparison) -> float:
     """Estimate the number of items that the previous version would have found in the window's share of its rows.
 
-    The rows are drawn at random. An item without rows, which a tower knows of, needs none.
+    The rows are drawn at random. An item without rows, whose vector a tower computes, always counts.
     """
     previous, part = comparison.served, comparison.shorter.share
     num_had = int(np.count_nonzero(previous.renewed))

@@ -1,4 +1,4 @@
-"""How far the vectors have drifted from where their consumers first knew them."""
+"""Drift of the vectors from the version on which their consumers were fitted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ DRIFT = "anchor_cosine"
 class AnchorDrift(GateCheck):
     """``anchor_cosine``: mean cosine of the candidate's items to those of the version that drift is counted from.
 
-    That is the first one of the anchor generation, or a later one that somebody promoted although this check had held
-    it. Each refresh may be close to the one before and the last far from the first, where a consumer was fitted. Over
-    the items that both have found and know from enough rows of training; left out where fewer than ``MIN_EVIDENT`` are.
+    That version is the first of the anchor generation, or a later one that somebody promoted although this check had
+    held it. Each refresh may be close to the one before while the last is far from the first, on which a consumer was
+    fitted. The mean is over items that both versions found from enough training rows; with fewer than ``MIN_EVIDENT``
+    there is no metric.
     """
 
     about = "vectors"

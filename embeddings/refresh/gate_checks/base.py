@@ -1,4 +1,4 @@
-"""What a check of the gate is: a measurement, and limits of what it measures."""
+"""Interface of the gate's checks: a measurement, and the limits of its metrics."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class GateCheck(ABC):
 
     limits: ClassVar[tuple[Limit, ...]]
     about: ClassVar[Subject] = "run"
-    """Subject of a failure: the items that have rows, where their vectors went, the rows themselves, the model's
-    quality, or the run, whose vectors nobody is to be served."""
+    """Subject of a failure: ``items``, the set of items with rows; ``vectors``, their movement; ``rows``, the training
+    rows; ``model``, its quality; ``run``, an output that must not be served."""
     needs_previous: ClassVar[bool] = True
-    """False where a first version is measured too."""
+    """False if a collection's first version is measured too."""
 
     @staticmethod
     @abstractmethod
     def measure(comparison: Comparison) -> dict[str, float]:
-        """Return metrics by name; what cannot be measured is NaN, and fails where it has a limit."""
+        """Return metrics by name; NaN stands for one that cannot be measured, and fails its limit."""

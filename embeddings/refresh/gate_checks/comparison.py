@@ -1,4 +1,4 @@
-"""A candidate beside the version that is served: what every check of the gate measures from."""
+"""Comparison of a candidate with the served version: the input of every check of the gate."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from embeddings.vectors.item_vectors import Array, ItemVectors, chunks, shared_r
 
 @dataclass(frozen=True)
 class Sampling:
-    """What the checks that sample draw.
+    """Sample sizes and seed of the checks that draw a sample.
 
     Attributes:
-        k: the number of neighbours of ``knn_overlap``.
-        num_queries: items whose neighbours are compared.
-        num_corpus: the most items among which neighbours are sought.
+        k: number of neighbours of ``knn_overlap``.
+        num_queries: number of items whose neighbours are compared.
+        num_corpus: largest number of items among which neighbours are searched.
     """
 
     seed: int = 0
@@ -31,14 +31,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Shorter:
-    """How much shorter a candidate's window is than those of the versions before it.
+    """Length of a candidate's training window relative to those of the versions before it.
 
     Attributes:
-        shares: which share of the days of the previous version, of the one before it and so on the candidate was
-            trained on; 1 where it has as many or more, and of versions beyond the last.
-        stands_for: in a shorter window, how many items that went one stands for that came. As many come on each of its
-            days that the previous version had not as went on each of those and of the days that are left out. None
-            where it has no day of its own.
+        shares: length of the candidate's window in days over that of the previous version, of the one before it and so
+            on; 1 where it is as long or longer, and for versions beyond the last entry.
+        stands_for: number of items of the previous version that one new item replaces: 1 + (days left out) / (new days)
+            for a shorter window, if as many items come on a new day as go on any other. None without a new day.
     """
 
     shares: tuple[float, ...] = ()
@@ -46,7 +45,7 @@ class Shorter:
 
     @property
     def share(self) -> float:
-        """Of the previous version's days."""
+        """Length of the candidate's window over that of the previous version, at most 1."""
         return self.shares[0] if self.shares else 1.0
 
 
@@ -65,11 +64,11 @@ class Comparison:
         candidate: the candidate.
         live: bool [n], items of which ``coverage`` is a share.
         probes: documents of the probes that can read both (embeddings.refresh.probe), by name.
-        sampling: what is drawn of them.
-        min_count: rows of training from which on an item is evident; 0: every item is.
-        anchor: the version that drift is counted from; None: there is none before the previous one.
-        metrics_before: what was measured of the previous version when it was the candidate.
-        shorter: how much shorter its window is than those before it.
+        sampling: sample sizes and seed.
+        min_count: fewest training rows of an evident item; 0: every item is evident.
+        anchor: the version that drift is counted from; None: no version before the previous one.
+        metrics_before: metrics of the previous version from the time when it was the candidate.
+        shorter: length of the candidate's window relative to those before it.
         row_figures: figures of the rows that it was trained on, by name (``gate_checks.row_figures``).
         models: its model beside the served one; None: they were not compared.
 
@@ -97,18 +96,18 @@ class Comparison:
 
     @property
     def served(self) -> ItemVectors:
-        """The previous version, where there is one: for checks that need it."""
+        """The previous version, for checks that need one."""
         assert self.previous is not None
         return self.previous
 
     @cached_property
     def finite(self) -> Array:
-        """Which rows of the candidate have neither NaN nor infinity, bool [n]."""
+        """Flags of the candidate's rows without NaN and infinity, bool [n]."""
         return self._flags[0]
 
     @cached_property
     def usable(self) -> Array:
-        """Which rows of the candidate have a direction, bool [n]: evidence, finite, not zero."""
+        """Flags of the candidate's rows that have a direction, bool [n]: evidence, finite, not zero."""
         return self.candidate.evidence & self.finite & self._flags[1]
 
     @cached_property
@@ -123,7 +122,7 @@ class Comparison:
 
     @cached_property
     def common(self) -> tuple[Array, Array]:
-        """Rows (of previous, of candidate) of the ids that both have, with a vector or without."""
+        """Rows (of previous, of candidate) of the ids in both, with or without a vector."""
         return shared_rows(self.served.keys, self.candidate.keys)
 
     @cached_property
@@ -135,11 +134,11 @@ class Comparison:
 
     @cached_property
     def evident(self) -> tuple[Array, Array]:
-        """Rows (of previous, of candidate) of the shared items that both know from enough rows of training.
+        """Rows (of previous, of candidate) of the shared items with enough training rows in both.
 
-        What an item of one click is given is chance: two trainings agree on it no more than on a random direction, so
-        it would hide, or look like, what became of the others. All shared items where counts are unknown, or where
-        fewer than ``MIN_EVIDENT`` are evident.
+        The vector of an item of one click is noise: two trainings agree on it no more than on a random direction. It
+        would hide a movement of the other items, or look like one. All shared items are taken if counts are unknown or
+        fewer than ``MIN_EVIDENT`` items are evident.
         """
         old, new = self.shared
         known = [counts[rows] for counts, rows in ((self.served.counts, old), (self.candidate.counts, new))
@@ -153,7 +152,7 @@ class Comparison:
     def counted(self) -> tuple[tuple[Array, Array], Array]:
         """Rows (of previous, of candidate) of the shared items with ``MIN_ROWS`` in both, and their counts.
 
-        The counts are float64 [2, n]. No items where counts are unknown.
+        The counts are float64 [2, n]. Without known counts there are no items.
         """
         old, new = self.shared
         if self.served.counts is None or self.candidate.counts is None:
@@ -164,16 +163,16 @@ class Comparison:
 
     @property
     def all_evident(self) -> bool:
-        """Whether every shared item is measured."""
+        """True if the evident items are all shared items, so that figures of both would be equal."""
         return len(self.evident[0]) == len(self.shared[0])
 
     def generator_of(self, purpose: int) -> np.random.Generator:
-        """Return random numbers beside those of ``generator``, from which further draws would move what follows."""
+        """Return a generator for one purpose; further draws from ``generator`` would change those of later checks."""
         return np.random.Generator(np.random.Philox([self.sampling.seed, purpose]))
 
     @cached_property
     def renewed(self) -> Array:
-        """Which items of the previous version the candidate has a usable vector for, bool [rows of previous]."""
+        """Flags of the previous version's items with a usable vector in the candidate, bool [rows of previous]."""
         old, new = self.common
         renewed = np.zeros(len(self.served), dtype=np.bool_)
         renewed[old] = self.usable[new]
@@ -181,7 +180,7 @@ class Comparison:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """Random numbers of the samples: checks draw from it one after another, in the order of the registry."""
+        """Random numbers of the samples, from which checks draw in the order of the registry."""
         return np.random.Generator(np.random.Philox(self.sampling.seed))
 
 

@@ -1,4 +1,4 @@
-"""How far the directions of items turned."""
+"""Cosines between served and candidate vectors: how far the directions of items turned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embeddings.vectors.item_vectors import Array, chunks, unit_rows
 from embeddings.vectors.lazy_rows import Vectors
 
 LOW_COSINE = 0.65
-"""An item whose cosine to its served vector is below this has turned: by more than 49 degrees."""
+"""Cosine to its served vector below which an item counts as turned, by more than 49 degrees."""
 MAX_TRAFFIC = 0.01
 """Largest share of the weight that one item has in traffic-weighted figures, so that no single item decides them."""
 
@@ -20,9 +20,9 @@ MAX_TRAFFIC = 0.01
 class Cosines(GateCheck):
     """Cosines between the candidate's and the served vector of each item that both know from enough rows.
 
-    ``cosine_mean``: their mean; ``cosine_low``: the share of items that turned. Both hold, with their standard errors.
-    ``cosine_p5`` and ``cosine_mean_traffic`` (weighted by rows of training) inform, and so do the figures of all shared
-    items (``cosine_mean_all``, ...).
+    ``cosine_mean``: their mean; ``cosine_low``: the share of items that turned. Both have limits, which allow for their
+    standard errors. ``cosine_p5`` and ``cosine_mean_traffic`` (weighted by training rows) inform, and so do the figures
+    of all shared items (``cosine_mean_all``, ...).
     """
 
     about = "vectors"

@@ -1,4 +1,4 @@
-"""What a candidate does to the collection's probes (embeddings.refresh.probe)."""
+"""Accuracy and churn of the collection's frozen probes (embeddings.refresh.probe) on a candidate."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from embeddings.vectors.item_vectors import find_rows, keys_of
 class FrozenProbes(GateCheck):
     """Accuracy and churn of each probe, ``canary_accuracy[NAME]`` and so on.
 
-    ``accuracy`` is that on the items kept for judging, ``drop`` what it lost since the day the probe was registered;
-    ``churn`` the share of predictions, over all its items, that differ from those on the previous version; ``judged``
-    and ``items`` are how many items accuracy and churn are shares of. Churn is that of evident items;
-    ``churn_all`` that of all. Only ``drop`` holds; the others inform, ``alignment``, ``alignment_lift`` and
-    ``nw_accuracy`` (embeddings.refresh.kernel_alignment) too. Items without evidence in the candidate, and for churn in
-    either, do not count; NaN where none is left.
+    ``accuracy`` is that on the held-out items, ``drop`` its loss since the day the probe was registered. ``churn`` is
+    the share of predictions, over all evident items, that differ from those on the previous version; ``churn_all`` that
+    of all items. ``judged`` and ``items`` are the numbers of items behind accuracy and churn. Only ``drop`` has a limit
+    by default. The others inform, as do ``alignment``, ``alignment_lift`` and ``nw_accuracy``
+    (embeddings.refresh.kernel_alignment). Items without evidence in the candidate, and for churn in either version, do
+    not count; NaN if none is left.
     """
 
     about = "vectors"
@@ -82,5 +82,5 @@ def _figures(probe: Probe, comparison: Comparison) -> dict[str, float]:
 
 
 def _standard_error(churn: float, num_items: float) -> float:
-    """Return the standard error of a change of accuracy on so many items; churn bounds how many of them change."""
+    """Return the standard error of a change of accuracy on ``num_items``; churn bounds the share that changes."""
     return math.sqrt(churn * (1.0 - churn) / num_items) if num_items > 0 and 0.0 <= churn <= 1.0 else 0.0

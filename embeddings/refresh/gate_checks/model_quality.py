@@ -1,4 +1,4 @@
-"""Whether the model got worse: the served one and the candidate on the same held-out rows."""
+"""Model quality: the served model and the candidate's on the same held-out rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MARGIN = 0.005
 class ModelQuality(GateCheck):
     """Figures of :class:`embeddings.refresh.model_comparison.ModelComparison`.
 
-    ``model_gain[SLICE]``: upper end of the interval of what the candidate's metric gains on the served model's; held
-    below ``-MARGIN``. ``model_gain[ndcg_20_full]``: the same of all items ranked for each user, where they are.
+    ``model_gain[SLICE]``: upper confidence limit of the candidate's metric less the served model's; held below
+    ``-MARGIN``. ``model_gain[ndcg_20_full]``: the same of a ranking of all items for each user, if there is one.
     ``model_metric``, ``model_metric[newest]``: the candidate's own metric; ``model_metric_before``,
-    ``model_metric_before[SLICE]``: the served model's on today's rows. They are held where they fall below their usual
-    values: rows that no model can read make all models equally bad, and a model that learns wrong labels is the better
-    one on rows that have them.
+    ``model_metric_before[SLICE]``: the served model's on today's rows. Both are held if they fall below their usual
+    values, because a comparison misses two faults: unreadable rows make all models equally bad, and on rows with wrong
+    labels a model that has learnt them is the better one.
     """
 
     about = "model"

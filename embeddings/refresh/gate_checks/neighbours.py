@@ -1,4 +1,4 @@
-"""Whether an item's nearest neighbours are the same as before."""
+"""Overlap of an item's nearest neighbours in the candidate with those in the served version."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from embeddings.refresh.gate_checks.base import GateCheck, Limit
 from embeddings.refresh.gate_checks.comparison import Comparison
 from embeddings.vectors.item_vectors import Array, chunks, unit_rows
 
-_PURPOSE = 1  # of the draws for all shared items
+_PURPOSE = 1  # key of the generator that samples all shared items
 
 
 class Neighbours(GateCheck):
-    """``knn_overlap``: mean share of the k nearest neighbours of an item that are the same.
+    """``knn_overlap``: mean share of an item's k nearest neighbours that are the same in both versions.
 
-    They are exact, of ``num_queries`` items among at most ``num_corpus``, all of them evident. A rotation does not
-    change them. Both inform: ``knn_overlap``, and ``knn_overlap_all`` of all shared items.
+    Neighbours are exact, of ``num_queries`` evident items among at most ``num_corpus``. A rotation does not change
+    them. ``knn_overlap_all`` is the same of all shared items. Both inform.
     """
 
     about = "vectors"

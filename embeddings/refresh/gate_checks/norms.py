@@ -1,4 +1,4 @@
-"""How far norms changed, which are published beside directions."""
+"""Change of the vectors' norms, which are published beside their directions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _REMEDY = (
 
 
 class Norms(GateCheck):
-    """``norm_change_p95``: 95th percentile of how much norms changed: .3 for a factor of 1.3, or of 1 / 1.3.
+    """``norm_change_p95``: 95th percentile of the norms' relative change: .3 for a factor of 1.3, or of 1 / 1.3.
 
-    Growth with an item's own rows of training is taken off first, by a straight line of log norms on log rows: an item
-    with twice the clicks gets a longer vector. Of items with two rows or more in both versions; left out where there
-    are fewer than ``MIN_EVIDENT`` of them. ``norm_shift``: the factor between the median norms, which informs.
+    An item with twice the clicks gets a longer vector, so the growth with an item's training rows is subtracted first:
+    a linear fit of the change of log norms to that of log rows. Items with fewer than two rows in either version do not
+    count; with fewer than ``MIN_EVIDENT`` items there are no metrics. ``norm_shift``: factor of the median change,
+    which informs.
     """
 
     about = "vectors"

@@ -1,4 +1,4 @@
-"""Whether today's rows look like those of the days before."""
+"""Figures of today's training rows, held if they differ from those of the days before."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RowFigures(GateCheck):
     """Figures of the rows that the run was trained on, as its lineage has them.
 
     ``log_rows`` and ``log_users``: natural logarithms of the numbers of rows and of users. ``largest_user``: share of
-    the rows that one user has. ``pairing``: how well users and items belong together, .5 for an item column that was
-    shuffled; ``pairing_newest``: the same of the newest rows. ``popularity``: correlation of items' counts between the
-    newest rows and the others.
+    the rows that the most active user has. ``pairing``: association of users with their items, .5 if the item column
+    was shuffled; ``pairing_newest``: the same of the newest rows. ``popularity``: correlation of items' counts between
+    the newest rows and the others.
     """
 
     about = "rows"

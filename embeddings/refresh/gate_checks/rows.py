@@ -1,4 +1,4 @@
-"""How many rows the candidate has, and whether they can be served at all."""
+"""Size of the candidate, and the shares of its rows that are finite and usable."""
 
 from __future__ import annotations
 

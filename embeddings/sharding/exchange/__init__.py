@@ -1,4 +1,4 @@
-"""What ranks tell one another: ids to the ranks of their rows, rows and partial sums back, faults to all.
+"""Exchanges between ranks: ids to the ranks that hold their rows, rows and partial sums back, errors to all.
 
-For :mod:`embeddings.sharding` alone.
+Internal to :mod:`embeddings.sharding`.
 """

@@ -1,4 +1,4 @@
-"""What travels between ranks where rows of a table are split: ids to their rows, partial sums back."""
+"""Exchanges for row-wise sharded tables: ids to the ranks that hold their rows, partial sums back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embeddings.tables.config import TableConfig
 
 
 class Swapper:
-    """Swaps ids while they are rows of the whole table (SSE), with this rank's place in the global batch.
+    """Swaps ids by SSE before their rows are split, with this rank's position in the global batch.
 
     ``inputs`` are (feature, table) in the order of the features given. Swaps are computed on the CPU.
     """
@@ -72,7 +72,7 @@ class Swapper:
 
 
 class SwapBefore(BaseSparseFeaturesDist[KeyedJaggedTensor]):
-    """Swaps ids, which are still rows of the whole table here, before the class behind it sends them."""
+    """Swaps ids, which are still rows of the whole table here, before the next class in the MRO sends them."""
 
     def __init__(
         self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any

@@ -1,4 +1,4 @@
-"""Where a store that is not a local folder lies: S3 and Redis behind a mirror of its documents.
+"""Backends of a store that is not a local folder: S3 and Redis behind a mirror of its documents.
 
-Opened by :func:`embeddings.store.open_store` alone.
+Only :func:`embeddings.store.open_store` opens them.
 """

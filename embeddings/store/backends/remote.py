@@ -1,4 +1,4 @@
-"""What a remote store is asked for: objects that are never changed, and an index of which object each file is."""
+"""Interface of a remote store: immutable objects, and an index that maps each file to its object."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class Remote(Protocol):
     """The remote side of one collection: objects, the index, a lock; each call raises StoreUnavailable."""
 
     items_stay_there: bool
-    """True if item rows are read where they lie, instead of being fetched with the other files of a version."""
+    """True if item rows are read from the remote side instead of being fetched with a version's other files."""
 
     def index(self) -> bytes | None:
         """Return the index, None before the first commit."""
         ...
 
     def commit(self, index: bytes, before: bytes | None, lease: Lease) -> None:
-        """Replace the index ``before`` (None: there is none) in one step.
+        """Replace the index ``before`` (None: no index yet) atomically.
 
         Raises:
-            StoreBusy: this writer does not hold the lock any more, or another has replaced the index.
+            StoreBusy: this writer has lost the lock, or another writer has replaced the index.
         """
         ...
 
     def put(self, path: str, file: Path, sha256: str) -> str:
-        """Put a file's content there, and return the object's name."""
+        """Upload a file as a new object, and return the object's name."""
         ...
 
     def fetch(self, name: str, to: Path) -> None:
-        """Write an object to a file; raise FileNotFoundError where there is none."""
+        """Write an object to a file; raise FileNotFoundError if there is no such object."""
         ...
 
     def sweep(self, named: set[str], lease: Lease) -> None:
         """Remove all objects but those that the index names.
 
-        The lease is looked at before each goes: what another writer has put since they were listed is no leftover.
+        The lease is checked before each removal, so that objects which another writer has put since the listing stay.
 
         Raises:
             StoreBusy: the lease has ended; objects may be left.
@@ -61,19 +61,19 @@ class Remote(Protocol):
         ...
 
     def reader(self, manifest: VersionManifest, name: str) -> VersionReader:
-        """Return a reader of item rows that stay there."""
+        """Return a reader of item rows that stay on the remote side."""
         ...
 
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
-        """Return ``reader.lookup(ids)`` of item rows that stay there, if the index still is ``index``.
+        """Return ``reader.lookup(ids)`` of item rows that stay on the remote side, if the index still is ``index``.
 
-        Both are asked in the same round trip. None if the index is another.
+        Both are read in the same round trip. None if the index has changed.
         """
         ...
 
 
 def encode_index(collection: str, files: Files) -> bytes:
-    """Return an index that no other is equal to."""
+    """Return a new, unique index."""
     return encode_document({"collection": collection, "at": time.time(), "nonce": uuid.uuid4().hex, "files": files})
 
 
@@ -94,7 +94,7 @@ def files_of(index: bytes, where: Path) -> Files:
 def content_name(path: str, sha256: str) -> str:
     """Return the name of the object of a file.
 
-    It says what the file is called, and what is in it, so that objects are never changed.
+    It contains the file's name and hash, so that an object never has to change.
     """
     file = PurePosixPath(path)
     return str(file.with_name(f"{file.stem}-{sha256[:16]}{file.suffix}"))

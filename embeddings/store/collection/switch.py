@@ -1,6 +1,6 @@
-"""Which version is served: publication, promotion, rollback, candidates that are held, and retention.
+"""Lifecycle of versions: publication, promotion, rollback, holding of candidates, and retention.
 
-Versions that have expired keep their manifest and nothing else.
+Expired versions keep their manifest and nothing else.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from embeddings.store.views import utc_now
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch that is asked for, as the history has it.
+    """A requested change of the served version, as the history records it.
 
     Attributes:
         kind: publish or promote.
-        reason: kept in the history.
-        key: the id of the API key that asked for it.
+        reason: reason that the history keeps.
+        key: the id of the API key of the request.
     """
 
     version: str
@@ -34,7 +34,7 @@ class Switch:
 
 
 class VersionSwitch:
-    """Which version is served, held or kept; a part of :class:`Collection`."""
+    """Changes of the served, held and kept versions; a base class of :class:`Collection`."""
 
     _files: CollectionDirectory
     _reader: CollectionReader
@@ -42,7 +42,7 @@ class VersionSwitch:
     def publish(self, version: str, expected_parent: str | None) -> None:
         """Make ``version`` the current one if ``expected_parent`` (None: no version) is current now.
 
-        The switch is atomic and durable. Does nothing where the version is current already.
+        The switch is atomic and durable. If the version is current already, nothing changes.
 
         Raises:
             StaleParent: another version is current.
@@ -55,7 +55,7 @@ class VersionSwitch:
         """Mark a candidate as held, with the reasons; what is served does not change.
 
         Raises:
-            StoreError: the version is no candidate.
+            StoreError: the version is neither a candidate nor held.
         """
         self._check_named(version)
         with disk_errors(self._files.path), self._files.writing():
@@ -79,10 +79,9 @@ class VersionSwitch:
             version: the version's own name.
             reason: kept in the history.
             override_gate: serve it although the gate held it.
-            if_current: refuse with StaleParent unless this one is current now. Where ``version`` is current already,
-                that is no refusal if the latest switch was this very one (from ``if_current``, for this reason, by this
-                key): a caller asks again that did not get the answer.
-            key: the id of the key that asked for it, kept with the reason.
+            if_current: refuse with StaleParent unless this version is current now. A repetition of the latest switch
+                (same version, ``if_current``, reason and key) is not refused: its first response may have been lost.
+            key: the id of the API key of the request, kept with the reason.
 
         Raises:
             GateHeld: the gate did not pass the version.
@@ -112,8 +111,8 @@ class VersionSwitch:
     def retain(self, keep_last: int) -> list[str]:
         """Expire old versions and return what was expired.
 
-        Kept are the last ``keep_last`` that were served, the current one, whatever is newer than the oldest kept, and
-        the anchor versions of those kept. Manifests stay; open readers stay readable.
+        The last ``keep_last`` served versions and the current one are kept, with all newer than the oldest of them, and
+        the anchor versions of all these. Manifests stay; open readers stay readable.
 
         Raises:
             ValueError: ``keep_last`` is less than 1.
@@ -145,7 +144,7 @@ class VersionSwitch:
         return expired
 
     def expire(self, version: str) -> None:
-        """Remove what a version that is not served holds."""
+        """Remove the files of a version that is not served."""
         with self._files.writing():
             mark = self._files.read_state(version)
             self._files.save_state(version, {**mark, "reasons": mark.get("reasons", []), "state": "expired"})
@@ -155,7 +154,7 @@ class VersionSwitch:
     def _check_named(self, version: str) -> None:
         """Raise UnknownVersion unless a change gives the version's own name.
 
-        What ``current`` means may be another version by the time the change happens.
+        ``current`` might name another version by the time of the change.
         """
         if version == "current":
             raise UnknownVersion(
@@ -185,7 +184,7 @@ class VersionSwitch:
             self._reader.open(version)
             entry: dict[str, Any] = {**asdict(switch), "at": utc_now()}
             if overrides:
-                # Before the switch: a version that is served over the gate's verdict always says who had it so.
+                # Before the switch, so that a version served against the gate's verdict always records who promoted it.
                 override = {part: entry[part] for part in ("reason", "key", "at")}
                 before = self._files.read_state(version) or {"state": "held"}
                 self._files.save_state(version, {**before, "override": override})

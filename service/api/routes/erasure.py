@@ -20,7 +20,7 @@ from service.identity.auth import FeaturesWriter, read_features
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 Result = TypeVar("Result")
-# Who erases waits for the one who is at it, for minutes perhaps: not in the threads that fetches need.
+# An erasure waits for the one before it, perhaps for minutes, and must not block the threads that fetches need.
 _threads = ThreadPoolExecutor(4, thread_name_prefix="erasure")
 
 
@@ -41,7 +41,7 @@ class Erased(BaseModel):
 
 
 class Readmitted(BaseModel):
-    """How many of the ids had been erased."""
+    """The number of the given ids that had been erased and may be published again."""
 
     ids: int
 
@@ -55,9 +55,9 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
 
 @router.post("/{collection}/erase", responses=errors.responses(404, 507))
 async def erase(request: Request, collection: str, body: Ids, principal: FeaturesWriter) -> Erased:
-    """Remove the rows of the ids from every kept version; they stay out until they are readmitted.
+    """Remove the rows of the ids from every kept version; later versions leave the ids out until they are readmitted.
 
-    They are removed from scratch collections of earlier versions too, which the answer does not count.
+    Rows are also removed from scratch collections of earlier versions, which the response does not count.
     """
 
     def remove() -> dict[str, Any]:

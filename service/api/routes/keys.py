@@ -39,7 +39,7 @@ class KeyRequest(BaseModel):
 
 
 class Rotation(BaseModel):
-    """How long the previous secret stays valid; 0 ends it at once, together with the sessions opened with it."""
+    """Lifetime of the previous secret after a rotation; 0 revokes it at once, together with the key's sessions."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,7 +47,7 @@ class Rotation(BaseModel):
 
 
 class KeyView(BaseModel):
-    """A key without its secret. ``old_until``: until when the secret before the last rotation stays valid."""
+    """A key without its secret. ``old_until``: end of validity of the secret before the last rotation."""
 
     id: str
     tenant: str

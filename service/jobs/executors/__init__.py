@@ -1,1 +1,1 @@
-"""How runs are started, watched and ended: on this host or a cluster, with one protocol and contract test suite."""
+"""Executors, which start, watch and end runs on this host or a cluster: one protocol, one contract test suite."""

@@ -45,7 +45,7 @@ class Check(NamedTuple):
 class ExecutorUnavailable(Exception):
     """The executor cannot be reached now (its cluster does not answer), so the state of the run is unknown.
 
-    It may be alive or gone: do not give it up, and ask again later.
+    The run may be alive or gone: keep it, and ask again later.
     """
 
 
@@ -59,10 +59,10 @@ class FreeResources(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where runs are, and so what is known of the machines that they use.
+    """The machines of an executor's runs, as far as the service can see them.
 
     Attributes:
-        uses_this_host: Whether runs take this host's cores, memory and GPUs, which the queue then hands out.
+        uses_this_host: True if runs take this host's cores, memory and GPUs, which the queue then allocates.
         ray_address: The Ray cluster that the ranks join: HOST:PORT, or ``THIS_CLUSTER`` for the one that starts the
             run; None if ranks are processes of the run's host.
     """
@@ -72,7 +72,7 @@ class Placement:
 
     @property
     def gpus_are_visible(self) -> bool:
-        """Whether GPUs can be counted from here: those of this host, or of a Ray cluster with an address."""
+        """True if the service can count the GPUs: those of this host, or of a Ray cluster with an address."""
         return self.uses_this_host or self.ray_address not in (None, THIS_CLUSTER)
 
     def memory_bytes(self) -> int | None:

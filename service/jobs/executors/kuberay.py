@@ -298,7 +298,7 @@ def _api(settings: Settings) -> KubeApi:
 
 
 def _verdict(job: Mapping[str, Any]) -> bytes:
-    """Return KubeRay's message about a RayJob that it could not start or finish, such as a pod that never began."""
+    """Return KubeRay's message about a RayJob that it could not start or finish, such as one whose pod never began."""
     status = job.get("status", {})
     if status.get("jobDeploymentStatus") not in ("Failed", "ValidationFailed"):
         return b""
@@ -306,7 +306,7 @@ def _verdict(job: Mapping[str, Any]) -> bytes:
 
 
 class Position(NamedTuple):
-    """How far a pod's log was read: the time of the last line, and how many lines with that time were read.
+    """Read position in a pod's log: the time of the last line, and the number of lines read with that time.
 
     Kubernetes gives no offsets, and rotates logs.
     """
@@ -318,8 +318,8 @@ class Position(NamedTuple):
 def fresh_lines(text: bytes, position: Position) -> tuple[bytes, Position]:
     """Return the lines after a position, without their times, and the position after them.
 
-    ``text`` has lines ``TIME TEXT``, from some time at or before the position on. Times are RFC 3339 in UTC with a
-    fraction of any length; they do not fall.
+    ``text`` has lines ``TIME TEXT``, beginning at or before the position. Times are RFC 3339 in UTC with a fraction of
+    any length, in ascending order.
     """
     reached = _key(position.time)
     skip, lines = position.lines, []

@@ -1,4 +1,4 @@
-"""What a job needs of its host, where a run came from, and answers that an Idempotency-Key gives again.
+"""Resources that a job needs, the lineage of its run, and responses repeated for an Idempotency-Key.
 
 Revision ID: 0003
 Revises: 0002

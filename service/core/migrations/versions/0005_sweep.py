@@ -1,4 +1,4 @@
-"""When each daily sweep began last.
+"""Time at which each daily sweep last began.
 
 Revision ID: 0005
 Revises: 0004

@@ -1,4 +1,4 @@
-"""How many workers each attempt of a job had.
+"""Number of workers of each attempt of a job.
 
 Revision ID: 0007
 Revises: 0006

@@ -1,4 +1,4 @@
-"""How far the preparation of a job's data is.
+"""Progress of the preparation of a job's data.
 
 Revision ID: 0008
 Revises: 0007
