@@ -223,7 +223,7 @@ class EmbeddingTables(torch.nn.Module):
         return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
 
     def _idle_now(self) -> Any:
-        """Return the coefficients of deferred updates as of now, of the kind that the kernel takes; None for none."""
+        """Return the kernel's coefficients of deferred updates; None if the optimizer leaves idle rows alone."""
         if self._may_be_ahead:
             last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
             if last > self.completed_steps - self.birth_step:

@@ -200,7 +200,7 @@ async def _finish_erasures(database: Database, store: Store) -> None:
 
 
 def _make_home(settings: Settings) -> None:
-    """Make the home, or close one that exists to other users: it holds the vectors and ids of all tenants."""
+    """Create the home directory, or take other users' access to it away: it holds vectors and ids of all tenants."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if modes.is_open(settings.home):
         modes.close(settings.home)

@@ -79,7 +79,7 @@ class DynamicIdMap:
 
     @property
     def num_refused(self) -> int:
-        """Occurrences that found no entry because the table was full of ids of the same step, or of ids that stay."""
+        """Occurrences without an entry: the table was full, and its ids were of this step or are never evicted."""
         return int(self._numbers[REFUSED])
 
     def ids(self) -> tuple[Int64s, Int64s]:

@@ -74,7 +74,7 @@ def importance(
     checkpoint: WhichCheckpoint = "last",
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure each feature's importance: the metric's loss when its values are permuted among rows."""
+    """Measure each feature's importance: how much worse the metric gets when its values are permuted among rows."""
     options = {
         "--metric": metric, "--label": label, "--rows": max_rows, "--repeats": repeats, "--checkpoint": checkpoint,
     }  # fmt: skip
@@ -141,7 +141,7 @@ def search(context: typer.Context) -> None:
 
 
 def generalization(context: typer.Context) -> None:
-    """Report how a job's model generalizes, by trainings here (`evenkeel generalization --help` shows the options)."""
+    """Report how a job's model generalizes, by training it several times (`evenkeel generalization --help`)."""
     become("trainer.generalization.command", context)
 
 

@@ -77,7 +77,7 @@ class FiringRow(TypedDict):
 
 
 class FiredRow(FiringRow):
-    """A firing, with what came of its job; both are None where there is none, or it is known no more."""
+    """A firing with its job's state and publication; None if it started no job, or the job is gone."""
 
     job_state: str | None
     publication: dict[str, Any] | None

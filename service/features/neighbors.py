@@ -151,7 +151,7 @@ class Neighbors:
 
 
 def _remove_old(path: Path) -> None:
-    """Remove all but the latest of the collection's other indexes; a process that has one mapped keeps it."""
+    """Remove the oldest of the collection's other indexes; a process that has mapped one can read it on."""
     try:
         others = sorted(path.parent.glob("*.usearch"), key=lambda other: other.stat().st_mtime)
         for other in others[: max(len(others) - KEPT_INDEXES + 1, 0)]:

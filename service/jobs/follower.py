@@ -39,7 +39,7 @@ class Follower:
         self._unanswered.pop(job_id, None)
 
     async def wait_for_answer(self, row: JobRow, error: ExecutorUnavailable) -> None:
-        """Keep a run whose state is unknown in its place, and apply what it reports itself.
+        """Go on following a run while its executor does not answer: apply what the run itself reports.
 
         After a while the job shows why nothing else happens.
         """

@@ -19,7 +19,7 @@ def _of_epochs(axes: Any, title: str, lines: dict[str, tuple[str, list[Measured]
 
 
 def _listed(table: Table, row: str, column: str, deviations: str | None = None) -> list[Measured]:
-    """Return the figures of a cell that lists them, with those of another row, where it is given, as deviations."""
+    """Return the figures that a cell lists; the cell of row ``deviations``, if given, lists their deviations."""
     values = table.numbers(row, column)
     spread: Sequence[float | None] = [None] * len(values) if deviations is None else table.numbers(deviations, column)
     return [Measured(value, deviation) for value, deviation in zip(values, spread, strict=True)]
