@@ -32,7 +32,7 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step looks like: samples on each rank, and the mean number of ids per sample by feature (else 1)."""
+    """Size of a step: samples on each rank, and the mean number of ids per sample by feature (default 1)."""
 
     samples_per_rank: int = 512
     ids_per_sample: Mapping[str, float] | None = None

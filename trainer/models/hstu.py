@@ -48,7 +48,7 @@ class HSTU(CausalSequenceModel):
 
 
 class GatedAttention(nn.Module):
-    """What a layer adds to its input [b, l, dim]; l is ``length`` at most."""
+    """Attention branch of a layer, added to the layer's input [b, l, dim]; l is ``length`` at most."""
 
     def __init__(self, dim: int, heads: int, length: int):
         super().__init__()

@@ -55,16 +55,16 @@ class Objective(NamedTuple):
 
 
 class DropoutObjective:
-    """What a step with dropout differentiates, by ``method``.
+    """The objective that a step with dropout differentiates, by ``method``.
 
     dropout = DropoutObjective(net, [net[1], net[3]], rate=0.4, method=DropoutMethod(masks=8, noise="approximate"))
     dropout(lambda: cross_entropy(net(x), y, reduction="none"), GeneratorDraws(generator)).value.mean().backward()
 
     Args:
-        module: the network; its output [b], [b, c] or, of sequences, [b, ..., c] is F(x). Of a tuple, as recurrent
-            modules give it with their state, it is the first.
-        layers: modules whose outputs (of a tuple the first) are the h_i, each with the samples first: of recurrent
-            modules with ``batch_first=True``.
+        module: the network; its output [b], [b, c] or, for sequences, [b, ..., c] is F(x). If the output is a tuple, as
+            of recurrent modules with their state, F(x) is its first element.
+        layers: modules whose outputs (the first element of a tuple) are the h_i, with samples along the first
+            dimension; recurrent modules need ``batch_first=True``.
         rate: q.
         output: the loss as a function of F(x), for the output Hessian.
     """
@@ -85,8 +85,8 @@ class DropoutObjective:
     def __call__(self, losses: Losses, draws: Draws) -> Objective:
         """Return the objective of a step.
 
-        ``losses`` is called for each forward pass that is needed: it must run ``module``, and give the same without
-        dropout each time.
+        ``losses`` is called for each forward pass that is needed: it must run ``module``, and without dropout give the
+        same values each time.
         """
         method = self.method
         if method.masks:

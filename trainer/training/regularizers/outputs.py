@@ -133,7 +133,7 @@ OUTPUT_LOSSES: dict[str, Callable[[], OutputLoss]] = {
     "bce": BinaryCrossEntropy,
     "mse": SquaredError,
 }
-"""Those of trainer.spec.losses with ``has_output_hessian``; they have no settings."""
+"""Losses of trainer.spec.losses with ``has_output_hessian``, by name; they have no settings."""
 
 
 def identity(outputs: Tensor) -> list[Factor]:
