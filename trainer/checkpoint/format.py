@@ -1,11 +1,11 @@
-"""Checkpoints that know nothing of the sharding plan: rows of tables, dense tensors, and a manifest with every sha256.
+"""Checkpoints independent of the sharding plan: rows of tables, dense tensors, and a manifest with every sha256.
 
-A checkpoint is a directory ``step-000000000500`` that appears whole or not at all: every rank writes the rows it holds
-into a temporary directory beside it, rank 0 adds the dense tensors and the manifest, everything is fsynced, and one
-rename makes it visible. Rows are stored under table names, global row numbers and global columns, so what two ranks
-saved row-wise, four read column-wise. All files are safetensors, Arrow or JSON: reading one runs no code
-(docs/adr/0003-checkpoint-format.md). :mod:`trainer.checkpoint.async_writer` writes the same without holding training
-up.
+A checkpoint is a directory ``step-000000000500`` that appears whole or not at all. Every rank writes its rows into a
+temporary directory beside it, and rank 0 adds the dense tensors and the manifest. Everything is fsynced, and one rename
+makes the checkpoint visible. Rows are stored by table name, global row number and global column. So four ranks can
+read column-wise the rows that two ranks saved row-wise. All files are safetensors, Arrow or JSON: reading one runs no
+code (docs/adr/0003-checkpoint-format.md). :mod:`trainer.checkpoint.async_writer` writes checkpoints of the same format
+in the background.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def save(
     """Write the checkpoint of ``step`` under ``directory``. Collective. A keyword for each part of a checkpoint.
 
     Args:
-        directory: a folder that all ranks see, or where ``folders`` is given one of this host.
+        directory: a folder that all ranks see, or with ``folders`` a folder of this host.
         step: number of the step that the checkpoint is of.
         tables: this rank's rows.
         dense: dense tensors by name, taken from rank 0.

@@ -1,4 +1,4 @@
-"""``init_from``: a job that goes on from another's last checkpoint.
+"""``init_from``: a job that continues from another's last checkpoint.
 
 Old rows keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is taken
 over. So the decay that an idle row is due from the old job is still applied. Rows of new ids start from
@@ -53,7 +53,7 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
     taken.
 
     Raises:
-        CheckpointError: with the remedy, where there is none.
+        CheckpointError: there is none; the message has the remedy.
         StorageError: the storage is away.
     """
     if run.init_checkpoint is None:
@@ -68,9 +68,9 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
 
 
 def newest_at(location: str, view: Path) -> Checkpoint | None:
-    """Return the checkpoint at ``location``, or the newest valid one of a folder; None where there is none.
+    """Return the checkpoint at ``location``, or the newest valid one of a folder; None if there is none.
 
-    ``location`` is here or in a run storage, whose checkpoints the folder ``view`` shows here.
+    ``location`` is a local path, or in a run storage, whose checkpoints appear in the local folder ``view``.
 
     Raises:
         StorageError: the storage is away.
@@ -167,7 +167,7 @@ class InheritedData(NamedTuple):
 def inherited_data(
     job: JobSpec, dataset: DatasetSpec, parent: Checkpoint, log: Callable[[str], Any] = lambda message: None
 ) -> InheritedData:
-    """Return ids, statistics and profile of a checkpoint, by the names of the job that goes on from it.
+    """Return ids, statistics and profile of a checkpoint, by the names of the job that continues from it.
 
     Raises:
         InvalidFieldsError: the job or its columns do not fit the checkpoint.

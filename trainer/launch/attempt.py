@@ -52,7 +52,7 @@ from trainer.training.progress import Reporter
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that an attempt begins from: one of its own run, else that of a warm start, else none."""
+    """The checkpoint that an attempt begins from: its own run's, else the parent's in a warm start, else none."""
 
     own: Checkpoint | None
     parent: Checkpoint | None

@@ -140,7 +140,7 @@ class RankingModel(nn.Module):
         return Blocks({**pooled.to_dict(), **self.vector_fields(dense)})
 
     def numbers(self, dense: Tensor | None) -> Tensor | None:
-        """Return the numeric features [b, num_dense] of a batch's numbers, None where there are none."""
+        """Return the numeric features [b, num_dense] of a batch's numbers, None if there are none."""
         if dense is None or self.vector_fields is None:
             return dense
         return dense[:, : self.num_dense] if self.num_dense else None

@@ -1,4 +1,4 @@
-"""Versions of a job that goes on training: made by the driver, beside the ranks, from their newest checkpoint.
+"""Versions published while a job trains: the driver makes them from the newest checkpoint.
 
 Each version belongs to a training step (embeddings.refresh.publish). A job publishes a step once, and never after a
 later one. So a new attempt finishes the publication that a killed one had begun, and continues from there.

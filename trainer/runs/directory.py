@@ -63,7 +63,7 @@ class Workers(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One attempt at one job, and where it keeps its files. All paths are absolute."""
+    """One attempt at one job, and the paths of its files, all absolute."""
 
     directory: Path
     run_id: str

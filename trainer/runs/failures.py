@@ -144,9 +144,9 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> None:
-    """Print the traceback of a fault of evenkeel; that of any other error goes to a file of the run directory.
+    """Print the traceback of a fault of evenkeel; write that of any other error to a file of the run directory.
 
-    The message of such an error says what is wrong, and stands alone in the log and the terminal.
+    The message of any other error explains it, and appears alone in the log and the terminal.
     """
     if failure.code in CONSEQUENCES:
         traceback.print_exception(error)

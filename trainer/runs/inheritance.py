@@ -175,7 +175,7 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
 
 
 class _Matching:
-    """The features of a job beside those of its parent, each by its name."""
+    """The features of a job and those of its parent, matched by name."""
 
     def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec, parent_dim: int) -> None:
         here, there = _read_by(job, dataset), _read_by(job, parent)

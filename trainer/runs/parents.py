@@ -57,7 +57,7 @@ def served_checkpoints(store_url: str, collection: str, version: str, runs: Path
     ``start``: the checkpoints that the new run starts from, which may lie elsewhere than in ``runs``.
 
     Returns:
-        Their folder; None where they are not kept, or are newer than the version.
+        Their folder; None if they are not kept, or are newer than the version.
     """
     try:
         manifest = open_store(store_url).collection(collection).manifest(version)

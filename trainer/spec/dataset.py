@@ -1,4 +1,4 @@
-"""DatasetSpec: where the rows of a dataset are and what their columns mean. Torch-free."""
+"""DatasetSpec: the location of a dataset's rows and the meaning of their columns. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0
 
 
 class _Keyed(Spec):
-    """A part with a field ``on``, which YAML reads as true where it is not quoted."""
+    """A part with a field ``on``, which YAML reads as true if it is not quoted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -283,7 +283,7 @@ class OneOfSeveral(Label, LossSettings):
 
     @property
     def effective_loss(self) -> str:
-        """The loss that the dataset names, else that of the label's kind."""
+        """The loss that the dataset names, else the default for the label's kind."""
         return self.loss or ("bce" if self.value is None else "mse")
 
 
@@ -317,7 +317,7 @@ ColumnOfDays = Annotated[
 
 
 class DatasetSpec(Spec):
-    """A registered dataset: where its rows are and what their columns mean.
+    """A registered dataset: the location of its rows and the meaning of their columns.
 
     ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative one is resolved against the
     working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join`` or
@@ -403,7 +403,7 @@ class DatasetSpec(Spec):
 
     @property
     def joined_features(self) -> dict[str, Feature]:
-        """Its features, then those of ids of the item table, as joins on the item."""
+        """Its features, then the item table's features of ids, as joins on the item."""
         if self.items is None:
             return self.features
         of_items = {

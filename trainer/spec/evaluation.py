@@ -113,12 +113,12 @@ def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
 
 
 def metrics_of_users(metrics: Iterable[str]) -> list[str]:
-    """Return those of the metrics without a ranking that need the user of each row."""
+    """Return the pointwise metrics among them that need the user of each row."""
     return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_users]
 
 
 def metrics_of_items(metrics: Iterable[str]) -> list[str]:
-    """Return those of the metrics without a ranking that need the item of each row."""
+    """Return the pointwise metrics among them that need the item of each row."""
     return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_items]
 
 

@@ -1,6 +1,6 @@
 """JobSpec: one training run.
 
-Its model is in :mod:`trainer.spec.models`, what trains it in :mod:`trainer.spec.optimizer`, what it publishes in
+Its models are in :mod:`trainer.spec.models`, optimizers in :mod:`trainer.spec.optimizer`, and publication in
 :mod:`trainer.spec.publish`; specs are read by :mod:`trainer.spec.reading`. All are frozen pydantic models, torch-free,
 so that the control plane validates exactly what the trainer will run. The schema is complete: a field that this version
 cannot honour is refused with "not available yet" (:mod:`trainer.spec.checks.supported`), never ignored.

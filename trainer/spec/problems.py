@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class FieldProblem(NamedTuple):
-    """One problem: the path of the field (empty for the whole document), what is wrong, and what to do."""
+    """One problem: the path of the field (empty for the whole document), the message and the remedy."""
 
     field: str
     message: str

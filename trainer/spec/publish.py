@@ -15,7 +15,7 @@ from embeddings.rff.registry import FEATURE_MAPS
 from trainer.spec.base import May, Name, Positive, Removed, Spec, later
 
 _REMOVED_BUCKETS = re.compile(r"cosine_(mean|p5|low)\[\d+(-\d+|\+)\]")
-"""Metrics of items with so many rows, such as ``cosine_mean[10-99]``, which the gate does not measure."""
+"""Pattern of removed metrics by number of training rows, such as ``cosine_mean[10-99]``."""
 
 
 class MovingAverage(Spec):

@@ -29,7 +29,7 @@ PREPARED = "prepared"
 
 
 class CacheFullError(StorageError):
-    """A file does not fit beside those that are in use."""
+    """A file does not fit into the cache with the files that are in use."""
 
 
 class DamagedFileError(NotWholeError):

@@ -71,7 +71,7 @@ class PreparedColumns:
     """Keys in the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
     those of :mod:`trainer.data.batches.sequence_batches`."""
     tasks: tuple[LabelTask, ...]
-    """The dataset's labels, where there are several; () for one."""
+    """The dataset's labels if there are several; () for one."""
     is_weighted: bool
     """True if rows have weights."""
     sequence: dict[str, Any] | None
@@ -275,7 +275,7 @@ class PreparedColumns:
     def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
         """Return the labels of a split: 0 or 1, or the values of a real-valued label.
 
-        Of several labels float32 [examples, labels], NaN where one is absent.
+        With several labels they are float32 [examples, labels], NaN for a missing label.
         """
         labels = map_array(self.directory / split / LABELS, self.label_dtype)
         return labels.reshape(-1, len(self.tasks)) if self.tasks else labels
@@ -316,7 +316,7 @@ class PreparedColumns:
         return self.directory / NUMERIC_FILE if self.num_dense else None
 
     def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
-        """Return the factors of a list's values, beside those of :meth:`column`."""
+        """Return the weights of a list's ids, in the order of :meth:`column`."""
         return map_array(weight_file(self.directory / split, key.name), VALUE)
 
     def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:

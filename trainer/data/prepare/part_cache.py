@@ -142,7 +142,7 @@ def _is_as_summed(path: Path) -> bool:
 
 
 def _checksum(path: Path, start: int, stop: int, value: int = 0) -> int:
-    """Return the CRC-32 of a file's bytes up to ``stop``, ``value`` being that of those before ``start``."""
+    """Return the CRC-32 of a file's first ``stop`` bytes; ``value`` is the CRC-32 of the first ``start`` bytes."""
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
         while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):

@@ -1,4 +1,4 @@
-"""Figures of a described dataset: what its rows, labels and features hold. Torch-free."""
+"""Figures of a dataset: counts and ranges of its rows, labels and features. Torch-free."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: that of the row to go on with.
+    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: number of the next row to read.
 
-    ``num_bad`` rows beside them were left out because they are bad.
+    ``num_bad``: number of further rows, left out because they are bad.
     """
 
     file: SourceFile
@@ -218,7 +218,7 @@ class Source:
 
         Args:
             columns: the columns of the chunks.
-            chunk_rows: a chunk has no more rows, and none of two files.
+            chunk_rows: most rows of a chunk; a chunk has rows of one file only.
             start: numbers of the first file and of its first row to read. A stream that starts at :attr:`Chunk.end`
                 of a chunk continues with the same chunks as a stream from the beginning.
             stop: number of the last file, and of the first row in it that is not read; None: all rows are read.

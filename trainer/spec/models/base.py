@@ -198,7 +198,7 @@ class ModelSpec(Spec):
         return [name for name in ids if name in only]
 
     def table_columns(self, table: str) -> int:
-        """Return the number of columns of a table: the vector, and what the kind keeps for each id in addition."""
+        """Return the number of columns of a table: those of the vector, and any that the kind adds for each id."""
         return self.embedding_dim
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
@@ -347,9 +347,9 @@ class FirstOrderSpec(ClickSpec):
 class DrawingSpec(ModelSpec):
     """A model that draws new negatives in each epoch.
 
-    ``negative_distribution``: all items of training are equally likely (``uniform``), or in proportion to their number
-    of examples to the ``negative_power`` (``popularity``), or negatives are the items of other examples of the global
-    batch (``in_batch``). All kinds but item2vec draw none that the user had in training.
+    ``negative_distribution``: with ``uniform`` all items of training are equally likely; with ``popularity`` they are
+    drawn by their number of examples to the ``negative_power``. With ``in_batch`` negatives are the items of other
+    examples of the global batch. All kinds but item2vec draw none that the user had in training.
     """
 
     negative_distribution: Annotated[Literal["uniform", "popularity", "in_batch"] | None, May.DIFFER_ON_WARM_START] = (
@@ -361,7 +361,7 @@ class DrawingSpec(ModelSpec):
 
     @property
     def sampling(self) -> str:
-        """The distribution that the job sets, else that of the model's paper."""
+        """The distribution that the job sets, else the one of the model's paper."""
         return self.negative_distribution or self.default_sampling
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:

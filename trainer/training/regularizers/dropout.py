@@ -11,7 +11,7 @@ with (1 + eta_i) * h_i in the place of each h_i. For one sample:
     R~      = sum_i J_{loss,i} diag(h_i^2) J_{loss,i}^T                        (5.1)
     xi      = grad sum_i J_{loss,i} (eta_i * h_i), eta_i of signs              xi_approx (4.6)
 
-and what is differentiated is one number, so that a step needs one backward through what lies below (the tables):
+and a single number is differentiated, so that a step needs one backward pass through the layers below (the tables):
 
     masks k > 0:  l_k + f (l(F(x, eta_1)) - l(F(x, eta_2)))      f = sqrt((1 - 1/k) / 2)             section 3.1
                   l_k + f sum_i J_{loss,i} (eta_i * h_i)         f = sqrt(q / (1 - q)) sqrt(1 - 1/k)  Algorithm 4
@@ -20,10 +20,10 @@ and what is differentiated is one number, so that a step needs one backward thro
 Samples must not see each other (no batch norm in training mode): derivatives of the sum of a batch's losses are then
 those of each.
 
-Where this differs from the paper: eta and its variance have q / (1 - q) where it prints q / (q - 1), a slip of the
-sign; ``coefficient: taylor`` gives R the 1/2 that equation 4.1 leaves out; for a Bernoulli output the Hessian p (1 - p)
-is computed, and Algorithm 3's sampling of labels is an option, as C.4's sampling of signs is for the identity in the
-place of H_out.
+Differences from the paper: eta and its variance have q / (1 - q) where it prints q / (q - 1), a slip of the sign.
+``coefficient: taylor`` gives R the 1/2 that equation 4.1 leaves out. For a Bernoulli output the Hessian p (1 - p) is
+computed, and Algorithm 3's sampling of labels is an option. So is C.4's sampling of signs for the identity in the place
+of H_out.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def identity(outputs: Tensor) -> list[Factor]:
 def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float, float]:
     """Return (mu, nu) of theorem 4.1, means over samples of |D_F loss|_2 and of tr H_out (4.7).
 
-    They bound the gap to unseen data beside the size of the weights. A diagnostic: nothing of the graph is kept.
+    With the size of the weights they bound the gap to unseen data. A diagnostic: no autograd graph is kept.
     """
     at = outputs.detach().requires_grad_()
     (first,) = torch.autograd.grad(loss.loss(at, targets).sum(), at)

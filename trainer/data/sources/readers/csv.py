@@ -40,7 +40,7 @@ class CsvReader(TextReader):
         "number of fields in each row, UTF-8"
     )
     delimiter: ClassVar[str | None] = None
-    """Separator of fields; None: that of the header."""
+    """Separator of fields; None: the one that the header has."""
 
     def __init__(self, paths: Sequence[FilePath]):
         super().__init__(paths)
@@ -258,7 +258,7 @@ class Head(NamedTuple):
 
 
 def head_of(path: FilePath, delimiter: str | None) -> Head:
-    """Return the head of a file, whose fields ``delimiter`` separates; None: what the file says.
+    """Return the head of a file; ``delimiter`` separates its fields, or None if it is to be found from the header.
 
     Raises:
         DataError: it is UTF-16, separated by ``::``, or without a header.
