@@ -98,7 +98,7 @@ def _gpu_remedy(memory: RankMemory) -> str:
 
 
 def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
-    """Return the remedy: how many ranks would suffice with every table split by rows."""
+    """Return the remedy: the number of ranks that would suffice if every table were split by rows."""
     room = limit - (memory.total - memory.host_tables - memory.copies)
     if room <= 0:
         return "allow more: the process and its batches alone do not fit; a smaller batch_size needs less"

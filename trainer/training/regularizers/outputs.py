@@ -71,7 +71,7 @@ class CrossEntropy:
 
     The loss of a sequence is the sum over its positions. H_out of a position is diag(p) - p p^T (E.4), the mean over
     labels from p of D loss^T D loss (claim E.1). Positions do not mix in H_out, and labels drawn for each independently
-    (Algorithm 3) have derivatives of mean 0: what mixes in the square of their sum vanishes in expectation.
+    (Algorithm 3) have derivatives of mean 0, so cross terms in the square of their sum vanish in expectation.
     """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
