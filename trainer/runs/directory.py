@@ -76,7 +76,7 @@ class Run:
     parent_version: str | None = None
     init_checkpoint: str | None = None
     start_version: str | None = None
-    """The held version whose run wrote ``init_checkpoint``; None if no version's did, or that of a served one."""
+    """The held version whose run wrote ``init_checkpoint``; None if it is of no version, or of a served one."""
 
     served_checkpoint: str | None = None
     """Checkpoints of the run of ``parent_version``, like ``init_checkpoint``; None if they are not kept."""
