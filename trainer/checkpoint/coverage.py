@@ -1,4 +1,4 @@
-"""Whether the pieces that ranks wrote make up every table, each element once. Torch-free."""
+"""Check of a checkpoint's shards: together they hold every element of every table exactly once. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
     """Check that the pieces hold every element of every table exactly once.
 
     Raises:
-        ValueError: they do not; a plan that holds a row twice is the caller's fault.
+        ValueError: an element is missing or held twice; the caller's sharding plan is wrong.
     """
     pieces: dict[str, list[Mapping[str, Any]]] = {}
     for shard in shards:

@@ -1,11 +1,11 @@
-"""Checkpoints that know nothing of the sharding plan: rows of tables, dense tensors, and a manifest with every sha256.
+"""Checkpoints independent of the sharding plan: rows of tables, dense tensors, and a manifest with every sha256.
 
-A checkpoint is a directory ``step-000000000500`` that appears whole or not at all: every rank writes the rows it holds
-into a temporary directory beside it, rank 0 adds the dense tensors and the manifest, everything is fsynced, and one
-rename makes it visible. Rows are stored under table names, global row numbers and global columns, so what two ranks
-saved row-wise, four read column-wise. All files are safetensors, Arrow or JSON: reading one runs no code
-(docs/adr/0003-checkpoint-format.md). :mod:`trainer.checkpoint.async_writer` writes the same without holding training
-up.
+A checkpoint is a directory ``step-000000000500`` that appears whole or not at all. Every rank writes its rows into a
+temporary directory beside it, and rank 0 adds the dense tensors and the manifest. Everything is fsynced, and one rename
+makes the checkpoint visible. Rows are stored by table name, global row number and global column. So four ranks can
+read column-wise the rows that two ranks saved row-wise. All files are safetensors, Arrow or JSON: reading one runs no
+code (docs/adr/0003-checkpoint-format.md). :mod:`trainer.checkpoint.async_writer` writes checkpoints of the same format
+in the background.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class TableShard:
     """A rectangle of one table that a rank holds: consecutive rows, all of their columns or some.
 
     ``weight`` is [rows, columns]. A 2-D ``state`` has the same shape; a 1-D one, [rows], holds one value for each row
-    of the table and is the same in all column pieces of a row. ``row_start`` and ``column_start`` are where the
-    rectangle begins in the table, which has ``num_rows`` rows and ``dim`` columns (left out: those of ``weight``).
+    of the table and is the same in all column pieces of a row. The rectangle begins at ``row_start`` and
+    ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns (None: those of ``weight``).
     """
 
     name: str
@@ -88,21 +88,21 @@ def save(
     """Write the checkpoint of ``step`` under ``directory``. Collective. A keyword for each part of a checkpoint.
 
     Args:
-        directory: a folder that all ranks see, or where ``folders`` is given one of this host.
+        directory: a folder that all ranks see, or with ``folders`` a folder of this host.
         step: number of the step that the checkpoint is of.
         tables: this rank's rows.
         dense: dense tensors by name, taken from rank 0.
         extra: JSON: completed steps, data position, spec.
         attached: files whose copies become part of the checkpoint under the given names, taken from rank 0.
-        keep_last: how many of the newest checkpoints stay; checkpoints of later steps, from which a resume has turned
-            back, go.
+        keep_last: number of newest checkpoints to keep. Checkpoints of later steps than ``step`` are removed: a
+            resume went back to before them.
         group: the ranks that save; None: all of them.
-        fence: called on rank 0 before anything is made and before the checkpoint gets its name: what it raises ends the
-            save.
-        folders: where the checkpoint goes in a run storage; None: it stays in ``directory``.
+        fence: called on rank 0 before anything is written and before the checkpoint gets its name. An exception that
+            it raises ends the save.
+        folders: folders of the run storage that takes the checkpoint; None: it stays in ``directory``.
 
     Returns:
-        The path of the checkpoint; in a run storage the one that its view will have.
+        The path of the checkpoint; in a run storage, the path of its later local view.
 
     Raises:
         CheckpointError: on every rank if any rank failed; the previous checkpoints are then untouched.
@@ -184,10 +184,10 @@ def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list
 
 
 def _state_to_write(table: TableShard) -> dict[str, Tensor]:
-    """Return the state of a piece, with values that are one for each row only from the piece of the first column.
+    """Return the state to write of a piece; one-value-per-row state is written only with a row's first column.
 
     Raises:
-        ValueError: a value is a sum over columns: no column piece knows it for the whole row.
+        ValueError: a value is a sum over columns, which a column piece does not have for the whole row.
     """
     whole = table.weight.shape[1] == table.num_columns
     for name, value in table.state.items():
@@ -200,7 +200,7 @@ def _state_to_write(table: TableShard) -> dict[str, Tensor]:
 
 
 class _Contents(NamedTuple):
-    """What rank 0 adds to the rows that all ranks have written, whose manifest entries are ``shards``."""
+    """Manifest entries of the rows that all ranks have written (``shards``), and the parts that rank 0 adds to them."""
 
     step: int
     shards: list[dict[str, Any]]
@@ -212,7 +212,7 @@ class _Contents(NamedTuple):
 def _finish(
     temporary: Path, contents: _Contents, keep_last: int, fence: Callable[[], None], folders: Folders | None
 ) -> str:
-    """Write dense tensors, attached files and manifest, and let the checkpoint appear; return the name that it got."""
+    """Write dense tensors, attached files and manifest, and give the checkpoint its final name; return that name."""
     step = contents.step
     check_cover(contents.shards)
     dense = {name: value.clone() for name, value in contents.dense.items()}
@@ -258,7 +258,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    """Make a written file durable; return what the manifest says of it."""
+    """Make a written file durable; return its manifest entry."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return {
@@ -269,7 +269,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def _manifest_bytes(body: dict[str, Any]) -> bytes:
-    """Return canonical JSON of the manifest, its own sha256 in it, so that a changed byte shows."""
+    """Return canonical JSON of the manifest with its own sha256, so that a changed byte is detected."""
     try:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -340,7 +340,7 @@ class Checkpoint:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return weight [row_count, column_count] and state of these rows and columns, whichever ranks wrote them.
 
-        State that is one value for each row comes whole with any columns.
+        State with one value per row is returned whole, whatever columns are asked for.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -416,8 +416,8 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
     """Return the newest checkpoint whose every byte is as written, or None; warn of each newer one that is not.
 
     Raises:
-        FormatVersionError: one is of another format: nothing is wrong with it, and a run that began anew beside it
-            would remove it in time.
+        FormatVersionError: a checkpoint has another format version. It may be sound, and a new run beside it would
+            sooner or later remove it.
     """
     for path in checkpoints_in(Path(directory)):
         try:

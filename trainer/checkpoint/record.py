@@ -1,6 +1,6 @@
-"""What a checkpoint says of the training that wrote it, beside its tensors: the ``extra`` of its manifest, typed.
+"""Typed ``extra`` of a checkpoint's manifest: the position and settings of the training that wrote it.
 
-A field that checkpoints are to have is one here, with a default where older ones lack it.
+A new entry of ``extra`` is a new field here, with a default for the older checkpoints that lack it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from trainer.checkpoint.format import Checkpoint, CheckpointError
 
 @dataclass
 class Position:
-    """How far a run is.
+    """Progress of a run.
 
     ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
-    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the epoch under way. ``stopped``: training is
-    over, before its last epoch or with the parameters of an earlier one. ``place``: of a job of one pass, where it
-    reads on (trainer.data.one_pass.position). ``calibration``: by label, what maps these parameters' scores to
-    calibrated probabilities (trainer.output_calibration), where a validation was the last that happened.
+    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the current epoch. ``stopped``: training ended
+    early, before its last epoch or with the parameters of an earlier one. ``place``: of a one-pass job, the position
+    of the next row (trainer.data.one_pass.position). ``calibration``: by label, the map from these parameters' scores
+    to calibrated probabilities (trainer.output_calibration); None unless a validation came last.
     """
 
     step: int = 0
@@ -55,10 +55,10 @@ class _Record:
 
 @dataclass(frozen=True, kw_only=True)
 class TablesRecord(_Record):
-    """The tables' own part.
+    """Record of the embedding tables.
 
-    ``completed_steps``: steps that they have taken; ``birth_step``: after how many rows were initial (MEDA); ``rows``:
-    what stored rows mean (trainer.checkpoint.row_signature).
+    ``completed_steps``: steps that they have taken; ``birth_step``: the step at which rows last had initial values
+    (MEDA resets them); ``rows``: the meaning of stored rows (trainer.checkpoint.row_signature).
     """
 
     completed_steps: int
@@ -66,18 +66,19 @@ class TablesRecord(_Record):
     rows: Mapping[str, Any] | None = None
 
     def to_extra(self) -> dict[str, Any]:
-        """Return the record as JSON; a birth at step 0 is left out."""
+        """Return the record as JSON; ``birth_step`` 0 is left out."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("birth_step", 0)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord(_Record):
-    """The job's part.
+    """Record of the job.
 
-    ``job``: what of its spec no attempt may change (trainer.launch.resume_check); ``optimizer``: its kind; ``alpha``:
-    of adaptive decay; ``epoch_steps``: of ``decay: by_epoch``, None for others; ``labels``: names of several labels, in
-    their order; ``dataset``: the spec of the rows as text of JSON, for manifests sort the keys of objects, and features
-    and labels have an order; None where an older version wrote it; ``history``: metrics of the epochs.
+    ``job``: the fields of its spec that no attempt may change (trainer.launch.resume_check); ``optimizer``: its kind;
+    ``alpha``: of adaptive decay; ``epoch_steps``: of ``decay: by_epoch``, None for others; ``labels``: names of several
+    labels, in their order; ``history``: metrics of the epochs. ``dataset``: the dataset spec as text of JSON, None in
+    checkpoints of older versions. It is text because manifests sort the keys of objects, and features and labels have
+    an order.
     """
 
     job: dict[str, Any]
@@ -92,7 +93,7 @@ class TrainingRecord(_Record):
     dataset: str | None = None
 
     def to_extra(self) -> dict[str, Any]:
-        """Return the record as JSON; what came later is left out of a job without it, as versions before read that."""
+        """Return the record as JSON; newer fields are left out where unset, so that older versions can read it."""
         extra = asdict(self)
         if self.epoch_steps is None:
             del extra["epoch_steps"]

@@ -1,9 +1,9 @@
-"""``init_from``: a job that goes on from another's last checkpoint.
+"""``init_from``: a job that continues from another's last checkpoint.
 
 Old rows keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is taken
-over, so that what a row lost while it was idle in the old job still counts. Rows of new ids start from hash(id, seed),
-or whatever the job's init says; ids unseen for too long lose theirs (docs/adr/0045). Which id a row stands
-for is part of the checkpoint.
+over. So the decay that an idle row is due from the old job is still applied. Rows of new ids start from
+hash(id, seed), or as the job's init says; ids unseen for too long lose their rows (docs/adr/0045). The map from rows to
+ids is part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
     taken.
 
     Raises:
-        CheckpointError: with the remedy, where there is none.
+        CheckpointError: there is none; the message has the remedy.
         StorageError: the storage is away.
     """
     if run.init_checkpoint is None:
@@ -68,9 +68,9 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
 
 
 def newest_at(location: str, view: Path) -> Checkpoint | None:
-    """Return the checkpoint at ``location``, or the newest valid one of a folder; None where there is none.
+    """Return the checkpoint at ``location``, or the newest valid one of a folder; None if there is none.
 
-    ``location`` is here or in a run storage, whose checkpoints the folder ``view`` shows here.
+    ``location`` is a local path, or in a run storage, whose checkpoints appear in the local folder ``view``.
 
     Raises:
         StorageError: the storage is away.
@@ -154,9 +154,9 @@ def dataset_of(parent: Checkpoint) -> DatasetSpec | None:
 
 
 class InheritedData(NamedTuple):
-    """What the preparation of a warm start's rows goes on with, under the job's names.
+    """Data of the parent that a warm start's preparation continues from, under the job's names.
 
-    Ids by table, statistics of numeric features, what the parent's rows were like.
+    Ids by table, statistics of numeric features, and the profile of the parent's rows.
     """
 
     base_vocabulary: dict[str, IdMap] | None = None
@@ -167,7 +167,7 @@ class InheritedData(NamedTuple):
 def inherited_data(
     job: JobSpec, dataset: DatasetSpec, parent: Checkpoint, log: Callable[[str], Any] = lambda message: None
 ) -> InheritedData:
-    """Return ids, statistics and profile of a checkpoint, by the names of the job that goes on from it.
+    """Return ids, statistics and profile of a checkpoint, by the names of the job that continues from it.
 
     Raises:
         InvalidFieldsError: the job or its columns do not fit the checkpoint.
@@ -197,8 +197,8 @@ def inherited_data(
 def rows_of_parent(job: JobSpec, data: PreparedData, tables: Collection[str] | None = None) -> dict[str, torch.Tensor]:
     """Return, by table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids.
 
-    Rows of dynamic tables are the parent's, all of them: the map from ids to rows goes on with them. ``tables``: those
-    that the parent has, None for all; of another one the special rows are new too.
+    A dynamic table continues all of the parent's rows, with their map from ids to rows. ``tables``: tables that the
+    parent has, None for all; in any other table the special rows are new too.
     """
     growths = {name: table.id_map for name, table in job.tables.items() if table.id_map is not None}
 
@@ -213,9 +213,9 @@ def rows_of_parent(job: JobSpec, data: PreparedData, tables: Collection[str] | N
 
 
 def inherited_alpha(job: JobSpec, parent: TrainingRecord) -> float | None:
-    """Return the alpha of adaptive regularization that goes on; None: the job has none, or chooses its own.
+    """Return the parent's alpha of adaptive regularization, to continue with; None if the job has none or its own.
 
-    It is the tables' own where the job does not name another, and counts steps of the same number of examples.
+    The parent's alpha holds if the job names no other and its steps have the same number of examples.
     """
     takes = KINDS[job.optimizer.kind].takes("alpha")
     same_steps = parent.alpha is not None and job.batch_size == parent.batch_size

@@ -1,4 +1,4 @@
-"""The plan: which rank holds what of each table. TorchRec's planner searches, with what our kernel's shards cost."""
+"""The sharding plan of the tables, found by TorchRec's planner with the costs of our kernel's shards."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from trainer.sizing.memory import machine_memory_bytes
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan must heed.
+    """Constraints on a sharding plan.
 
     Args:
         shardings: the sharding of some tables (:mod:`embeddings.tables.shardings`); the planner decides for the others.
-        workload: what a step looks like.
-        memory_bytes: what a rank may use for tables; None: its share of what the host has free, or of its GPU.
-        shard_columns: columns of a shard by table, where columns are split; left out: one shard for each rank (or
+        workload: samples and ids of a step.
+        memory_bytes: memory for tables on each rank; None: its share of the host's free memory, or of its GPU.
+        shard_columns: columns of a shard, by table, where columns are split; left out: one shard for each rank (or
             host), if the columns can be divided so.
     """
 
@@ -53,12 +53,12 @@ def make_plan(
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> ShardingPlan:
-    """Plan the tables of ``model``; rank 0 for all. Collective.
+    """Plan the tables of ``model`` on rank 0, for all ranks. Collective.
 
-    ``settings`` say what a row takes; ``device`` is where this rank's tables are put.
+    ``settings`` give the memory of a row; ``device`` is the device of this rank's tables.
 
     Raises:
-        ValueError: a sharding that is not available, or tables that fit in no plan, with the arithmetic.
+        ValueError: a sharding is not available, or the tables fit in no plan, with the arithmetic.
     """
     world_size = dist.get_world_size(group)
     _check_shardings(request.shardings, settings.tables, world_size)
@@ -83,9 +83,9 @@ def make_plan(
 
 
 def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
-    """Set in every shard that it lies on its rank's own device, ``devices[rank]``.
+    """Set the device of every shard to that of its rank, ``devices[rank]``.
 
-    TorchRec's planner takes GPU i of a host for that of its i-th rank, whatever GPU the rank was given.
+    TorchRec's planner assumes that the i-th rank of a host has its GPU i.
     """
     for of_module in plan.plan.values():
         for sharding in of_module.values():  # type: ignore[attr-defined]  # a dict by table
@@ -95,7 +95,7 @@ def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
 
 
 def _check_shardings(shardings: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
-    """Check the shardings that are asked for."""
+    """Check the requested shardings."""
     local_size = get_local_size(world_size)
     for name, kind in shardings.items():
         if name not in tables:
@@ -123,8 +123,8 @@ def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableC
 def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend | None = None) -> int:
     """Return the memory that a rank may use for tables.
 
-    It is most of its GPU, or of an equal share of what its host has free; of both where FBGEMM keeps in the host's
-    memory what a GPU cannot hold.
+    It is most of its GPU, or of an equal share of its host's free memory. It is most of both together if FBGEMM keeps
+    rows that do not fit on the GPU in the host's memory.
     """
     on_gpu = 0 if device.type == "cpu" else int(FOR_TABLES * torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu" and backend != "fbgemm":

@@ -32,7 +32,7 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """What a step looks like: samples on each rank, and the mean number of ids per sample by feature (else 1)."""
+    """Size of a step: samples on each rank, and the mean number of ids per sample by feature (default 1)."""
 
     samples_per_rank: int = 512
     ids_per_sample: Mapping[str, float] | None = None
@@ -44,7 +44,7 @@ class Workload:
 
 
 def row_bytes(settings: TableSettings, table: str, columns: int) -> int:
-    """Return the bytes of so many columns of a table's row, with optimizer state and the step of its last touch."""
+    """Return the bytes of ``columns`` columns of a table's row, with optimizer state and the step of its last touch."""
     optimizer = settings.optimizer
     weight, state = settings.dtype_of(table).itemsize, settings.state_dtype_of(table).itemsize
     per_row = len(optimizer.row_state_names)

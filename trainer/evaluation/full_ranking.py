@@ -1,10 +1,10 @@
 """Ranking of all items for each user of a held-out split, for models whose score is <user side, item side>.
 
-Candidates are the items that were trained on, with an item table all items (trainer.data.prepare.catalogue), but those
-that the user had in training (and, before a test, what was validated on). Relevant are the user's held-out positives;
-one that is no candidate, because no training row has it, is not found, and counts once for each row, since its id is
-not kept. Users without a training row are left out: nothing is known of them. Features that join on the user are read
-from the first row that the split has of the user.
+Candidates are the items that were trained on, or with an item table all items (trainer.data.prepare.catalogue). The
+items that the user had in training are excluded, and in a test also those of validation. Relevant items are the user's
+held-out positives. A relevant item without a training row is no candidate: it is never found, and counts once for each
+row, since its id is not kept. Users without a training row are left out. Features that join on the user are read from
+the user's first row in the split.
 
 Each rank holds the item side of all candidates and works through its share of the users, in blocks of at most
 SCORES_AT_ONCE scores (trainer.sizing.memory has the arithmetic).
@@ -43,15 +43,16 @@ SCORES_AT_ONCE = RANKED_SCORES
 USERS_AT_ONCE = RANKED_USERS
 ROWS_AT_ONCE = 1 << 16
 MAX_CANDIDATES_BYTES = 1 << 30
-"""A catalogue whose item side is larger is not ranked: every rank would hold it."""
+"""Largest item side of a catalogue that is ranked: every rank holds it whole."""
 
 
 class Ranks(NamedTuple):
     """Ranks of a rank's relevant items.
 
-    ``users``: table row of the user of each [m]; ``ranks``: among all candidates, from 0, inf beyond the largest cutoff
-    asked for; ``sampled``: among NUM_EVALUATION_NEGATIVES items that the user never had, or None; ``relevant_users``
-    and ``num_relevant``: how many relevant items each user has, those that cannot be found among them [u].
+    ``users``: table row of the user of each [m]; ``ranks``: among all candidates, from 0, inf beyond the largest
+    requested cutoff; ``sampled``: among NUM_EVALUATION_NEGATIVES items that the user never had, or None;
+    ``relevant_users`` and ``num_relevant``: users, and the number of relevant items of each, including those that are
+    no candidates [u].
     """
 
     users: Int64s
@@ -62,10 +63,10 @@ class Ranks(NamedTuple):
 
 
 class HeldOut:
-    """Relevant items and what is left out, for this rank's share of a split's users.
+    """Relevant items and excluded candidates, for this rank's share of a split's users.
 
-    ``known``: by table, flags of the rows that count, bool [rows]; users and items without it are left out.
-    ``max_users``: most users of all ranks together, taken evenly. None: all.
+    ``known``: flags of the rows that count, bool [rows], by table; other users and items are left out.
+    ``max_users``: most users of all ranks together, chosen evenly. None: all.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class HeldOut:
             self._position[self.items] = np.arange(len(self.items))
         self._known_users: npt.NDArray[np.bool_] | None = None
         self.left_out = np.empty(0, dtype=np.int64)
-        """Places of the candidates that are not known [n]."""
+        """Positions of the candidates that are not ``known`` [n]."""
         if known is not None:
             codes = self.items if data.catalogue is None else data.catalogue.rows[self.items]
             self._known_users = known[self.user_key.table]
@@ -93,7 +94,7 @@ class HeldOut:
         first, last = rank_slice(len(everyone), rank, world_size)
         self.users = everyone[first:last]
         self.rounds_of = -(-len(everyone) // world_size)
-        """At most so many users has any rank."""
+        """Largest number of users on a rank."""
         excluded = [self._trained()]
         if split == "test":
             excluded.append(self._of_own(*self._positives("validation")[:2]))
@@ -107,9 +108,9 @@ class HeldOut:
         self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
 
     def _positives(self, split: str) -> tuple[Int64s, Int64s, Int64s]:
-        """Return (user rows, positions of their items among candidates) of a split's positives, and other user rows.
+        """Return user rows and candidate positions of a split's positives, then user rows of the other positives.
 
-        The latter are the user rows of positives whose item is no candidate.
+        The others are positives whose item is no candidate.
         """
         data = self._data
         users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
@@ -124,12 +125,12 @@ class HeldOut:
         return users[is_candidate], positions[is_candidate], users[known & (positions < 0)]
 
     def _of_own(self, users: Int64s, positions: Int64s) -> Int64s:
-        """Return ascending (number of the user among this rank's) * candidates + position, of this rank's users."""
+        """Return (index of the user on this rank) * candidates + position, ascending, for this rank's users."""
         own = np.isin(users, self.users)
         return sorted_unique(np.searchsorted(self.users, users[own]) * len(self.items) + positions[own])
 
     def _numbered(self, users: Int64s, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return :meth:`_of_own`, and the number of each pair among those of all ranks, for draws of negatives."""
+        """Return :meth:`_of_own`, and the number of each pair over all ranks, which seeds its draws of negatives."""
         pairs = sorted_unique(users * len(self.items) + positions)
         user = pairs // len(self.items)
         own = np.isin(user, self.users)
@@ -145,11 +146,11 @@ class HeldOut:
         return counts * len(self.items) + (had.values + rank_of_item - self.users[counts] * len(self.items))
 
     def excluded(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """Return (number of the user from ``first``, position) of what users [first, last) are not shown."""
+        """Return (index of the user from ``first``, position) of the excluded candidates of users [first, last)."""
         return self._cut(self._excluded, first, last)
 
     def relevant_of(self, first: int, last: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return (number of the user from ``first``, position, number of the pair) for users [first, last) to find."""
+        """Return (index of the user from ``first``, position, number of the pair) of these users' relevant items."""
         begin, end = np.searchsorted(self.relevant, (first * len(self.items), last * len(self.items)))
         return *self._cut(self.relevant, first, last), self.numbers[begin:end]
 
@@ -171,8 +172,8 @@ def catalogue_ranks(
 ) -> Ranks | None:  # fmt: skip
     """Rank all items for this rank's users; None on every rank where the catalogue is too large. Collective.
 
-    ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). Ties are against the relevant item, so that a
-    model that scores all alike finds nothing; relevant items of equal score share their ranks.
+    ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). In a tie the relevant item ranks last, so that
+    a model that scores all items alike finds nothing; relevant items of equal score share their ranks.
     """
     held = HeldOut(data, split, rank, world_size, max_users=max_users)
     return ranks_of_held_out(model, data, split, held, largest_k=largest_k, sampled=sampled, device=device)
@@ -251,8 +252,8 @@ def ranks_of_relevant(
 ) -> tuple[Int64s, npt.NDArray[np.float64]]:
     """Return the order in which relevant items are ranked, by user and then best first, and their ranks [m].
 
-    ``scores`` [users, candidates] are -inf where a candidate is left out; ``user`` [m] is ascending. Ranks of a user's
-    items behind one that has a rank of at least ``largest_k`` are not counted: inf.
+    ``scores`` [users, candidates] are -inf for excluded candidates; ``user`` [m] is ascending. Once an item of a user
+    has a rank of at least ``largest_k``, the ranks of its worse items are not counted, but inf.
     """
     target = (
         scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(candidate).to(scores.device)].cpu().numpy()
@@ -305,7 +306,7 @@ def _item_side(model: RankingModel, data: PreparedData, held: HeldOut, device: t
 
 
 class _Context:
-    """What a user's tower reads, for the users of a split."""
+    """Inputs of the user tower, for the users of a split."""
 
     def __init__(self, data: PreparedData, split: str):
         self._keys, self._columns = data.keys, {}
@@ -325,7 +326,7 @@ class _Context:
 
 
 def single_bags(names: list[str], name: str, rows: npt.NDArray[np.integer]) -> KeyedJaggedTensor:
-    """Return samples that have one row of feature ``name`` each, and nothing of the others."""
+    """Return samples that have one row of feature ``name`` each, and empty bags of the other features."""
     lengths = np.zeros((len(names), len(rows)), dtype=np.int64)
     lengths[names.index(name)] = 1
     return KeyedJaggedTensor(

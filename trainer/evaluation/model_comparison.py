@@ -1,8 +1,8 @@
 """The served version's model beside the job's, on held-out rows that neither was trained on.
 
-The trained model scores the rows, then the served one's rows and dense parts are loaded in its place, whatever plan
-wrote them, and the same rows are scored again (:mod:`trainer.evaluation.scored_by_both`). Both models know all ids of
-a row: new items, of which the served one knows nothing, do not decide.
+The trained model scores the rows. Then the served model's rows and dense parameters are loaded in its place, whatever
+their sharding plan was, and it scores the same rows (:mod:`trainer.evaluation.scored_by_both`). Only rows count whose
+ids both models know, so that new items, which the served model does not know, do not decide.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class ServedRows(NamedTuple):
-    """Where the served model's rows go.
+    """Map from the rows of the model to those of the served model's checkpoint.
 
-    ``rows``: by table the checkpoint's row that each row of the model takes, int64 [num_rows], -1 for none, as
-    :meth:`ShardedState.load_from` reads it. ``known``: by table, whether both models know the id of each code.
+    ``rows``: the checkpoint's row to load into each row of the model, int64 [num_rows], -1 for none, by table; read by
+    :meth:`ShardedState.load_from`. ``known``: flags of the codes whose id both models know, by table.
     """
 
     rows: dict[str, torch.Tensor]
@@ -56,11 +56,12 @@ def differences(
 ) -> tuple[ModelDifference, ...]:  # fmt: skip
     """Return the differences between a trained model and the served one on rank 0, () elsewhere. Collective.
 
-    ``sharded`` and ``dynamic_rows`` are the served model, or undefined, after the call. ``served`` is the last
-    checkpoint of the served version's job. ``is_start``: the job went on from it, so that the data know its rows.
+    ``sharded`` and ``dynamic_rows`` hold the served model, or undefined values, after the call. ``served`` is the last
+    checkpoint of the served version's job. ``is_start``: the job started from it, so that the data have the map to its
+    rows.
 
     Raises:
-        NotComparableError: on every rank, where nothing can be said.
+        NotComparableError: on every rank, if the models cannot be compared.
     """
     try:
         inherited = InheritedCheckpoint(served, job, dataset, sharded)
@@ -96,7 +97,7 @@ def differences(
 
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
-    """Map rows of a model that the job went on from, as the data do."""
+    """Map the rows of the model that the job started from, by the map in the prepared data."""
     rows = rows_of_parent(job, data, served.tables)
     # A table of a feature that the served model does not read hides none of its rows.
     known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}
@@ -112,7 +113,7 @@ def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, 
 
 
 def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedRows:
-    """Map rows of any other model by their ids."""
+    """Map the rows of any other model by their ids."""
     dynamic = [name for name, table in job.tables.items() if table.id_map is not None]
     if dynamic:
         raise NotComparableError(f"the job did not go on from it, and table {dynamic[0]} has a capacity")

@@ -161,7 +161,7 @@ class LinearBound:
 
     @property
     def is_vacuous(self) -> bool:
-        """Whether a fair coin, which nobody has trained, has the bound too."""
+        """True if the bound is no better than the log loss of an untrained fair coin."""
         return self.bound >= COIN
 
 

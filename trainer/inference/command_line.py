@@ -1,4 +1,4 @@
-"""What the commands of this room share: a report in words or as JSON, and an end that waits for no library."""
+"""Shared parts of the inference commands: a report as text or JSON, and an exit that waits for no library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report(make: Callable[[], Report], in_words: Callable[[Report], str], *, as_
 
 
 def leave(code: int) -> None:
-    """End this process. Loaded libraries end their threads at their own pace; what was made is on disk."""
+    """End this process at once. Results are on disk, and threads of loaded libraries would delay a normal exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

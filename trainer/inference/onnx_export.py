@@ -1,7 +1,7 @@
 """A model without its tables: from looked-up rows to scores, as a torch program and as ONNX.
 
-What models need for it is that shapes come from tensors (``x.shape[0]``, ``unflatten``) and not from Python's ``len``
-and ``int``, which a tracer takes for constants.
+Models must take shapes from tensors (``x.shape[0]``, ``unflatten``), not from Python's ``len`` and ``int``, which a
+tracer treats as constants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXAMPLE_ROWS = 3
 
 
 class Lists:
-    """What a model asks of a JaggedTensor: rows [n, dim] of lists of these lengths [b]."""
+    """Stand-in for a JaggedTensor with the two methods that models call: rows [n, dim] of lists of lengths [b]."""
 
     def __init__(self, values: Tensor, lengths: Tensor):
         self._values, self._lengths = values, lengths
@@ -39,19 +39,19 @@ class Lists:
 
 
 class DensePart(nn.Module):
-    """Everything of a model that comes after its tables, in evaluation: gives scores [b], or [b, labels].
+    """The part of a model behind its tables, in evaluation mode, with scores [b] or [b, labels].
 
     Inputs, by ``layout``, named as features are:
       pooled: a block [b, columns] for each feature that it scores with.
-      rows: the same for single ids; of a list the rows of its ids [n, columns], and ``NAME__lengths`` int64 [b].
-      sequence: rows of a user's items [b, l, columns], oldest first and then zeros, and ``item__lengths``; gives
-      queries [b, dim], which candidates are multiplied with.
-    Last ``dense`` [b, n], where it reads numeric features or vectors.
+      rows: the same for single ids; for a list the rows of its ids [n, columns], and ``NAME__lengths`` int64 [b].
+      sequence: rows of a user's items [b, l, columns], oldest first and then zeros, and ``item__lengths``. The output
+      is queries [b, dim], to multiply with candidates.
+    The last input is ``dense`` [b, n], if the model reads numeric features or vectors.
 
     Args:
-        features: the features that it scores with, and their columns. Other features of the model have zeros.
-        keys: all of its features, and their columns.
-        lists: which of them are lists.
+        features: the features that it scores with, and their columns. Other features of the model are zeros.
+        keys: all features of the model, and their columns.
+        lists: the features that are lists.
         length: l of a sequence.
     """
 
@@ -135,7 +135,7 @@ class DensePart(nn.Module):
         return tuple([*inputs, draw(rows, self.model.num_columns)] if self.model.num_columns else inputs)
 
     def dynamic(self) -> dict[str, dict[int, str]]:
-        """Return by input what of its shape may be any number: the rows, and the ids of all lists of a feature."""
+        """Return the dynamic dimensions of each input: the rows, and the ids of all lists of a feature."""
         ids = self.lists if self.layout == "rows" else ()
         return {name: {0: f"{name}__ids" if name in ids else "batch"} for name in self.inputs}
 
@@ -161,7 +161,7 @@ def write_program(part: DensePart, path: Path) -> None:
 def onnx_bytes(part: DensePart) -> bytes:
     """Return the dense part as ONNX, for any number of rows.
 
-    Raises whatever the exporter raises about what it does not know.
+    Raises the exporter's own errors about operators that it does not support.
     """
     out = io.BytesIO()
     names = part.inputs
@@ -182,7 +182,7 @@ def onnx_bytes(part: DensePart) -> bytes:
 
 
 def onnx_difference(part: DensePart, model: bytes, rows: Sequence[int] = (1, 7)) -> float | None:
-    """Return the largest difference between the two over some inputs, relative where scores are above 1.
+    """Return the largest difference of torch's and ONNX's scores over some inputs, relative for scores above 1.
 
     None without onnxruntime.
     """

@@ -37,7 +37,7 @@ class Scorer(Protocol):
 
     @property
     def text_columns(self) -> Collection[str]:
-        """The columns of rows that it reads as text, whatever a file without types seems to have in them."""
+        """The columns of rows that it reads as text, even if a file without declared types has only numbers in them."""
         ...
 
     @property
@@ -54,16 +54,16 @@ class Scorer(Protocol):
         ...
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
-        """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
+        """Return the outputs for each row, in the order of ``outputs``, and the encoded rows with counts of ids."""
         ...
 
 
 @dataclass
 class Summary:
-    """What was scored.
+    """Result of a scoring run: its output, time and counts of rows and files.
 
-    ``unknown``, ``missing``: by feature, ids that the vocabulary does not have, and null ones. ``matches``: as
-    :class:`EncodedRows` has them.
+    ``unknown``, ``missing``: numbers of ids that the vocabulary lacks, and of null ids, by feature. ``matches``: as in
+    :class:`EncodedRows`.
     """
 
     output: str = ""
@@ -124,7 +124,7 @@ def _names_below(source: Source) -> list[Path]:
     """Return the paths of each file's scores below the output; of a single file, the output.
 
     Raises:
-        DataError: those of two files would go to one.
+        DataError: the scores of two files would go to the same path.
     """
     if source.is_file:
         return [Path()]
@@ -194,7 +194,7 @@ def _kept(source: Source, there: Sequence[str], keep: Sequence[str] | None, outp
 
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
-    """Yield a place beside ``output`` that takes its name when the body is done, and goes if it fails."""
+    """Yield a temporary path beside ``output``, renamed to it when the body is done, and removed if it fails."""
     if output.exists():
         raise DataError("is there already", where=str(output), remedy="remove it, or give another --output")
     try:

@@ -52,7 +52,7 @@ from trainer.training.progress import Reporter
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that an attempt begins from: one of its own run, else that of a warm start, else none."""
+    """The checkpoint that an attempt begins from: its own run's, else the parent's in a warm start, else none."""
 
     own: Checkpoint | None
     parent: Checkpoint | None
@@ -63,9 +63,9 @@ class Start:
 
 
 class Attempt:
-    """What a rank needs to train, from the data to the checkpoints. Building it is collective.
+    """A rank's data, model, optimizer and starting point in an attempt. Building it is collective.
 
-    ``saver`` writes checkpoints in the background; without one training waits for them.
+    ``saver`` writes checkpoints in the background; without it, training waits for every checkpoint.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Attempt:
         self.resumed = self._load_start()
 
     def trainer(self) -> Trainer:
-        """Return the loop that trains, once rank 0 has told what it begins from."""
+        """Return the training loop, after rank 0 has reported the start."""
         self._announce()
         trainer = Trainer(
             self.job,
@@ -109,7 +109,7 @@ class Attempt:
     def compare(self, trainer: Trainer) -> None:
         """Compare the trained model with the served version's, once for a job with a gate. Collective.
 
-        The model is not the job's any more afterwards.
+        Afterwards the model holds the served version's parameters.
         """
         publish, version = self.job.publish, self.run.parent_version
         if publish is None or publish.gate.mode == "off" or self._is_compared():
@@ -134,7 +134,7 @@ class Attempt:
         self.reporter.emit("info", message=in_words(comparison))
 
     def _is_compared(self) -> bool:
-        """Return True if an earlier attempt has told the comparison, as rank 0 sees it."""
+        """Return True if an earlier attempt has reported the comparison, as rank 0 sees it."""
         told: list[Any] = [None]
         if dist.get_rank() == 0:
             told = [read_comparison(self.run.directory, self.run.parent_version) is not None]
@@ -176,7 +176,7 @@ class Attempt:
         self._write(trainer, self.run.best, 1, None)
 
     def load_best(self, trainer: Trainer) -> Position:
-        """Restore what :meth:`save_best` wrote, and return where that was. Collective.
+        """Restore the parameters that :meth:`save_best` wrote, and return their position. Collective.
 
         Raises:
             CheckpointError: there is none.
@@ -199,7 +199,7 @@ class Attempt:
         return choose_alpha(self.job, self.data.steps_per_epoch) if inherited is None else inherited
 
     def _epoch_steps(self) -> int | None:
-        """Return the steps of an epoch for ``decay: by_epoch``: of the tables' first training; None for others."""
+        """Return the steps per epoch for ``decay: by_epoch``, as in the tables' first training; None for others."""
         if self.job.optimizer.decay != "by_epoch":
             return None
         start = self.start.checkpoint
@@ -209,7 +209,7 @@ class Attempt:
         return record.epoch_steps
 
     def _load_start(self) -> Resumed:
-        """Take what the attempt begins from into the model, and return where that is."""
+        """Load the checkpoint that the attempt begins from into the model, and return its position and history."""
         own, parent, start = self.start.own, self.start.parent, self.start.checkpoint
         if own is None and parent is not None:
             start = self.inherited = InheritedCheckpoint(parent, self.job, self.run.dataset, self.sharded)
@@ -292,8 +292,8 @@ class Attempt:
 def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
     """Return the checkpoint that rank 0 finds, on every rank.
 
-    Rank 0 reads every byte and the others take its result, so that all start from one even if a newer one is written
-    meanwhile.
+    Rank 0 reads every byte and the others take its result, so that all start from the same checkpoint even if a newer
+    one is written meanwhile.
     """
     answer: list[Any] = [None, None, None]
     if dist.get_rank() == 0:
@@ -332,7 +332,7 @@ def _workers(run: Run) -> str:
 
 
 def _unread(job: JobSpec, data: PreparedData) -> str:
-    """Name the features that the model has no use for: it is trained all the same, and its owner should know."""
+    """Return a message that names the features that the model does not read."""
     unread = data.unread
     if job.model.reads_pairs:
         unread = [key.name for key in data.keys if key.name not in (bpr.USER, bpr.ITEM, bpr.NEGATIVE)]

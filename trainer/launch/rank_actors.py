@@ -1,6 +1,6 @@
-"""The ranks of a run as Ray actors: room for them, who is which rank, and the end of all when one has failed.
+"""The ranks of a run as Ray actors: resources, rank numbers, and the end of all ranks when one fails.
 
-Not Ray Train's: its five actors beside the ranks, and what these import, are most of what a short run costs (ADR 0047).
+Ray Train is not used: its five additional actors, with their imports, would take most of a short run's time (ADR 0047).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 ROOM_SECONDS = 60.0
-"""Longest wait of ranks for room that the cluster had a moment ago."""
+"""Longest wait of ranks for resources that the cluster had a moment ago."""
 START_SECONDS = 300.0
-"""Longest start of the ranks' processes: a node that dies just then takes its room along."""
+"""Longest start of the ranks' processes; a node that dies meanwhile takes their resources away."""
 DEATH_SECONDS = 5.0
 """Time to wait for Ray to report a dead rank after its peers failed."""
 DRAIN_SECONDS = 1.0
-"""Between two looks at which nodes Ray drains."""
+"""Time between two checks for nodes that Ray drains."""
 
 
 class Seat(NamedTuple):
-    """Where an actor is: Ray's id of its node, the node's address, and the names of the GPUs that Ray gave to it."""
+    """Location of an actor: Ray's id of its node, the node's address, and the GPUs that Ray assigned to it."""
 
     node: str
     address: str
@@ -42,7 +42,7 @@ class Seat(NamedTuple):
 
 
 class RankEnvironment(NamedTuple):
-    """What a rank is to know of itself and of its host."""
+    """Rank, world size and GPUs that the environment variables of a rank's process are made from."""
 
     rank: int
     world_size: int
@@ -90,8 +90,8 @@ class RankActor:
     ) -> None:
         """Train this rank's part of a run.
 
-        ``store``: address and port of rank 0's. ``document``: the driver's ``run.json`` where this host does not see
-        ``directory``.
+        ``store``: address and port of rank 0's store. ``document``: the driver's ``run.json``, if this host does not
+        see ``directory``.
         """
         os.environ.update(environment.variables())
         with contextlib.ExitStack() as stack:
@@ -117,7 +117,7 @@ class RankActor:
 
 
 def _speak_into(path: Path) -> None:
-    """Let what this rank says go straight into a log: through Ray it comes late, prefixed, between Ray's own lines."""
+    """Send this rank's output straight into a log: through Ray it comes late, prefixed, between Ray's own lines."""
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -150,8 +150,8 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
     ``needed``: resources that Ray sets aside for each.
 
     Raises:
-        Cancelled: the run is to stop before there is room for them.
-        ResourceError: there is none.
+        Cancelled: the run is to stop before the cluster has the resources for them.
+        ResourceError: the cluster does not have the resources.
     """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -179,7 +179,7 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
 
 
 def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[None]:
-    """Yield again and again, as long as there is something to wait for."""
+    """Yield until the caller stops waiting; raise ResourceError after ``seconds``, Cancelled if the run is to stop."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if run.cancel_file.exists():
@@ -193,10 +193,10 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
     """Train on all actors and return when all are done.
 
     Raises:
-        Cancelled: the run is to stop before they have started.
-        ResourceError: they do not start.
-        RayActorError: one has died.
-        RayTaskError: what the first one that failed raised, where none died; nobody waits for the others then.
+        Cancelled: the run is to stop before the actors have started.
+        ResourceError: the actors do not start.
+        RayActorError: an actor has died.
+        RayTaskError: the error of the first actor that failed, if none died; the others are not waited for.
     """
     import ray
     from ray.exceptions import RayTaskError
@@ -227,9 +227,9 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
 
 
 def _raise_a_death(ends: list[Any]) -> None:
-    """Wait a little for Ray to tell that a rank has died, and raise that.
+    """Wait a little for Ray to report that a rank has died, and raise its error.
 
-    One that lost its connection to it may have failed before.
+    A peer that lost its connection to the dead rank may have failed before.
     """
     import ray
     from ray.exceptions import RayTaskError

@@ -1,7 +1,7 @@
-"""What ranks and driver tell each other where their hosts share no directory: one Ray actor beside the driver.
+"""Link between ranks and driver if their hosts share no directory: one Ray actor beside the driver.
 
-A rank works in a directory of its own host. A thread of it hands on what is written there (events of rank 0, log) and
-takes back whether the rank is to stop, by writing the file that the rank looks for anyway.
+A rank works in a directory of its own host. A thread of the rank sends the files written there (events of rank 0, log)
+to the driver. If the answer says that the rank is to stop, the thread writes the file that the rank looks for anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ ANSWER_SECONDS = 60.0
 
 
 class Answer(NamedTuple):
-    """How much of a file the driver has, why the rank is to stop, and whether its attempt is still the run's."""
+    """The driver's answer to a rank.
+
+    ``taken``: bytes of the file that the driver has. ``stop``: reason why the rank is to stop, if any. ``current``:
+    True if the rank's attempt still holds the run's lease.
+    """
 
     taken: int
     stop: str | None
@@ -36,14 +40,14 @@ class Answer(NamedTuple):
 
 
 class DriverEnd:
-    """The actor: writes into the driver's directory what ranks hand on, and says what lies there for them."""
+    """The actor: writes data of ranks into the driver's directory, and answers with requests to stop."""
 
     def __init__(self, directory: str):
         self._run = read_run(directory)
         self._taken: dict[tuple[int, str], int] = {}
 
     def take(self, rank: int, file: str, offset: int, data: bytes) -> Answer:
-        """Append what a rank wrote from byte ``offset`` of one of its files; what is known is passed over."""
+        """Append data that a rank wrote from byte ``offset`` of one of its files; bytes that are there are skipped."""
         taken = self._taken.setdefault((rank, file), offset)
         if data and offset <= taken:
             fresh = data[taken - offset :]
@@ -58,12 +62,12 @@ class DriverEnd:
         return Answer(taken, stop, self._run.still_current())
 
     def stopped(self, reason: str) -> None:
-        """Note why a rank stopped, which may have been the preemption of its own machine."""
+        """Ask all ranks to stop for the reason that stopped one, such as the preemption of its machine."""
         if not self._run.cancel_file.exists():
             self._run.ask_to_stop(reason)
 
     def failed(self, name: str, record: bytes) -> None:
-        """Record why a rank failed, as it has recorded it."""
+        """Store a rank's own record of its failure."""
         self._run.failures.mkdir(parents=True, exist_ok=True)
         write_file(self._run.failures / name, record)
 
@@ -100,12 +104,12 @@ def linked_rank(document: dict[str, Any], rank: int) -> Iterator[Path]:
 
 
 def log_of(directory: Path, rank: int) -> Path:
-    """Return the file for what a rank says on this host."""
+    """Return the log file of a rank on this host."""
     return directory / f"log-{rank}.txt"
 
 
 def _take_up(document: dict[str, Any]) -> Path:
-    """Return this host's directory for the ranks of an attempt, with its run.json; the attempt before loses its."""
+    """Return this host's directory for the ranks of an attempt, with its run.json; revoke the previous one's lease."""
     directory = working_directory(document["run_id"], "ranks")
     descriptor = os.open(directory / "take-up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -123,7 +127,7 @@ def _take_up(document: dict[str, Any]) -> Path:
 
 
 class _RankEnd:
-    """The thread of a rank."""
+    """Thread of a rank that sends its files to the driver."""
 
     def __init__(self, run: Run, rank: int, driver: Any):
         self._run, self._rank, self._driver = run, rank, driver
@@ -140,7 +144,7 @@ class _RankEnd:
         self._thread.start()
 
     def close(self) -> None:
-        """Hand on what is left, and why the rank stopped or failed if it did."""
+        """Send the rest of the files, and the reason if the rank stopped or failed."""
         self._done.set()
         self._thread.join()
         if self._run.cancel_file.exists():
@@ -160,7 +164,7 @@ class _RankEnd:
                 self._hand_on()
 
     def _hand_on(self) -> bool:
-        """Hand on a batch of each file; return whether there was any."""
+        """Send one batch of each file; return True if there was any data."""
         more = False
         for name, path in self._files.items():
             batch = whole_lines(path, self._at[name], BATCH_BYTES)

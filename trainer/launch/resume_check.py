@@ -1,4 +1,4 @@
-"""Whether a checkpoint of a run is of the job that goes on from it: what of a spec may change between attempts."""
+"""Check on resuming that a checkpoint is of the same job; some fields of a spec may change between attempts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.spec.stored_specs import with_former_defaults
 _FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
 _TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)
 _OF_PLACES = {"uri", "security", "max_bad_rows", "max_unmatched"}
-"""Fields of a dataset, and of its parts, that may change between attempts: where rows are, and limits of bad ones."""
+"""Fields of a dataset and its parts that may change between attempts: locations of rows, and limits of bad rows."""
 _PUBLISH = "publish."  # before the name of each of these in the identity
 
 
@@ -32,7 +32,7 @@ def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
     """Check that the checkpoint is of this job.
 
     Raises:
-        ValueError: it is of another; the message names the fields.
+        ValueError: it is of another job; the message names the fields.
     """
     here, there = identity_of(job), _completed(TrainingRecord.of(checkpoint).job, job)
     differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
@@ -44,10 +44,10 @@ def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
 
 
 def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
-    """Check that the checkpoint is of this dataset: a run goes on with the rows it began with, coded as they were.
+    """Check that the checkpoint is of this dataset: a run continues with the same rows, encoded in the same way.
 
     Raises:
-        ValueError: it is of another; the message names the fields.
+        ValueError: it is of another dataset; the message names the fields.
     """
     text = TrainingRecord.of(checkpoint).dataset
     if text is None:

@@ -23,8 +23,8 @@ class Rows:
     """Held-out rows with their scores.
 
     ``scores`` and ``labels`` float32 [n]; where a metric asks for them ``users`` int32 [n] (a number for each user, -1
-    for none) and ``buckets`` int8 [n], the frequency bucket of each row's item. ``is_logit``: whether a score is the
-    log odds of the label; ``is_log``: whether it is the log of what it predicts of it.
+    for none) and ``buckets`` int8 [n], the frequency bucket of each row's item. ``is_logit``: True if a score is the
+    log odds of the label; ``is_log``: True if it is the log of the prediction.
     """
 
     scores: npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ class Rows:
 
     @cached_property
     def predictions(self) -> Float64s:
-        """What the scores predict of the label: the probability of 1 where they are logits, else the label itself."""
+        """Predictions of the label from the scores: the probability of 1 for logits, else the label's value."""
         if self.is_log:
             return np.exp(np.asarray(self.scores, np.float64))
         return sigmoid(self.scores) if self.is_logit else np.asarray(self.scores, np.float64)
@@ -72,16 +72,16 @@ class Resampled(NamedTuple):
     """A metric of resampled units."""
 
     statistic: Callable[[Int64s], float]
-    """From the multiplicity of each unit to the metric."""
+    """The metric as a function of the multiplicity of each unit."""
     num_units: int | None = None
-    """Number of units; None: the units are the rows, or the users with all their rows, as the job asks."""
+    """Number of units; None: the units are rows, or users with all their rows, as the job sets."""
 
 
 class Metric(ABC):
     """A metric; jobs name it by its key in trainer.metrics.registry. None of its methods changes the rows."""
 
     nothing: Any = NAN
-    """Its value in pieces where a score is NaN, or there is no row."""
+    """Value of the metric over ranks if a score is NaN, or there is no row."""
 
     @abstractmethod
     def of_rows(self, rows: Rows) -> Any:
@@ -93,15 +93,15 @@ class Metric(ABC):
 
 
 class RowsMetric(Metric):
-    """A metric that asks the other ranks for what it needs of their rows."""
+    """A metric that exchanges the rows, or sums, that it needs with the other ranks."""
 
     @abstractmethod
     def streamed(self, rows: Rows, ranks: RankGroup) -> Any:
-        """Return the metric of all ranks' rows, ``rows`` being this rank's; right on rank 0. Collective."""
+        """Return the metric of all ranks' rows, of which ``rows`` are this rank's; valid on rank 0. Collective."""
 
 
 class Sums(Protocol):
-    """What is added up of counted rows, which come in pieces of ascending score."""
+    """Running sums of a metric over counted rows, which come in pieces of ascending score."""
 
     def add(self, counts: Counts) -> Any: ...
 
@@ -110,11 +110,11 @@ S = TypeVar("S", bound=Sums)
 
 
 class CountsMetric(Metric, Generic[S]):
-    """A metric of rows counted by score, so that all metrics of this kind share one way through the pieces."""
+    """A metric of rows counted by score; all metrics of this kind share one pass over the pieces."""
 
     @abstractmethod
     def sums(self, num_rows: int) -> S:
-        """Return the sums of no rows; ``num_rows`` will come."""
+        """Return empty sums, to which ``num_rows`` rows will be added."""
 
     @abstractmethod
     def value(self, sums: S) -> Any:

@@ -29,7 +29,7 @@ _UPPER_SHIFT = 17  # the lower half of the key, and the label
 
 
 class RankGroup:
-    """What the ranks that share a split do together; ``group``: None for one rank alone. Every method is collective."""
+    """Collective operations of the ranks that share a split; ``group``: None for one rank alone."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self._group = group
@@ -45,7 +45,7 @@ class RankGroup:
         return pieces(packed_rows(rows.scores, rows.labels), self._group)
 
     def rows_by_user(self, rows: Rows) -> Rows:
-        """Return the rows of some of the users, all that any rank has of each; rows without a user may be missing."""
+        """Return all ranks' rows of the users that this rank owns; rows without a user may be missing."""
         if self._group is None:
             return rows
         known = rows.known_users >= 0
@@ -128,9 +128,9 @@ def _on_rank_0(what: str, local: Int64s, group: dist.ProcessGroup) -> list[Int64
 
 
 def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup) -> Int64s:
-    """Return columns [c, n] with all those of one key (>= 0) on one rank, ``key % world_size``. Collective.
+    """Return columns [c, n] such that all columns of a key (>= 0) are on rank ``key % world_size``. Collective.
 
-    Memory: twice that of the columns, and what the rank's own keys have everywhere.
+    Memory: twice that of the given columns, and all ranks' columns of the keys that this rank owns.
     """
     world_size = dist.get_world_size(group)
     owner = keys % world_size

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What a model is built from beside its spec.
+    """Arguments for building a model, in addition to its spec.
 
-    ``keys``: of its batches, in their order. ``num_dense``: how many numeric features :meth:`RankingModel.forward`
-    takes (``reads_numbers`` of its spec). Initial values are a function of ``seed``, drawn in float32 and cast to
-    ``dtype``. ``dropout``: ``regularizers.dropout`` of the job, for the models that apply it themselves.
-    ``tasks``: the labels of the dataset, for the models of several. ``num_item_numbers``: how many of the numeric
-    features, the last ones, are of the item table. Vectors as given count among both; ``vectors`` are the projected
-    ones, whose columns follow the numbers of a batch.
+    ``keys``: keys of its batches, in their order. ``num_dense``: number of numeric features that
+    :meth:`RankingModel.forward` takes (``reads_numbers`` of its spec). Initial values are a function of ``seed``, drawn
+    in float32 and cast to ``dtype``. ``dropout``: ``regularizers.dropout`` of the job, for models that apply it
+    themselves. ``tasks``: labels of the dataset, for models of several labels. ``num_item_numbers``: number of numeric
+    features of the item table, which are the last ones. Both numbers include the columns of vectors with ``mode:
+    as_given``. ``vectors``: the projected vectors, whose columns follow the numbers of a batch.
     """
 
     keys: tuple[Key, ...]
@@ -53,13 +53,14 @@ class ModelInputs:
 
 
 Position = tuple[tuple[str, ...], Hashable]
-"""Name of a position along an axis of a parameter: the features that it is of, and which of their columns."""
+"""Name of a position along an axis of a parameter: its features, and the column of them."""
 
 
 class RowColumn(NamedTuple):
-    """A column of vectors, in the name of a position.
+    """A column of embedding vectors, in the name of a position.
 
-    One beyond the parent's is zero in all its rows and projections, so that weights on it can be those of a new model.
+    A column that the parent did not have is zero in all rows and projections, so weights on it may start as in a new
+    model.
     """
 
     number: Hashable
@@ -68,7 +69,7 @@ class RowColumn(NamedTuple):
 class Axis(NamedTuple):
     """Names of the positions along an axis of a parameter.
 
-    ``reads``: what stands there is an input of the parameter, not an output.
+    ``reads``: True if the positions are inputs of the parameter, False if they are outputs.
     """
 
     names: tuple[Position, ...]
@@ -76,7 +77,7 @@ class Axis(NamedTuple):
 
 
 Axes = dict[str, dict[int, Axis]]
-"""Axes of parameters that follow the features, by name and number of the axis; others are counted."""
+"""Axes of parameters whose positions are named by features, by parameter and axis; other axes keep their order."""
 
 
 class Blocks:
@@ -109,7 +110,7 @@ class RankingModel(nn.Module):
     is_sequence: ClassVar[bool] = False
     """True if ``embeddings`` gives a row for each id (trainer.models.next_item), not one for each bag."""
     targets: ClassVar[tuple[str, ...]] = ()
-    """Features whose ids are what the loss is about, the label side of SSE; empty where that is a class, ``labels``."""
+    """Features whose ids are the targets of the loss (the label side of SSE); empty if the target is ``labels``."""
     loss_kind: str = "bce"
     """The loss that the job names (trainer.spec.losses.loss_of), for models that have several."""
     loss_settings: Mapping[str, float | None] = MappingProxyType({})
@@ -139,7 +140,7 @@ class RankingModel(nn.Module):
         return Blocks({**pooled.to_dict(), **self.vector_fields(dense)})
 
     def numbers(self, dense: Tensor | None) -> Tensor | None:
-        """Return the numeric features [b, num_dense] of a batch's numbers, None where there are none."""
+        """Return the numeric features [b, num_dense] of a batch's numbers, None if there are none."""
         if dense is None or self.vector_fields is None:
             return dense
         return dense[:, : self.num_dense] if self.num_dense else None
@@ -161,7 +162,7 @@ class RankingModel(nn.Module):
         raise NotImplementedError
 
     def label_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return the losses of scores against the batch's labels [b], as its rows' weights count them."""
+        """Return the losses of scores against the batch's labels [b], weighted by the rows' weights."""
         losses = pointwise_loss(self.loss_kind, scores, batch.labels, **self.loss_settings)
         return losses if batch.shares is None else losses * batch.shares.to(losses.dtype)
 
@@ -173,16 +174,16 @@ class RankingModel(nn.Module):
         return self.scores(batch), batch.labels
 
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return the user's factor of the score, [b, d], from features of which only those of users are not empty.
+        """Return the user's factor of the score, [b, d], from features in which only the user's are not empty.
 
-        It is for a model that ranks all items for a user (``ranks_all_items`` of its spec).
+        Implemented by models that rank all items for a user (``ranks_all_items`` of their spec).
         """
         raise NotImplementedError
 
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        """Return the item's factor of the score, [b, d], from features of which only those of items are not empty.
+        """Return the item's factor of the score, [b, d], from features in which only the item's are not empty.
 
-        ``dense`` [b, n]: the numbers of the item table, where the model reads any.
+        ``dense`` [b, n]: the numbers of the item table, if the model reads any.
         <user side, item side> is the score up to a term that is the same for all items of a user.
         """
         raise NotImplementedError
@@ -205,14 +206,14 @@ class RankingModel(nn.Module):
         """
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
-        """Return the axes of dense parameters that follow the features, by which a warm start moves them.
+        """Return the axes of dense parameters whose positions are named by features, for warm starts to remap them.
 
         ``numbers``: names of the numeric features, [num_dense].
         """
         return self.making_vectors()
 
     def making_vectors(self) -> Axes:
-        """Return the axes of the projections of vectors, whose outputs are columns like those of rows."""
+        """Return the axes of the projections of vectors; their outputs are columns like those of table rows."""
         found: Axes = {}
         for name, projection in () if self.vector_fields is None else self.vector_fields.projections.items():
             assert isinstance(projection, nn.Linear)
@@ -223,7 +224,7 @@ class RankingModel(nn.Module):
         return found
 
     def reading(self, names: Iterable[Position], *modules: str) -> Axes:
-        """Return the axes of the first layers of these modules, which read inputs of these names side by side."""
+        """Return the axes of the first layers of these modules, whose inputs are concatenated in this order."""
         axis = Axis(tuple(names))
         return {
             name: {1: axis}

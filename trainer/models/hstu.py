@@ -48,7 +48,7 @@ class HSTU(CausalSequenceModel):
 
 
 class GatedAttention(nn.Module):
-    """What a layer adds to its input [b, l, dim]; l is ``length`` at most."""
+    """Attention branch of a layer, added to the layer's input [b, l, dim]; l is ``length`` at most."""
 
     def __init__(self, dim: int, heads: int, length: int):
         super().__init__()
@@ -58,7 +58,7 @@ class GatedAttention(nn.Module):
         self.distance_bias = nn.Parameter(0.02 * torch.randn(length))
 
     def forward(self, x: Tensor, only: Tensor | None = None) -> Tensor:
-        """Return the layer's output, at the positions ``only`` [b, 1] alone where they are given."""
+        """Return the branch's output, at the positions ``only`` [b, 1] alone if they are given."""
         gate, value, query, key = silu(self.first(layer_norm(x, (self.dim,)))).split(self.dim, dim=2)
         places = torch.arange(x.shape[1], device=x.device)
         distances = places[:, None] - places  # [l, l]; below 0 for what comes later

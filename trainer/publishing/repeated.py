@@ -1,7 +1,7 @@
-"""Versions of a job that goes on training: made by the driver, beside the ranks, from their newest checkpoint.
+"""Versions published while a job trains: the driver makes them from the newest checkpoint.
 
-A version is one of a training step (embeddings.refresh.publish), which a job publishes once, and never after a later
-one. So an attempt that begins anew after a kill, wherever that was, brings what was written to its end and goes on.
+Each version belongs to a training step (embeddings.refresh.publish). A job publishes a step once, and never after a
+later one. So a new attempt finishes the publication that a killed one had begun, and continues from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.runs.uplink import fence
 
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 60.0
-"""After a failure, where a job publishes by rows."""
+"""Time until the next try after a failed publication, for jobs that publish by rows."""
 PINNED = ".publishing.tmp"
 """File in a run's directory that names the checkpoint being published, so that retention spares it."""
 
@@ -40,10 +40,10 @@ Emit = Callable[..., None]
 
 @contextlib.contextmanager
 def publishing(run: Run, emit: Emit) -> Iterator[None]:
-    """Publish while the block runs, where the job asks for it; at its end the publication under way is brought to its.
+    """Publish while the block runs, if the job asks for it; leaving the block waits for the current publication.
 
-    A publication that fails ends nothing: it is told as an event, and tried again when the next is due. ``emit`` writes
-    events, from another thread.
+    A failed publication does not end the run: it is reported as an event, and tried again when the next one is due.
+    ``emit`` writes events, from another thread.
     """
     if run.job.publish is None or not run.job.publish.is_repeated:
         yield
@@ -60,7 +60,7 @@ def publishing(run: Run, emit: Emit) -> Iterator[None]:
 
 
 class _Publisher:
-    """What was published of a run, and when."""
+    """Publisher of a run's versions while it trains; it knows the step and time of the last one."""
 
     def __init__(self, run: Run, emit: Emit):
         assert run.job.publish is not None
@@ -109,7 +109,7 @@ class _Publisher:
         self._step, self._rows, self._at = position.step, position.loss_count, time.monotonic()
 
     def _go_on(self) -> None:
-        """Find out what earlier attempts have published, and bring it to its end."""
+        """Read the versions that earlier attempts have published, and finish an unfinished publication."""
         run = self._run
         fence(run)
         self._step = last_step(self._store, self._spec.collection, run.run_id, fence=lambda: fence(run))
@@ -133,7 +133,7 @@ class _Publisher:
         return max(0.0, min(ages, default=0.0))
 
     def _newest(self) -> tuple[Path, Position] | None:
-        """Return the newest checkpoint, and where its training was."""
+        """Return the newest checkpoint and its position in the training."""
         run = self._run
         show(run.folders(run.checkpoints), run.checkpoints)
         found = checkpoints_in(run.checkpoints)
@@ -145,10 +145,7 @@ class _Publisher:
 
     @contextlib.contextmanager
     def _pinned(self, path: Path) -> Iterator[Checkpoint | None]:
-        """Hold a checkpoint while the block runs, whatever becomes of it in its folder; None where it is gone.
-
-        Every byte of it is as written.
-        """
+        """Yield a verified copy of a checkpoint that retention does not remove; None if the checkpoint is gone."""
         folder = self._run.directory / PINNED
         shutil.rmtree(folder, ignore_errors=True)
         try:

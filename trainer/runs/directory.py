@@ -1,10 +1,10 @@
-"""The run directory: what ``run.json`` says, and the names of what lies beside it. Torch-free.
+"""The run directory: the contents of ``run.json``, and the names of the files beside it. Torch-free.
 
-**The fence.** ``run.json`` names the attempt that holds the lease of the directory. Whatever an attempt writes that
-outlives it (checkpoints, prepared data, ``exit.json``, a version) is written under a temporary name, then the lease is
-checked, then the temporary name is exchanged for the final one. Who takes the lease away (:func:`revoke`) changes
-``run.json`` first and removes the temporary names after: an attempt that is stopped anywhere in between and wakes later
-either sees that the lease is gone, or finds nothing left to rename.
+**The fence.** ``run.json`` names the attempt that holds the lease of the directory. Files that outlive an attempt
+(checkpoints, prepared data, ``exit.json``, a version) are written under a temporary name. Then the lease is checked,
+and the file is renamed to its final name. :func:`revoke`, which takes the lease away, changes ``run.json`` first and
+then removes temporary files. So an attempt that is suspended anywhere in between and wakes later either sees that the
+lease is gone, or finds nothing left to rename.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ TASK_RESULTS = "parts"
 """Folder of the results of preparation tasks, if the run has no storage (trainer.data.prepare.by_tasks)."""
 REVOKED = {"revoked": True}
 THIS_CLUSTER = "auto"
-"""As Ray address: the cluster that has started this run as one of its jobs."""
+"""Ray address that stands for the cluster that has started this run as one of its jobs."""
 WRITING = ".writing-"
 UNFINISHED = (".*.tmp", ".*.preparing", f"{CHECKPOINTS}/{WRITING}*", f"{BEST}/{WRITING}*")
 """Patterns of files that do not have their final name yet."""
 
 
 class Report(NamedTuple):
-    """Where a run on another machine reports what happens (trainer.runs.uplink).
+    """Address to which a run on another machine reports its events (trainer.runs.uplink).
 
-    ``url`` is the service's own route for it, ``token`` the attempt's; ``offset`` is the size of the service's event
-    file, after which the events of this attempt go.
+    ``url`` is the service's route for this run, ``token`` the attempt's credential. ``offset`` is the size of the
+    service's event file, to which the events of this attempt are appended.
     """
 
     url: str
@@ -55,7 +55,7 @@ class Report(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """With how many workers an attempt begins, and why with fewer than the job asks for."""
+    """Number of workers of an attempt, and the reason if they are fewer than the job asks for."""
 
     number: int
     because: str | None = None
@@ -63,37 +63,37 @@ class Workers(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One attempt at one job, and where it keeps its files. All paths are absolute."""
+    """One attempt at one job, and the paths of its files, all absolute."""
 
     directory: Path
     run_id: str
     attempt: int
     job: JobSpec
-    """The job with as many workers as this attempt has; ``submitted`` is the job as it was asked for."""
+    """The job with the number of workers of this attempt; ``submitted`` is the job as submitted."""
     submitted: JobSpec
     dataset: DatasetSpec
     store_url: str
     parent_version: str | None = None
     init_checkpoint: str | None = None
     start_version: str | None = None
-    """The held version whose run ``init_checkpoint`` is of; None where it is of none, or of one that was served."""
+    """The held version whose run wrote ``init_checkpoint``; None if it is of no version, or of a served one."""
 
     served_checkpoint: str | None = None
-    """Checkpoints of the run of ``parent_version``, like ``init_checkpoint``; None where they are not kept."""
+    """Checkpoints of the run of ``parent_version``, like ``init_checkpoint``; None if they are not kept."""
 
     ray_address: str | None = None
     lease: dict[str, Any] | None = None
     report: Report | None = None
     traceparent: str | None = None
     storage: str | None = None
-    """Storage of the run's checkpoints and prepared data for all hosts, ``s3://BUCKET/PREFIX/RUN``; None: ``directory``
-    is one that all of them see."""
+    """Storage of the run's checkpoints and prepared data for all hosts, ``s3://BUCKET/PREFIX/RUN``; None if all hosts
+    see ``directory``."""
 
     fewer_because: str | None = None
-    """Why the attempt has fewer workers than the job asks for."""
+    """Reason why the attempt has fewer workers than the job asks for."""
 
     def with_workers(self, number: int, because: str | None = None) -> Run:
-        """Return this attempt with so many workers, and why they are fewer than were asked for."""
+        """Return this attempt with ``number`` workers; ``because``: the reason if they are fewer than requested."""
         return replace(self, job=self.submitted.with_workers(number), fewer_because=because or self.fewer_because)
 
     @property
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def staging(self) -> Path:
-        """Files of rank 0 that are to become part of a checkpoint."""
+        """Folder of rank 0's files that will become part of a checkpoint."""
         return self.directory / "growing"
 
     @property
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def failures(self) -> Path:
-        """Where ranks of this attempt record what went wrong."""
+        """Folder in which ranks of this attempt record their failures."""
         return self.directory / "failures" / f"attempt-{self.attempt}"
 
     @property
@@ -143,11 +143,11 @@ class Run:
 
     @property
     def given_up_file(self) -> Path:
-        """Its presence says that the service, on another machine, has given this attempt up."""
+        """Its presence means that the service, on another machine, has given up this attempt."""
         return self.directory / f"given-up-{self.attempt}"
 
     def still_current(self) -> bool:
-        """Return True if run.json still names this attempt and lease: one that was given up must write nothing."""
+        """Return True if run.json still names this attempt and lease; otherwise the attempt must write nothing."""
         try:
             document = json.loads((self.directory / RUN_FILE).read_text("utf-8"))
         except (OSError, ValueError):
@@ -172,8 +172,8 @@ class Run:
 def revoke(directory: Path | str) -> None:
     """Take the lease from the attempt of this directory.
 
-    From now on the attempt changes no checkpoint, no data and no ``exit.json``, and publishes nothing, also if it is
-    stopped now and wakes later. The attempt is not ended. A second call does nothing.
+    From now on the attempt changes no checkpoint, no data and no ``exit.json``, and publishes nothing, even if it is
+    suspended now and wakes later. Its processes are not ended. A second call does nothing.
     """
     folder = Path(directory).resolve()
     try:
@@ -198,7 +198,7 @@ def revoke(directory: Path | str) -> None:
 def read_run(directory: Path | str, *, stored: bool = False) -> Run:
     """Read ``run.json``.
 
-    With ``stored`` the run was trained and is only read: settings that were removed are dropped, not refused.
+    With ``stored``, the run is finished and only read: removed settings are dropped, not refused.
 
     Raises:
         SpecError: naming the file and the field that is missing or wrong.
@@ -244,7 +244,7 @@ def read_run(directory: Path | str, *, stored: bool = False) -> Run:
 
 
 def attempt_named(directory: Path | str) -> int:
-    """Return the attempt that ``run.json`` names, also where the rest cannot be read; 1 where that cannot either."""
+    """Return the attempt that ``run.json`` names, even if other entries are invalid; 1 if it cannot be read."""
     try:
         return int(json.loads((Path(directory) / RUN_FILE).read_text("utf-8"))["attempt"])
     except (OSError, ValueError, KeyError, TypeError):

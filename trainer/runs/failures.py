@@ -1,7 +1,7 @@
-"""Why a run failed: a code, a message and a remedy for its owner, and whether trying again may help.
+"""Failures of runs: a code, a message and a remedy for the owner, and True if another try may help.
 
-Ranks record failures in files, because an exception does not reach the driver from a rank that was killed, and the
-ranks that waited for it then fail with a broken connection, which is a consequence and not the cause.
+Ranks record failures in files, because no exception reaches the driver from a rank that was killed. The ranks that
+waited for it then fail with a broken connection, which is a consequence and not the cause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.storage.base import StorageError
 class NonFiniteError(ValueError):
     """The loss or a gradient is not finite; the step was not applied on any rank.
 
-    ``step`` counts from 1; ``names`` are the tables and dense parameters whose gradient it is, or ``loss``.
+    ``step`` counts from 1; ``names`` are the tables and dense parameters with such a gradient, or ``loss``.
     """
 
     def __init__(self, step: int, names: tuple[str, ...]):
@@ -51,16 +51,16 @@ class LeaseLostError(RuntimeError):
 
 
 class ServiceAwayError(RuntimeError):
-    """A run on another machine does not reach the service that it belongs to."""
+    """A run on another machine cannot reach its service."""
 
 
 class ResourceError(RuntimeError):
-    """The machines to run on are not there: a Ray cluster is not reached, or there are too few CPUs or GPUs."""
+    """The resources for a run are missing: a Ray cluster cannot be reached, or has too few CPUs or GPUs."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error event's fields, and whether the same job may succeed when tried again."""
+    """Fields of an error event, with True if the same job may succeed when tried again."""
 
     code: str
     message: str
@@ -69,16 +69,16 @@ class Failure:
 
 
 TRACEBACK_FILE = "traceback.txt"
-"""File in the run directory: the traceback of the last error that is no fault of evenkeel."""
+"""File in the run directory with the traceback of the last error that is not a fault of evenkeel."""
 CONSEQUENCES = ("peer_lost", "internal")
-"""Codes of what a rank may fail with because another one has died."""
+"""Codes of failures that may be consequences of another rank's death."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _GROUP = "process group"
 _CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", "broken pipe", _GROUP)
 
 
 def classify(error: BaseException) -> Failure:
-    """Return the message for the job's owner about this exception."""
+    """Return the failure to report to the job's owner for this exception."""
     message = str(error) or type(error).__name__
     if isinstance(error, NonFiniteError):
         remedy = "lower learning_rate or dense_optimizer.learning_rate, or look for extreme values in the data"
@@ -129,7 +129,7 @@ def classify(error: BaseException) -> Failure:
 
 
 def _is_of_a_lost_peer(error: BaseException | None) -> bool:
-    """Whether another rank has gone, or the process group was ended beneath this one because one has."""
+    """Return True if the error follows from the loss of another rank, or from the end of the process group after it."""
     if isinstance(error, ValueError):
         return _GROUP in str(error).lower()
     if type(error).__name__ in ("DistNetworkError", "DistStoreError"):  # of torch.distributed: the ranks' store
@@ -144,9 +144,9 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> None:
-    """Print the traceback of a fault of evenkeel; that of any other error goes to a file of the run directory.
+    """Print the traceback of a fault of evenkeel; write that of any other error to a file of the run directory.
 
-    The message of such an error says what is wrong, and stands alone in the log and the terminal.
+    The message of any other error explains it, and appears alone in the log and the terminal.
     """
     if failure.code in CONSEQUENCES:
         traceback.print_exception(error)
@@ -158,10 +158,10 @@ def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> N
 def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
     """Return the one failure that explains the others.
 
-    It is what a rank recorded, else that a worker died without recording anything.
+    It is a rank's record, or the death of a worker that recorded nothing.
 
-    ``error`` ended the run. Where it is the death of a rank (``died``), unknown words of the others are its
-    consequence.
+    ``error`` ended the run. If it is the death of a rank (``died``), unclassified errors of other ranks count as its
+    consequences.
     """
     failures = []
     for path in sorted(folder.glob("rank-*.json")):

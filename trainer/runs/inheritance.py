@@ -1,8 +1,7 @@
-"""What a warm start takes over from its parent, by the names of features and tables, and what it refuses. Torch-free.
+"""Matching of a warm start's features and tables with its parent's, by name, and the refused changes. Torch-free.
 
-``evenkeel validate``, a submission and the run itself ask the same question of the same two pairs of specs: how does
-this job on this dataset go on from that one? The answer is an :class:`Inheritance`; trainer.distributed.inherited
-moves rows and weights by it.
+``evenkeel validate``, a submission and the run itself compare a job and its dataset with the parent's in the same way.
+The result is an :class:`Inheritance`, by which trainer.distributed.inherited moves rows and weights.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from trainer.spec.problems import FieldProblem, InvalidFieldsError, raise_if_inv
 from trainer.spec.stored_specs import read
 
 _NUMBER = re.compile(r"[\d._-]+")
-"""Dates and numbers in the names of files, which differ from day to day."""
+"""Pattern of dates and numbers in file names, which differ from day to day."""
 
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a job takes over from its parent.
+    """Features and tables that a job continues from its parent.
 
     Attributes:
-        features: by feature that the job's model reads, the parent's that it continues; added ones are left out.
-        tables: the same of tables of ids.
+        features: the parent's feature that each feature of the job's model continues; added ones are left out.
+        tables: the parent's table that each table of ids continues.
         added: features that the parent did not read.
         dropped: features of the parent that the job does not read.
-        silent: added features whose vectors are zeros before the first step, so that no weight of theirs counts yet.
-        keeps_scores: whether weights on added features begin so that the parent's scores hold (``added: zero``).
-        embedding_dim: of the parent, and of the job.
-        drawn: the table, and the part of its rows (of item2vec's [v | u] 0 or 1), whose columns beyond the parent's
-            begin as in a new model. All other ones begin at zero, and products of zeros alone would never learn.
-        notes: what to tell the owner of the job.
+        silent: added features whose vectors are zero before the first step, so that weights on them have no effect.
+        keeps_scores: True if weights on added features begin so that the parent's scores hold (``added: zero``).
+        embedding_dim: dimension of the parent's vectors, and of the job's.
+        drawn: the table, and the part of its rows (0 or 1 of item2vec's [v | u]), whose new columns begin as in a new
+            model. All other new columns begin at zero; products of zeros alone would never learn.
+        notes: messages for the owner of the job.
     """
 
     features: Mapping[str, str]
@@ -55,7 +54,7 @@ class Inheritance:
 
     @property
     def is_changed(self) -> bool:
-        """Whether features came, went or have other names."""
+        """True if features were added, dropped or renamed."""
         return bool(self.added or self.dropped) or any(new != old for new, old in self.features.items())
 
     @property
@@ -64,7 +63,7 @@ class Inheritance:
         return len(set(self.embedding_dim)) > 1
 
     def parent_of(self, table: str) -> str:
-        """Return the parent's name of a table; of a new one, its own."""
+        """Return the parent's name of a table; a new table's own name."""
         return self.tables.get(table, table)
 
 
@@ -73,7 +72,8 @@ def inherit(
 ) -> Inheritance:
     """Match a job with its parent by name.
 
-    ``parent_job`` is the spec as some version stored it. Where that did not record the dataset, it counts as the job's.
+    ``parent_job`` is the spec as some version stored it. ``parent_dataset`` is None if that version did not record it;
+    the job's dataset is then used.
 
     Raises:
         InvalidFieldsError: naming each field that does not fit the parent, with the remedy.
@@ -95,7 +95,7 @@ def inherit(
 
 
 def _read_by(job: JobSpec, dataset: DatasetSpec) -> dict[str, Feature]:
-    """Return the features that the job's model reads, by name: of ids, then numbers and vectors."""
+    """Return the features that the job's model reads, by name: features of ids, then numbers and vectors."""
     found = read_features(dataset, job)
     model = job.model
     if model.reads_pairs or model.reads_sequences:
@@ -121,9 +121,9 @@ def _model_problems(model: ModelSpec, parent: ModelSpec) -> Iterator[FieldProble
 
 
 def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> str | None:
-    """Return the remedy where layers do not go on from a parent's, None where they do.
+    """Return the remedy if hidden layers cannot continue from a parent's, None if they can.
 
-    An added layer begins as the identity, which ReLU leaves as it is behind another ReLU.
+    An added layer begins as the identity: behind a ReLU, its own ReLU changes nothing.
     """
     here = getattr(model, name)
     deeper, may_be = len(here) > len(there), name in model.fields_that(May.DEEPEN_ON_WARM_START)
@@ -145,7 +145,7 @@ def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> st
 
 
 def _remedy_of_columns(model: ModelSpec, there: int) -> str | None:
-    """Return the remedy where vectors do not go on from a parent's, None where they do, padded with zeros."""
+    """Return the remedy if vectors cannot continue from a parent's, None if they can, padded with zeros."""
     if model.embedding_dim < there:
         return f"use {there} or more"
     if model.wider_vectors_problem is not None:
@@ -175,7 +175,7 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
 
 
 class _Matching:
-    """The features of a job beside those of its parent, each by its name."""
+    """The features of a job and those of its parent, matched by name."""
 
     def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec, parent_dim: int) -> None:
         here, there = _read_by(job, dataset), _read_by(job, parent)
@@ -199,7 +199,7 @@ class _Matching:
         return tuple(name for name in self._there if name not in self._features.values())
 
     def _own_rows(self, name: str) -> bool:
-        """Return True if an added feature begins with rows, or a projection, that nothing has trained."""
+        """Return True if an added feature begins with untrained rows, or an untrained projection."""
         feature = self._here[name]
         if feature.type == "vector":
             return feature.mode == "projected"
@@ -265,7 +265,7 @@ class _Matching:
                 return
 
     def _order_changes(self) -> Iterator[FieldProblem]:
-        """Yield another order of the features, of a model that reads them in it."""
+        """Yield a problem if the order of features changed and the model depends on it."""
         here, there = (
             [name for name, one in features.items() if not one.gives_numbers] for features in (self._here, self._there)
         )
@@ -279,7 +279,7 @@ class _Matching:
             )
 
     def _table_changes(self) -> Iterator[FieldProblem]:
-        """Yield the features whose rows are shared otherwise than the parent's."""
+        """Yield a problem for each feature that shares a table with other features than in the parent."""
         former_tables: dict[str, str] = {}
         for name, former in self._features.items():
             if not self._here[name].has_ids:
@@ -314,12 +314,12 @@ class _Matching:
             )
 
     def _pads_all_in_vain(self) -> bool:
-        """Return True if zeros in all new columns would stay zeros."""
+        """Return True if new columns that are all zero would stay zero."""
         has_numbers = any(one.gives_numbers for one in self._here.values())
         return self._dims[0] != self._dims[1] and not self._job.model.learns_from_padding(has_numbers)
 
     def _drawn(self) -> tuple[str, int] | None:
-        """Return :attr:`Inheritance.drawn`: all columns but those of one factor of each product can be zeros."""
+        """Return :attr:`Inheritance.drawn`: in each product of vectors, one factor's new columns must not be zero."""
         if self._job.model.effective_init.kind == "zero":
             return None
         if self._job.model.has_both_sides_in_rows:
@@ -330,7 +330,7 @@ class _Matching:
         return min(((table, 0) for table in alone), key=lambda one: one[0] == "item", default=None)
 
     def _unsilent(self) -> Iterator[FieldProblem]:
-        """Yield added features that would change the parent's scores before the first step."""
+        """Yield a problem for each added feature that would change the parent's scores before the first step."""
         takes, kind = self._job.model.adds_features, self._job.model.kind
         for name in self._added:
             why = None
@@ -381,7 +381,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _in_words(name: str, feature: Feature, dataset: DatasetSpec, job: JobSpec) -> dict[str, Any]:
-    """Return the settings that decide what a model learns of a feature, by name."""
+    """Return the settings of a feature that change what a model learns from it, by name."""
     found: dict[str, Any] = {"type": feature.type, "part of": "items" if name not in dataset.features else "the rows"}
     if feature.is_list and not job.model.reads_sequences:
         found["pooling"] = feature.pooling
@@ -401,12 +401,12 @@ def check_columns(
     found: Inheritance,
     parent_columns: Collection[str] = (),
 ) -> list[str]:
-    """Check that features read the parent's columns, or renamed ones, and return what to tell of the others.
+    """Check that features read the parent's columns, and return messages about renamed columns and joined files.
 
-    A column counts as renamed where today's file has the former one no more and the parent's rows had no column of the
-    new name.
+    A column counts as renamed if today's file lacks the former column and the parent's rows had no column of the new
+    name.
 
-    ``parent_columns`` are those of the parent's rows, as far as they are known.
+    ``parent_columns`` are the columns of the parent's rows, as far as they are known.
 
     Raises:
         InvalidFieldsError: a feature reads another column than the parent's, and both are there.

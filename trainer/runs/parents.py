@@ -1,6 +1,6 @@
-"""What ``evenkeel train`` starts from where ``init_from`` names a collection or a job, and whether the job fits it.
+"""Start of ``evenkeel train`` if ``init_from`` names a collection or a job, and checks of the job against it.
 
-Of the runs below ``EVENKEEL_HOME/runs``, which those of a service on this host are too. Torch-free.
+Runs are looked up in ``EVENKEEL_HOME/runs``, which also has the runs of a service on this host. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.spec import DatasetSpec, InitFrom, JobSpec, parse_dataset
 
 
 class Start(NamedTuple):
-    """Checkpoints that a run starts from, and the version that they are of if it was held."""
+    """Checkpoints that a run starts from, and the held version of their run if the start is from one."""
 
     checkpoints: Path
     start_version: str | None = None
@@ -57,7 +57,7 @@ def served_checkpoints(store_url: str, collection: str, version: str, runs: Path
     ``start``: the checkpoints that the new run starts from, which may lie elsewhere than in ``runs``.
 
     Returns:
-        Their folder; None where they are not kept, or are newer than the version.
+        Their folder; None if they are not kept, or are newer than the version.
     """
     try:
         manifest = open_store(store_url).collection(collection).manifest(version)
@@ -75,9 +75,9 @@ def served_checkpoints(store_url: str, collection: str, version: str, runs: Path
 
 
 def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
-    """Check before a run begins that a job goes on from its parent, and return what to tell of it.
+    """Check before a run begins that a job can continue from its parent, and return messages for the owner.
 
-    The run checks it again, against the checkpoint that it then finds.
+    The run repeats the check against the checkpoint that it loads.
 
     Raises:
         InvalidFieldsError: naming each field that does not fit, with the remedy.
@@ -92,7 +92,7 @@ def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
 
 
 def _checkpoints(run_id: str, runs: Path, named: str) -> Path:
-    """Return the checkpoints of the run of that id."""
+    """Return the checkpoints of the run with this id."""
     # Most are in a folder of their own name, or of it without the random end (trainer.launch.in_process).
     likely = [runs / run_id, runs / run_id.rpartition("-")[0]]
     for directory in [*likely, *(file.parent for file in sorted(runs.glob(f"*/{RUN_FILE}")))]:

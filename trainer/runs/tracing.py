@@ -1,8 +1,8 @@
 """Traces by OpenTelemetry of requests and runs, off unless ``EVENKEEL_TRACES=1``. Torch-free (docs/adr/0038-traces.md).
 
-Where they go OpenTelemetry's own variables say, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, in the environment of the
-service, which local runs inherit, and of the nodes of a cluster. A collector that is away costs spans, never a request
-or a run.
+OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, set the destination. They belong into the
+environment of the service, which local runs inherit, and of the nodes of a cluster. If a collector is away, spans are
+lost, but no request or run fails.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ def provider() -> TracerProvider | None:
     """Return the process's own provider; None where traces are off.
 
     Raises:
-        RuntimeError: traces are asked for and what makes them is not installed, or ``EVENKEEL_TRACES`` is neither 0
-            nor 1.
+        RuntimeError: traces are on and OpenTelemetry is not installed, or ``EVENKEEL_TRACES`` is neither 0 nor 1.
     """
     if not is_on(VARIABLE):
         return None
@@ -56,10 +55,10 @@ def is_on(variable: str) -> bool:
 
 @contextlib.contextmanager
 def needed_for(variable: str) -> Iterator[None]:
-    """Turn an import that fails in the block into an error that says which extra has it.
+    """Turn a failed import in the block into an error that names the extra to install.
 
     Raises:
-        RuntimeError: what ``variable`` asks for is not installed.
+        RuntimeError: the package that ``variable`` needs is not installed.
     """
     try:
         yield
@@ -68,7 +67,7 @@ def needed_for(variable: str) -> Iterator[None]:
 
 
 def resource(**attributes: str) -> Resource:
-    """Return who it is that reports: OTEL_SERVICE_NAME, or evenkeel."""
+    """Return the resource that reports: OTEL_SERVICE_NAME, or evenkeel."""
     from opentelemetry.sdk.resources import Resource
 
     return Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", NAME), **attributes})
@@ -76,9 +75,9 @@ def resource(**attributes: str) -> Resource:
 
 @functools.cache
 def _provider() -> TracerProvider | None:
-    """Return the provider; None where there is none, after one warning of what is wrong.
+    """Return the provider; None without one, after one warning if a setting is wrong.
 
-    So a wrong setting makes the service refuse to start, while a run trains on.
+    So a wrong setting keeps the service from starting, which calls :func:`provider`, but not a run from training.
     """
     try:
         return provider()
@@ -88,7 +87,7 @@ def _provider() -> TracerProvider | None:
 
 
 def traceparent() -> str | None:
-    """Return the span that is open here, as the header of W3C Trace Context; None without one."""
+    """Return the current span as a header of W3C Trace Context; None without one."""
     if _provider() is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -99,7 +98,7 @@ def traceparent() -> str | None:
 
 
 class Outcome:
-    """How the work of a span ended, where no exception says so."""
+    """Outcome of a span's work: an error that no exception reports, if any."""
 
     error: str | None = None
 
@@ -108,8 +107,8 @@ class Outcome:
 def span(name: str, parent: str | None = None, **attributes: str | int) -> Iterator[Outcome]:
     """Open a span around the block.
 
-    It lies below ``parent`` (:func:`traceparent` of another process) or the span that is open here. An exception, or
-    the outcome's ``error``, is its status. Without traces nothing happens.
+    Its parent is ``parent`` (:func:`traceparent` of another process) or the current span. An exception, or the
+    outcome's ``error``, sets its status. Without traces nothing happens.
     """
     outcome, maker = Outcome(), _provider()
     if maker is None:
@@ -129,7 +128,7 @@ def span(name: str, parent: str | None = None, **attributes: str | int) -> Itera
 
 
 def flush() -> None:
-    """Send the spans that wait, for some seconds at most; to be called before a process ends."""
+    """Send the waiting spans, for some seconds at most; called before a process ends."""
     maker = _provider()
     if maker is not None:
         maker.force_flush(int(FLUSH_SECONDS * 1000))

@@ -1,4 +1,4 @@
-"""What a search tries: the space of a job's fields, the metric, how many trials. Without torch and Ray."""
+"""Spec of a hyperparameter search: the space of a job's fields, the metric, the number of trials. No torch, no Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_SEARCHED = {
     "resources": "they change nothing but the time",
     "epochs": "the scheduler compares trials epoch by epoch",
 }
-"""Fields of a job that are no hyperparameters, and why."""
+"""Fields of a job that are no hyperparameters, with the reason."""
 _NO_NUMBER = FieldProblem("metric", "the job measures tables alone", "name a number in evaluation.metrics")
 
 # What makes no whole number of whole ends: the golden section.
@@ -42,7 +42,7 @@ Ends = Annotated[tuple[float, float], Field(min_length=2, max_length=2)]
 
 
 class Distribution(Spec):
-    """Where the values of one field are drawn from: one of ``choice``, ``uniform`` and ``loguniform``."""
+    """Distribution of the values of one field: one of ``choice``, ``uniform`` and ``loguniform``."""
 
     choice: tuple[Any, ...] | None = Field(default=None, min_length=1)
     uniform: Ends | None = None
@@ -66,7 +66,7 @@ class Distribution(Spec):
 
     @property
     def between(self) -> float | None:
-        """A value between the ends that is no whole number; None of choices."""
+        """A value between the ends that is not a whole number; None for ``choice``."""
         ends = self.uniform or self.loguniform
         return None if ends is None else ends[0] + (ends[1] - ends[0]) * _NOT_WHOLE
 
@@ -75,9 +75,9 @@ class SearchSpec(Spec):
     """A search over fields of a job.
 
     ``metric``: of the validation rows; left out, the first that the job measures. ``parallelism``: trials at once.
-    ``scheduler``: ``asha`` ends a trial after ``grace_epochs``, then after ``reduction_factor`` times as many, and so
-    on, where it is not among the best share 1 / ``reduction_factor`` of those that came so far (Li et al., A System for
-    Massively Parallel Hyperparameter Tuning, MLSys 2020); ``none`` trains every trial to its end.
+    ``scheduler``: ``asha`` compares trials after ``grace_epochs``, then after ``reduction_factor`` times as many, and
+    so on. It ends a trial that is not in the best 1 / ``reduction_factor`` of those that came so far (Li et al., A
+    System for Massively Parallel Hyperparameter Tuning, MLSys 2020). ``none`` trains every trial to its end.
     """
 
     space: dict[str, Distribution] = Field(min_length=1)
@@ -128,10 +128,10 @@ def with_values(job: JobSpec, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def metric_of(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> str:
-    """Return the figure of validation rows that trials are compared by.
+    """Return the metric of validation rows by which trials are compared.
 
     Raises:
-        InvalidFieldsError: There is none.
+        InvalidFieldsError: There is no such metric.
     """
     metric = search.metric or watched_metric(job, dataset)
     if metric is None:
@@ -140,12 +140,12 @@ def metric_of(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> str:
 
 
 def check_search(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> None:
-    """Check a search against the job that it changes: every choice, and the ends of every range and a value between.
+    """Check a search against the job that it changes, with one changed field at a time.
 
-    One at a time.
+    Every choice is tried, and of every range both ends and a value between.
 
     Raises:
-        InvalidFieldsError: A field is none of the job, or no hyperparameter, or a value does not fit it.
+        InvalidFieldsError: The job has no such field, it is no hyperparameter, or a value does not fit it.
     """
     raise_if_invalid(_problems(search, job, dataset))
 

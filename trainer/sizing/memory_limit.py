@@ -1,4 +1,4 @@
-"""Whether what a rank needs fits, the remedy where it does not, and the arithmetic in words. Torch-free."""
+"""Check of a rank's memory against its limit, with the remedy and the arithmetic in words. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainer.spec import JobSpec
 
 
 def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) -> tuple[str, str] | None:
-    """Return (what does not fit, with the arithmetic; the remedy), or None.
+    """Return (problem with the arithmetic, remedy) if the memory does not suffice, else None.
 
-    ``resources.memory_bytes_per_worker`` is what each rank may take; ``machine_bytes`` what the whole run may take
-    together, None where they run on machines that are not known here.
+    ``resources.memory_bytes_per_worker`` is the limit of each rank. ``machine_bytes`` is the limit of all ranks
+    together, None if they run on machines that are not known here.
     """
     workers, limit = job.resources.num_workers, job.resources.memory_bytes_per_worker
     if limit is not None and memory.total > limit:
@@ -50,9 +50,9 @@ def table_budget(
     *,
     shape: RowShape | None = None,
 ) -> int | None:
-    """Return the bytes that a rank may use for tables where the job states a limit, for the planner.
+    """Return the bytes that a rank may use for tables under the job's memory limit, for the planner.
 
-    None where the job states none, or where tables are on GPUs, which have limits of their own.
+    None if the job states no limit, or tables are on GPUs, which have limits of their own.
     """
     limit = job.resources.memory_bytes_per_worker
     if limit is None or job.resources.gpus_per_worker:
@@ -98,7 +98,7 @@ def _gpu_remedy(memory: RankMemory) -> str:
 
 
 def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
-    """Return the remedy: how many ranks would suffice with every table split by rows."""
+    """Return the remedy: the number of ranks that would suffice if every table were split by rows."""
     room = limit - (memory.total - memory.host_tables - memory.copies)
     if room <= 0:
         return "allow more: the process and its batches alone do not fit; a smaller batch_size needs less"
@@ -111,7 +111,7 @@ def _remedy(job: JobSpec, memory: RankMemory, limit: int) -> str:
 
 
 def _held(sharding: str, dim: int, workers: int) -> str:
-    """Return in words what a rank holds of a table."""
+    """Return in words the part of a table that a rank holds."""
     if sharding not in SHARDINGS:
         return f"left to the planner, counted as split by rows over {workers}"
     way = SHARDINGS[sharding]

@@ -1,4 +1,4 @@
-"""What a row has beside ids: labels, numbers, vectors; and what of it is the item table's. Torch-free."""
+"""Shape of a row beside its ids: labels, numbers and vectors, of the rows and of the item table. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trainer.spec import DatasetSpec, JobSpec
 
 @dataclass(frozen=True)
 class RowShape:
-    """What sizes of models and batches follow from, beside the ids of an example.
+    """Counts of a row's inputs, other than ids, that determine the sizes of models and batches.
 
     Attributes:
-        num_labels: labels of a row, which models of several have towers for.
-        num_dense: numbers that a model reads, vectors as given among them.
-        vectors: projected ones.
-        item_fields: how many features of ids and projected vectors are of the item table.
-        item_numbers: how many of the numbers are.
+        num_labels: number of labels of a row; models of several labels have a tower for each.
+        num_dense: number of numeric inputs, including the columns of vectors with ``mode: as_given``.
+        vectors: projected vectors.
+        item_fields: number of features of ids and projected vectors that are of the item table.
+        item_numbers: number of numeric inputs that are of the item table.
         published_table: the table whose rows are published, if any.
     """
 
@@ -36,7 +36,7 @@ class RowShape:
 
     @staticmethod
     def of(job: JobSpec, dataset: DatasetSpec) -> RowShape:
-        """Return that of a job on a dataset."""
+        """Return the shape of a job's rows on a dataset."""
         numbers = sum(one.type == "dense" for one in dataset.features.values()) if job.model.reads_numbers else 0
         return RowShape.made(
             len(dataset.labels),
@@ -54,7 +54,7 @@ class RowShape:
         item_ids: Collection[str],
         published_table: str | None = None,
     ) -> RowShape:
-        """Return that of so many numbers of the rows and of the item table; ``item_ids``: the latter's ids."""
+        """Return the shape for (numbers of the rows, numbers of the item table); ``item_ids``: its features of ids."""
         projected = tuple(one for one in vectors if one.projected)
         return RowShape(
             num_labels,

@@ -20,13 +20,13 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class May(Enum):
-    """What else may be said of a field, in the metadata of its type."""
+    """Marks of a field, in the metadata of its type, that allow changes between jobs or attempts."""
 
     DIFFER_ON_RESUME = "it may differ between attempts that go on from each other"
-    DIFFER_ON_WARM_START = "it may differ from that of the job whose rows go on: no weight depends on it"
-    GROW_ON_WARM_START = "sizes of layers, which may be larger than those of the job whose rows go on"
+    DIFFER_ON_WARM_START = "it may differ from the parent job's: no weight depends on it"
+    GROW_ON_WARM_START = "sizes of layers, which may be larger than the parent job's"
     DEEPEN_ON_WARM_START = "sizes of layers with ReLU, to which more may be added behind the last"
-    CHANGE_TRAINING = "training depends on it, though it is of something else"
+    CHANGE_TRAINING = "training depends on it, though it belongs to another part of the spec"
 
 
 STORED = "stored"
@@ -34,7 +34,7 @@ STORED = "stored"
 
 
 class Removed(NamedTuple):
-    """A field that earlier versions had: why it went, what to do instead, and its old default, which says nothing."""
+    """A removed field: reason, remedy, and its old default, which is accepted because it has no effect."""
 
     reason: str
     remedy: str
@@ -44,8 +44,8 @@ class Removed(NamedTuple):
 class Spec(BaseModel):
     """Base of every part of a spec: immutable, and a misspelt field is an error.
 
-    ``old_names``: the fields' names by older ones, which are still read, with a warning. A part that is written again
-    has the new names. ``removed``: fields that are refused by name for one release.
+    ``old_names``: current names of fields, by old names that are still read, with a warning. A part that is written
+    again has the current names. ``removed``: fields that are refused by name for one release.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -93,14 +93,14 @@ class Spec(BaseModel):
 
     @classmethod
     def fields_that(cls, may: May) -> set[str]:
-        """Return the fields that ``may`` is said of."""
+        """Return the fields that have the mark ``may``."""
         return {name for name, field in cls.model_fields.items() if may in field.metadata}
 
 
 def later(default: Any, **constraints: Any) -> Any:
-    """Return a field that was added after specs had been hashed, kept and compared.
+    """Return a field that was added after specs had been hashed, stored and compared.
 
-    A dump leaves the field out where it has its default, so that a spec that does not set it keeps its hash and still
-    equals the specs written before the field was added.
+    A dump leaves the field out if it has its default. So a spec that does not set it keeps its hash, and equals specs
+    written before the field was added.
     """
     return Field(default=default, exclude_if=lambda value: value == default, **constraints)

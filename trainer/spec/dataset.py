@@ -1,4 +1,4 @@
-"""DatasetSpec: where the rows of a dataset are and what their columns mean. Torch-free."""
+"""DatasetSpec: the location of a dataset's rows and the meaning of their columns. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0
 
 
 class _Keyed(Spec):
-    """A part with a field ``on``, which YAML reads as true where it is not quoted."""
+    """A part with a field ``on``, which YAML reads as true if it is not quoted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -39,9 +39,9 @@ class _Keyed(Spec):
 class Join(_Keyed):
     """A column looked up in a second file: ``column`` of the row whose ``on`` equals this row's ``on``.
 
-    ``take`` says what a list-valued column becomes: its last element, its first, or all of them (an id_list).
-    ``timestamp`` names the column of the second file that says when a row of it was known, like ``timestamp`` of a
-    feature.
+    ``take``: which elements of a list-valued column are taken: the last, the first, or all of them (an id_list).
+    ``timestamp`` names the column of the second file with the time at which a row of it was known, like ``timestamp``
+    of a feature.
     """
 
     uri: str = Field(min_length=1)
@@ -86,12 +86,12 @@ class Feature(Spec):
     feature whose embedding table this one uses. ``weights`` names a column of lists as long as those of an id_list:
     each row is multiplied by its own weight, which is at least 0, and ``mean`` divides by the sum of the weights.
 
-    ``timestamp`` names the column that says when the value was known: where rows are split by ``time`` or
+    ``timestamp`` names the column with the time at which the value was known. If rows are split by ``time`` or
     ``per_user_last``, a value from after its row is refused (trainer.data.columns.point_in_time).
 
     ``transform`` of a dense feature (trainer.data.columns.numeric) takes its statistics from the training rows.
-    ``missing`` says what null and NaN become. Ids become ``unknown`` (the default), dense features the ``mean`` (the
-    default) or a number, vectors zeros; with ``error`` the row is bad (``max_bad_rows``). ``transform: normalize``
+    ``missing`` sets the replacement of null and NaN. Ids become ``unknown`` (the default), dense features the ``mean``
+    (the default) or a number, vectors zeros; with ``error`` the row is bad (``max_bad_rows``). ``transform: normalize``
     scales vectors to length 1.
     """
 
@@ -112,17 +112,17 @@ class Feature(Spec):
 
     @property
     def has_ids(self) -> bool:
-        """Whether it reads rows of a table."""
+        """True if the feature has ids, with rows in an embedding table."""
         return self.type not in ("dense", "vector")
 
     @property
     def gives_numbers(self) -> bool:
-        """Whether a model reads it as numbers, each of its own."""
+        """True if the model reads each of its numbers as a numeric input."""
         return self.type == "dense" or (self.type == "vector" and self.mode == "as_given")
 
     @property
     def is_list(self) -> bool:
-        """Whether it reads any number of rows, which are pooled."""
+        """True if an example has a list of ids, whose embedding rows are pooled."""
         return self.type in ("id_list", "text")
 
     @property
@@ -132,7 +132,7 @@ class Feature(Spec):
 
     @property
     def made_of(self) -> dict[str, object]:
-        """How its ids are made of what a column has, by setting; None: they are what it has."""
+        """Settings that make ids from the column's values, by name; None for a setting that is not used."""
         return {"ngrams": self.effective_ngrams, "calendar": self.calendar}
 
     @model_validator(mode="after")
@@ -157,7 +157,7 @@ class Feature(Spec):
         return self
 
     def _of_numbers(self) -> None:
-        """Check what a number or a vector has no use for."""
+        """Check for settings that a number or a vector does not read."""
         for name in ("join", "derive", "shares", "weights"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is of ids: a {self.type} feature reads a column of the rows")
@@ -188,10 +188,10 @@ class Feature(Spec):
 
 
 class ItemTable(_Keyed):
-    """What is known of each item, clicked or not: a file with one row for each.
+    """Table of item features: a file with one row per item, including items that no row of the dataset has.
 
-    ``on`` names the column of ids, as that of a :class:`Join` does. ``features`` are columns of the file: an ``id``, an
-    ``id_list``, a ``text``, a ``dense`` number or a ``vector`` of each item.
+    ``on`` names the column of item ids, like that of a :class:`Join`. ``features`` are columns of the file: an ``id``,
+    an ``id_list``, a ``text``, a ``dense`` number or a ``vector`` of each item.
     """
 
     uri: str = Field(min_length=1)
@@ -215,13 +215,15 @@ class ItemTable(_Keyed):
 class Negatives(Spec):
     """Labels where every row is a positive: for each, ``per_positive`` other items are drawn, once.
 
-    For a training row these are items that its user did not have in training, by its own time where rows are split by
-    time; for a held-out row, items that its user had in no split, of training where its own is. ``distribution``:
-    ``uniform``, or by ``popularity``, the number of an item's training rows to the ``power``. ``in_batch`` is a setting
-    of models: use ``model.negative_distribution``, or ``loss: sampled_softmax`` of two_tower.
+    For a training row these are items that its user did not have in training; if rows are split by time, did not have
+    up to the time of the row. For a held-out row they are items that its user had in no split: items of training if its
+    own item is one, else items that training lacks. ``distribution``: ``uniform``, or by ``popularity``, the number of
+    an item's training rows to the ``power``. ``in_batch`` is a setting of models: use ``model.negative_distribution``,
+    or ``loss: sampled_softmax`` of two_tower.
 
-    ``item_features`` names the features of the rows that describe the item, such as a brand: a negative has them from
-    rows of the drawn item, all others from its positive's row. Left out: those that the item determines, by the rows.
+    ``item_features`` names the features of the rows that describe the item, such as a brand. A negative takes them from
+    rows of the drawn item, and all others from its positive's row. Default: the features that have one value per item
+    in all rows.
     """
 
     per_positive: int = Field(default=1, ge=1, le=100)
@@ -233,11 +235,11 @@ class Negatives(Spec):
 
 
 class Label(Spec):
-    """Where the target comes from: exactly one of the fields is set.
+    """Source of the target: exactly one of the fields is set.
 
     ``column``: a column of 0 and 1; ``rule``: a condition such as ``rating >= 4``; ``negatives``: drawn negatives;
     ``value``: a column with a real number, a count or a duration, by loss ``mse``, ``poisson`` or ``exponential``;
-    ``positive: every_row``: every row is a positive, for models that find their negatives themselves.
+    ``positive: every_row``: every row is a positive, for models that draw negatives themselves.
     """
 
     column: Column | None = None
@@ -262,15 +264,16 @@ class Label(Spec):
 
     @property
     def source_column(self) -> str | None:
-        """The column that it is read from; None where negatives are drawn, or every row is a positive."""
+        """The column that it is read from; None if negatives are drawn, or every row is a positive."""
         return parse_rule(self.rule)[0] if self.rule is not None else self.column or self.value
 
 
 class OneOfSeveral(Label, LossSettings):
-    """One of a dataset's ``labels``: its source as of a :class:`Label`, and how it is learned and measured.
+    """One of a dataset's ``labels``: its source, as of a :class:`Label`, its loss and its metrics.
 
-    A row has none where the source is null, or where ``mask`` is 0. ``loss``: default ``bce``, of a ``value`` ``mse``;
-    ``weight`` is that of its loss in the sum. ``metrics``: default those of ``evaluation.metrics`` that its loss has.
+    A row lacks the label if the source is null, or ``mask`` is 0. ``loss``: default ``bce``, for a ``value`` ``mse``.
+    ``weight``: weight of its loss in the sum. ``metrics``: default are those of ``evaluation.metrics`` that suit its
+    loss.
     """
 
     loss: LabelLoss | None = None
@@ -280,7 +283,7 @@ class OneOfSeveral(Label, LossSettings):
 
     @property
     def effective_loss(self) -> str:
-        """The loss that the dataset names, else that of the label's kind."""
+        """The loss that the dataset names, else the default for the label's kind."""
         return self.loss or ("bce" if self.value is None else "mse")
 
 
@@ -294,7 +297,7 @@ class Graph(Spec):
 
 
 class Partition(Spec):
-    """The column that says of which day a row is, and the time zone, such as ``Europe/Berlin``, in which days begin.
+    """The column with the day of a row, and the time zone, such as ``Europe/Berlin``, in which days begin.
 
     A time without a zone is in UTC. A plain date is that day in every zone.
     """
@@ -314,7 +317,7 @@ ColumnOfDays = Annotated[
 
 
 class DatasetSpec(Spec):
-    """A registered dataset: where its rows are and what their columns mean.
+    """A registered dataset: the location of its rows and the meaning of their columns.
 
     ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative one is resolved against the
     working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join`` or
@@ -325,17 +328,16 @@ class DatasetSpec(Spec):
     Each row has one ``label``, or one of each of the ``labels`` by name, in their order, for models of several labels.
     ``weight`` names a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
 
-    ``filter`` is a condition on columns of the rows (trainer.spec.row_filter): rows that do not pass are as if they
-    were not there.
+    ``filter`` is a condition on columns of the rows (trainer.spec.row_filter): rows that do not pass are ignored.
 
-    ``items`` is a file of what is known of each item, for models that read it; it may have items that no row has.
+    ``items`` is a file with features of each item, for models that read it; it may have items that no row has.
 
     ``max_bad_rows`` is the share of rows that may be bad (trainer.data.prepare.bad_rows): they are left out, counted,
     and written to the run directory; with more of them the job fails. Without it, the job fails at the first bad row.
 
-    ``max_unmatched`` is the share of rows whose key the file of a join, or the item table, may lack, and the share of a
-    graph's edges that may name ids without a row: more of them are a warning. A job whose rows find (nearly) nothing is
-    refused, unless it is 1.
+    ``max_unmatched`` is the share of rows whose key may be missing in a joined file or the item table, and of a graph's
+    edges that may name ids without a row. A larger share gives a warning. A job with (nearly) no matches is refused,
+    unless it is 1.
     """
 
     name: Name
@@ -367,7 +369,7 @@ class DatasetSpec(Spec):
         return self
 
     def _calendar_problems(self) -> Iterator[FieldProblem]:
-        """Yield names of calendar features where the ids of a column are meant."""
+        """Yield a problem for each use of a calendar feature's name for a column of ids."""
         made = {name for name, feature in self.features.items() if feature.calendar is not None}
         named = {f"features.{name}.calendar": name for name in made & {"user", "item"}}
         for name, feature in self.features.items():
@@ -401,7 +403,7 @@ class DatasetSpec(Spec):
 
     @property
     def joined_features(self) -> dict[str, Feature]:
-        """Its features, then those of ids of the item table, as joins on the item."""
+        """Its features, then the item table's features of ids, as joins on the item."""
         if self.items is None:
             return self.features
         of_items = {
@@ -413,18 +415,18 @@ class DatasetSpec(Spec):
 
     @property
     def num_item_numbers(self) -> int:
-        """How many features of the item table are numbers."""
+        """Number of numeric features (``dense``) of the item table."""
         return 0 if self.items is None else sum(one.type == "dense" for one in self.items.features.values())
 
     def column_of(self, name: str) -> str:
-        """Return the column of a name in a spec, which may be that of the feature that reads it."""
+        """Return the column of a name in a spec, which may be the column's own or that of a feature that reads it."""
         feature = self.features.get(name)
         reads = feature is not None and feature.join is None and feature.derive is None
         return (feature.column or name) if feature is not None and reads else name
 
     @property
     def id_columns(self) -> frozenset[str]:
-        """Columns of the rows that ids are read from, keys of joins and of histories among them."""
+        """Columns of the rows that ids are read from, including keys of joins and of histories."""
         columns = {"item"} if self.items is not None else set()
         for name, feature in self.features.items():
             if feature.join is not None:
@@ -437,7 +439,7 @@ class DatasetSpec(Spec):
 
     @property
     def has_positives_alone(self) -> bool:
-        """Whether every row is a positive, in what is held out too."""
+        """True if every row is a positive, including held-out rows."""
         return self.label is not None and self.label.positive is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Evaluation: which rows are held out, and what is measured on them. Torch-free."""
+"""Evaluation: the split of the rows, and the metrics of held-out rows. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class PointwiseMetric(NamedTuple):
     """A metric that needs no ranking, as jobs name it."""
 
     of_any_score: bool = False
-    """True if it needs of a score nothing but its order."""
+    """True if it depends on the order of scores alone."""
     of_values: bool = False
     """True if it compares predictions with real-valued labels."""
     lower_is_better: bool = False
     of_users: bool = False
     """True if it needs the user of each row."""
     of_items: bool = False
-    """True if it needs the item of each row, and how often that was trained on."""
+    """True if it needs the item of each row, and its number of training rows."""
     is_table: bool = False
     """True if its value is rows of a table, not a number."""
     chart: str | None = None
@@ -62,7 +62,7 @@ TABLES = tuple(name for name, metric in POINTWISE.items() if metric.is_table)
 VALUE_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_values)
 LOWER_IS_BETTER = frozenset(name for name, metric in POINTWISE.items() if metric.lower_is_better) | {"loss", "mse"}
 CALIBRATED = "_calibrated"
-"""Behind the name of a metric that is of calibrated probabilities (``output_calibration`` of a job)."""
+"""Suffix of metrics of calibrated probabilities (``output_calibration`` of a job)."""
 RANKING_METRICS = tuple(sorted(RANKING))
 CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.chart is not None} | {
     name: chart for metric in RANKING.values() for name, chart in metric.charts.items()
@@ -71,16 +71,16 @@ CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.ch
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 WATCHED_METRICS = ("auc", "rmse", "logloss")
-"""The first of these that is measured is watched by early stopping that names none."""
+"""Metrics for early stopping without ``metric``: the first of these that the job measures."""
 CALIBRATED_METRICS = ("logloss", "ece")
-"""Measured of a job with ``output_calibration``, before it and after it (CALIBRATED)."""
+"""Metrics that a job with ``output_calibration`` measures before and after calibration (CALIBRATED)."""
 METRIC_PATTERN = (
     rf"^({'|'.join(POINTWISE_METRICS)}|mrr(_full)?|({'|'.join(RANKING_METRICS)})_[1-9][0-9]{{0,2}}(_full)?)$"
 )
 Metric = Annotated[str, StringConstraints(pattern=METRIC_PATTERN)]
 """Name of a metric (docs/reference/losses_and_metrics.md).
 
-Of the ranking metrics NAME_k, with k up to 999, is against 100 negatives, NAME_k_full among all items but those of
+A ranking metric NAME_k, with k up to 999, ranks against 100 negatives; NAME_k_full ranks among all items but those of
 training.
 """
 
@@ -91,17 +91,17 @@ def is_table(figure: str) -> bool:
 
 
 def figures_named(metric: str, figures: Iterable[str]) -> list[str]:
-    """Return the figures that are of a metric: itself, or ``metric/LABEL`` of several labels in their order."""
+    """Return the figures of a metric: itself, or ``metric/LABEL`` for several labels in their order."""
     return [name for name in dict.fromkeys(figures) if name.partition("/")[0] == metric]
 
 
 def is_lower_better(figure: str) -> bool:
-    """Return True if less of a figure, which may be of one of several labels (``rmse/price``), is better."""
+    """Return True if a smaller value of a figure is better; it may be of one of several labels (``rmse/price``)."""
     return figure.partition("/")[0].removesuffix(CALIBRATED) in LOWER_IS_BETTER
 
 
 def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
-    """Return (name, k, whether among all items) of a ranking metric, None for other metrics.
+    """Return (name, k, True if among all items) of a ranking metric, None for other metrics.
 
     ``recall_20_full`` -> ("recall", 20, True), ``mrr`` -> ("mrr", None, False).
     """
@@ -113,22 +113,22 @@ def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
 
 
 def metrics_of_users(metrics: Iterable[str]) -> list[str]:
-    """Return those of the metrics without a ranking that need the user of each row."""
+    """Return the pointwise metrics among them that need the user of each row."""
     return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_users]
 
 
 def metrics_of_items(metrics: Iterable[str]) -> list[str]:
-    """Return those of the metrics without a ranking that need the item of each row."""
+    """Return the pointwise metrics among them that need the item of each row."""
     return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_items]
 
 
 class Split(Spec):
-    """Which rows validate and test.
+    """Split of the rows into training, validation and test.
 
     ``random``: shares of the (user, item) pairs, by hash. ``time``: the latest shares. ``per_user_last``: the last
-    ``num_test`` rows of each user test and the ``num_validation`` before them validate; none where the share is 0.
-    ``column``: rows where ``column`` is 1, true or ``test`` test; rows where it is ``validation`` validate, and where
-    there are none, a share of the other rows does, by hash. ``test`` is then not read.
+    ``num_test`` rows of each user test and the ``num_validation`` before them validate; none if the share is 0.
+    ``column``: rows whose ``column`` is 1, true or ``test`` test, and rows with ``validation`` validate. If no row has
+    ``validation``, a share of the other rows validates, by hash. The share ``test`` is then not read.
     """
 
     kind: Literal["random", "per_user_last", "time", "column"] = "random"
@@ -166,17 +166,17 @@ class Intervals(Spec):
 
 
 class Evaluation(Spec):
-    """Which rows are held out, and which metrics are computed on them.
+    """Split of the rows, and metrics of the held-out ones.
 
     ``metrics`` defaults to all that the model has: AUC and logloss, or RMSE and MAE of real-valued labels; for sequence
     models AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``). ``training``: after
     each epoch the training rows are evaluated too, with the same metrics, under split ``train``, from which the
-    generalization gap is computed. ``progressive_rows``: of a job of one pass; each batch is scored before it is
-    trained on, and the metrics are computed of every so many rows, under split ``progressive``. ``sample_users``: after
-    each epoch so many users are ranked, of the validation split alone, and at the end all of both splits, by the
-    parameters that training ends with. ``slices``: columns by
-    whose values the served model and the job's are compared apart (trainer.evaluation.model_comparison): the most
-    frequent values of a feature of single ids, quarters of a numeric one.
+    generalization gap is computed. ``progressive_rows``: for a one-pass job, the number of rows of which metrics are
+    computed each time, under split ``progressive``; each batch is scored before it is trained on. ``sample_users``:
+    number of users to rank after each epoch, of the validation split alone; at the end, all users of both splits are
+    ranked by the final parameters. ``slices``: features by whose values the comparison with the served model is broken
+    down (trainer.evaluation.model_comparison). Slices are the most frequent values of a feature of single ids, and
+    quarters of a numeric feature.
     """
 
     split: Split = Split()

@@ -1,6 +1,6 @@
 """JobSpec: one training run.
 
-Its model is in :mod:`trainer.spec.models`, what trains it in :mod:`trainer.spec.optimizer`, what it publishes in
+Its models are in :mod:`trainer.spec.models`, optimizers in :mod:`trainer.spec.optimizer`, and publication in
 :mod:`trainer.spec.publish`; specs are read by :mod:`trainer.spec.reading`. All are frozen pydantic models, torch-free,
 so that the control plane validates exactly what the trainer will run. The schema is complete: a field that this version
 cannot honour is refused with "not available yet" (:mod:`trainer.spec.checks.supported`), never ignored.
@@ -43,7 +43,7 @@ MarkerName = Annotated[str, StringConstraints(pattern=r"^[._][^/]{1,254}$")]
 
 
 FOLLOWED_CHECKPOINT_SECONDS = 60.0
-"""Between checkpoints of a job that follows a folder, where it does not say."""
+"""Default time between checkpoints of a job with ``dataset.follow``."""
 
 
 class Window(Spec):
@@ -70,19 +70,19 @@ class Window(Spec):
 
 
 class Follow(Spec):
-    """How a folder is read on as files appear in it, or a topic as messages do (trainer.data.sources.topics).
+    """Settings for reading a folder while files appear in it, or a topic (trainer.data.sources.topics).
 
-    ``max_rows``: the job ends after so many; without it, and without ``until``, when it is cancelled. ``poll_seconds``:
-    how often it looks for what has come.
+    ``max_rows``: number of rows after which the job ends; without it and without ``until``, the job ends when it is
+    cancelled. ``poll_seconds``: time between checks for new files or messages.
 
-    Of a folder: ``until``: once there is a file of this name in the folder, the job ends behind the last file.
-    ``settle_seconds``: for so long a file has to be unchanged before it is read, in which files that come out of their
-    order find it. ``late``: a file that sorts before one that was begun is told of and not read (``report``), or ends
-    the job (``refuse``).
+    For a folder: ``until``: name of a marker file; once it is in the folder, the job ends after the last file.
+    ``settle_seconds``: time for which a file must be unchanged before it is read, so that files that arrive out of
+    order are still read in order. ``late``: a file that sorts before one that was begun is reported and not read
+    (``report``), or ends the job (``refuse``).
 
-    Of a topic: ``start``: from where a job reads that has no checkpoint yet, ``earliest``, ``latest`` or the first
-    messages from a time on (ISO 8601, with a zone). ``away_seconds``: for so long brokers that do not answer are waited
-    for; then the attempt ends, and the next one goes on from the checkpoint.
+    For a topic: ``start``: where a job without a checkpoint begins: ``earliest``, ``latest`` or the first messages from
+    a time on (ISO 8601, with a zone). ``away_seconds``: time to wait for brokers that do not answer; then the attempt
+    ends, and the next one continues from the checkpoint.
     """
 
     until: MarkerName | None = None
@@ -113,17 +113,17 @@ class Follow(Spec):
 
     @property
     def start_milliseconds(self) -> int | None:
-        """The time to start from, since 1970; None where it is none."""
+        """The time to start from, in milliseconds since 1970; None for ``earliest`` and ``latest``."""
         if self.start in ("earliest", "latest"):
             return None
         return round(datetime.datetime.fromisoformat(self.start).timestamp() * 1000)
 
 
 class DatasetRef(Spec):
-    """The dataset of a job, and which of its rows.
+    """The dataset of a job, and its choice of rows.
 
-    ``one_pass``: without a preparation, rows are trained on as they are read, once (trainer.data.one_pass).
-    ``follow``: after the last file the job goes on with those that appear behind it.
+    ``one_pass``: rows are trained on as they are read, once, without a preparation (trainer.data.one_pass).
+    ``follow``: after the last file, the job continues with files that appear later.
     """
 
     name: Name
@@ -135,18 +135,18 @@ class DatasetRef(Spec):
 class InitFrom(Spec):
     """Warm start from the job behind a published version, or from a job.
 
-    ``retire_after_runs``: an id that is not in the data of the last so many runs of the chain, including this one,
-    loses its row; without it no id does.
+    ``retire_after_runs``: number of runs of the chain, including this one, after which an id that is not in their data
+    loses its row. Without it no id loses its row.
 
-    ``held``: where versions of the collection were held since the current one was published, ``go_on`` starts from the
-    newest of them whose run, rows and model were sound, so that its rows are not lost; ``skip`` starts from what is
-    served. Left out: ``go_on`` for a job that refreshes this very collection.
+    ``held``: applies if versions of the collection were held since the current one was published. ``go_on`` starts from
+    the newest held version whose run, rows and model were sound, so that its rows are not lost; ``skip`` starts from
+    the served version. Default: ``go_on`` for a job that refreshes this very collection.
 
-    Features go on by name. ``renamed``: the new names of the parent's features, by their old ones. ``added``: with
-    ``zero`` the parent's predictions hold at step 0, also beside features that it did not read; with ``fresh`` weights
-    of added features begin as in a new model. ``dropped``: features of the parent that the job reads no more; one that
-    is gone without being named is refused. Names that the parent does not have are passed over, so that the same
-    lines serve the next refresh too.
+    Features continue by name. ``renamed``: the new names of the parent's features, by their old ones. ``added``: with
+    ``zero`` the parent's predictions hold at step 0, even with features that it did not read; with ``fresh`` weights
+    of added features begin as in a new model. ``dropped``: features of the parent that the job does not read; a missing
+    feature that is not listed is refused. Names that the parent does not have are ignored, so that the same lines serve
+    the next refresh too.
     """
 
     collection: Name | None = None
@@ -192,8 +192,8 @@ class SSE(Spec):
     the model looks them up, for ``item`` also in the drawn negatives of bpr. With ``graph`` (of the dataset) neighbours
     are ``rho`` times as likely as other rows; with ``walk`` a swapped id becomes one that the walk from it visits.
     With ``include_unknown`` the row that unknown ids share is swapped and drawn too, so that it learns.
-    ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or the items that are the targets are
-    swapped (bpr, where that is ``item`` by another name: give one of the two).
+    ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or target items are swapped (bpr, for which
+    ``label`` and ``item`` mean the same: set one of them).
     """
 
     probability: Probability = 0.01
@@ -204,14 +204,14 @@ class SSE(Spec):
 
 
 class Table(Spec):
-    """How the rows of an embedding table and the state of their optimizer are stored.
+    """Storage of an embedding table's rows and their optimizer state.
 
     Rows in half precision are read, summed and updated as float32, and stored with stochastic rounding.
 
-    With ``capacity`` the table is dynamic: it grows while it trains (embeddings.dynamic): at most so many ids have a
-    row at once. An id gets its row at its ``admission_threshold``-th occurrence in training and loses it when it did
-    not occur for ``ttl_steps`` steps, or according to ``eviction_policy``. Ids without a row read the row of unknown
-    ids. Without ``capacity`` every id of the training rows has a row.
+    With ``capacity`` the table is dynamic and grows while it trains (embeddings.dynamic); ``capacity`` is the most ids
+    that have a row at once. An id gets its row at its ``admission_threshold``-th occurrence in training. It loses the
+    row when it did not occur for ``ttl_steps`` steps, or according to ``eviction_policy``. Ids without a row read the
+    row of unknown ids. Without ``capacity`` every id of the training rows has a row.
     """
 
     old_names: ClassVar[dict[str, str]] = {"admit_after": "admission_threshold", "when_full": "eviction_policy"}
@@ -232,7 +232,7 @@ class Table(Spec):
 
     @property
     def id_map(self) -> IdMapSettings | None:
-        """Which ids have a row of a dynamic table; None where every id of the training rows has one."""
+        """Settings of a dynamic table's map of ids; None if every id of the training rows has a row."""
         if self.capacity is None:
             return None
         return IdMapSettings(self.capacity, self.admission_threshold, self.ttl_steps, self.eviction_policy)
@@ -245,9 +245,9 @@ MAX_COUNTS = 64
 class Resources(Spec):
     """Workers of a job and their limits.
 
-    ``min_workers``: an attempt begins with fewer workers than ``num_workers`` where there is no room for all, but with
-    no fewer than these; left out: with all or not at all. ``memory_bytes_per_worker``: a job whose ranks are predicted
-    to use more memory is refused (trainer.sizing.memory).
+    ``min_workers``: fewest workers with which an attempt begins if there are no resources for all ``num_workers``; left
+    out: it begins with all or not at all. ``memory_bytes_per_worker``: a job whose ranks are predicted to use more
+    memory is refused (trainer.sizing.memory).
     """
 
     num_workers: int = Field(default=1, ge=1, le=1024)
@@ -272,17 +272,17 @@ class Resources(Spec):
 
     @property
     def worker_counts(self) -> tuple[int, ...]:
-        """How many workers an attempt may have, most first: every number, or some of them where there are many."""
+        """Numbers of workers that an attempt may have, largest first; at most about MAX_COUNTS of them."""
         step = -(-(self.num_workers - self.least_workers) // MAX_COUNTS) or 1
         return tuple(dict.fromkeys([*range(self.num_workers, self.least_workers, -step), self.least_workers]))
 
 
 class Checkpoint(Spec):
-    """When checkpoints are written and how many are kept.
+    """Schedule and number of checkpoints.
 
-    ``every_seconds``: also after so many seconds since the last one; left out, 60 with ``dataset.follow``.
-    ``asynchronous``: training continues while a checkpoint is written, from a copy that needs the memory of the rows
-    and their state once more.
+    ``every_seconds``: longest time between two checkpoints, whatever the step; default 60 with ``dataset.follow``, else
+    no limit. ``asynchronous``: training continues while a checkpoint is written, from a copy that needs the memory of
+    the rows and their state once more.
     """
 
     every_steps: int = Field(default=500, ge=1)
@@ -297,11 +297,11 @@ class JobSpec(Spec):
     A step is one batch, whatever ``micro_batches`` is: the number of parts that a batch is cut into to save memory.
     Each part is looked up and differentiated before the next; their gradients add up, and one update follows.
 
-    ``priority``: of one tenant's jobs that wait, the one of the highest priority is first in line, and of those the
-    oldest; it takes turns of its own tenant's jobs alone, and stops no run.
+    ``priority``: of a tenant's waiting jobs, that of the highest priority starts first, and among equal ones the
+    oldest. It orders jobs of the same tenant alone, and stops no run.
 
-    ``tracking``: trackers that get the metrics and curves of the run while it trains (trainer.spec.tracking).
-    ``output_calibration``: how probabilities that predictions and exports give are calibrated on the validation rows
+    ``tracking``: trackers that receive the metrics and curves of the run while it trains (trainer.spec.tracking).
+    ``output_calibration``: calibration on the validation rows of the probabilities that predictions and exports give
     (trainer.output_calibration).
     """
 
@@ -359,12 +359,12 @@ class JobSpec(Spec):
 
     @property
     def checkpoint_seconds(self) -> float | None:
-        """After how many seconds since the last checkpoint one is written, whatever the step; None: never."""
+        """Longest time between two checkpoints, whatever the step; None: no limit."""
         given, follow = self.checkpoint.every_seconds, self.dataset.follow
         return FOLLOWED_CHECKPOINT_SECONDS if given is None and follow is not None else given
 
     def fired_on(self, date: str) -> JobSpec:
-        """Return this job with the date of a firing (YYYY-MM-DD) where its window has ``{firing_date}``."""
+        """Return this job with ``{firing_date}`` in its window replaced by the date of a firing (YYYY-MM-DD)."""
         window = self.dataset.window
         if window is None or window.start != FIRING_DATE:
             return self
@@ -372,7 +372,7 @@ class JobSpec(Spec):
         return self.model_copy(update={"dataset": dataset})
 
     def with_workers(self, number: int) -> JobSpec:
-        """Return this job as an attempt with so many workers runs it."""
+        """Return this job as an attempt with ``number`` workers runs it."""
         return self.model_copy(update={"resources": self.resources.model_copy(update={"num_workers": number})})
 
     def against(self, dataset: DatasetSpec) -> JobSpec:

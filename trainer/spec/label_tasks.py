@@ -1,4 +1,4 @@
-"""A dataset's several labels as what a model learns: the loss, the weight and the metrics of each. Torch-free."""
+"""Tasks of a model of several labels: the loss, the weight and the metrics of each label. Torch-free."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class LabelTask(NamedTuple):
     """One of several labels, as models and evaluation see it.
 
-    ``settings``: what its loss takes beside scores and labels. ``metrics``: those that the dataset names, if it does.
+    ``settings``: arguments of its loss beside scores and labels. ``metrics``: metrics that the dataset names, if any.
     """
 
     name: str
@@ -42,16 +42,16 @@ class LabelTask(NamedTuple):
 
     @property
     def available_metrics(self) -> tuple[str, ...]:
-        """Metrics that its scores have."""
+        """Metrics that can be computed from its scores."""
         return VALUE_METRICS if self.is_value else LOSSES[self.loss].metrics
 
     @property
     def of_classes(self) -> bool:
-        """Whether its labels are classes, which can be smoothed and swapped."""
+        """True if its labels are classes, which can be smoothed and swapped."""
         return not self.is_value and LOSSES[self.loss].of_classes
 
     def measured(self, asked: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the metrics of it among those that a job asks for, else its defaults."""
+        """Return its metrics: those that the dataset names, else those of the job that suit it, else its defaults."""
         if self.metrics is not None:
             return tuple(dict.fromkeys(self.metrics))
         has = [] if asked == DEFAULT_METRICS else [n for n in dict.fromkeys(asked) if n in self.available_metrics]
@@ -80,14 +80,14 @@ def needs_users(job: JobSpec, tasks: Iterable[LabelTask]) -> bool:
 
 
 def least_labels(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
-    """Return the least value that a label may have, by name ("label": the one), where its loss has one."""
+    """Return the smallest valid value of each label whose loss has a limit, by name ("label" for a single one)."""
     losses = {"label": loss_of(job)} if not dataset.labels else {one.name: one.loss for one in label_tasks(dataset)}
     least = ((name, LOSSES[loss].least_label) for name, loss in losses.items())
     return {name: value for name, value in least if value is not None}
 
 
 def of_label(metric: str, label: str) -> str:
-    """Return the name of a metric of one of several labels: ``auc/click``; of the one label ("") it is the metric's."""
+    """Return the name of a label's metric: ``auc/click``; for a single label ("") the metric's own name."""
     return f"{metric}/{label}" if label else metric
 
 
@@ -103,10 +103,10 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 
 
 def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
-    """Return the figures of held-out rows by which epochs can be compared, in their order: those that are no tables.
+    """Return the metrics of held-out rows by which epochs can be compared, in their order: those that are numbers.
 
-    Where every row is a positive these are of rankings: an AUC needs both classes, and the best logloss is that of a
-    model which takes everything for a positive.
+    If every row is a positive, these are ranking metrics alone: an AUC needs both classes, and the best logloss would
+    be that of a model which predicts 1 for everything.
     """
     tasks, asked = label_tasks(dataset), job.evaluation.metrics
     if tasks:
@@ -124,9 +124,9 @@ def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
 
 
 def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str | None:
-    """Return the figure by which the best epoch is known: the first number, with several labels that of the first.
+    """Return the metric by which the best epoch is chosen: the first number, of the first of several labels.
 
-    None where there is none.
+    None if there is none.
     """
     return next(iter(measured_numbers(job, dataset)), None)
 
@@ -135,7 +135,7 @@ def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iter
     """Yield (label, the one that it is given) with each label behind the one that it depends on.
 
     Raises:
-        ValueError: they go round in a circle.
+        ValueError: labels depend on each other in a circle.
     """
     done = {name for name in names if name not in given}
     left = dict(given)

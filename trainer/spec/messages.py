@@ -1,4 +1,4 @@
-"""Messages: what the messages of a topic are, where the rows of a dataset come from one. Torch-free."""
+"""Messages: format, columns and security settings of a topic that holds a dataset's rows. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ColumnType = Annotated[
 ]
 """Type of a column's values: ``timestamp`` is ISO 8601 in JSON."""
 Variable = Annotated[str, StringConstraints(pattern=r"^EVENKEEL_KAFKA_[A-Z0-9_]{1,200}$")]
-"""An environment variable of the run. Others are out of reach: a spec could have them sent to brokers of its choice."""
+"""Name of an environment variable that a spec may read. It could send others to brokers of its choice."""
 _TOPIC = re.compile(r"^kafka://([\w.-]+:\d{1,5}(?:,[\w.-]+:\d{1,5})*)/([\w.-]{1,249})$", re.ASCII)
 
 
 class Security(Spec):
-    """How brokers are spoken to. Secrets are named by environment variables, and never written here.
+    """Security settings of the connection to brokers. Fields name environment variables, which hold the secrets.
 
-    ``username`` and ``password`` are of SASL; ``ca``, ``certificate`` and ``key`` (with ``key_password``) are texts in
-    PEM: whom to trust (default: the system's), and who the run is.
+    ``username`` and ``password`` are those of SASL. ``ca``, ``certificate`` and ``key`` (with ``key_password``) are
+    texts in PEM: the trusted authorities (default: the system's), and the identity of the run.
     """
 
     protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
@@ -46,7 +46,7 @@ class Messages(Spec):
     """The rows in the messages of a topic, ``uri: kafka://HOST:PORT,HOST:PORT/TOPIC``.
 
     ``format``: ``json_lines``, one JSON object in each line of a message, or ``arrow``, a stream of Arrow's IPC format.
-    ``columns``: what is read of them, with its type. A key that an object lacks is null.
+    ``columns``: the columns to read, with their types. A key that an object lacks is null.
     """
 
     format: Literal["json_lines", "arrow"] = "json_lines"
@@ -55,6 +55,6 @@ class Messages(Spec):
 
 
 def brokers_and_topic(uri: str) -> tuple[str, str] | None:
-    """Return the two parts of a topic's uri; None where it is not written as one."""
+    """Return the brokers and the topic of a uri; None if it is not the uri of a topic."""
     match = _TOPIC.match(uri)
     return None if match is None else (match[1], match[2])

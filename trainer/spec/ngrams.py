@@ -1,4 +1,4 @@
-"""How a text becomes a list of ids: the n-grams of a feature of type text. Torch-free."""
+"""Settings of the n-grams by which a feature of type text becomes a list of ids. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _USUAL_WORDS, _USUAL_CHARACTERS = 8.0, 48.0
 class NGrams(Spec):
     """The n-grams of a text, each hashed into one of ``buckets`` ids (trainer.data.columns.ngrams).
 
-    ``words``: shortest and longest run of words that is one; None: none. ``characters``: the same of characters inside
-    a word. ``lowercase``: upper and lower case are alike. ``max_length``: so many characters of a text are read.
+    ``words``: shortest and longest n-gram of words; None: none. ``characters``: the same for characters within a word.
+    ``lowercase``: text is lowercased first. ``max_length``: number of characters of a text that are read.
     """
 
     words: tuple[Length, Length] | None = (1, 1)
@@ -37,6 +37,6 @@ class NGrams(Spec):
 
     @property
     def usual_number(self) -> float:
-        """How many a title has: what a batch is estimated by before a text is read."""
+        """Number of n-grams of a usual title, to estimate the size of a batch before a text is read."""
         parts = ((self.words, _USUAL_WORDS), (self.characters, _USUAL_CHARACTERS))
         return sum((bounds[1] - bounds[0] + 1) * count for bounds, count in parts if bounds is not None)

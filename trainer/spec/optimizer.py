@@ -1,4 +1,4 @@
-"""How a job trains its rows and its dense parameters. Torch-free.
+"""Optimizers of a job's table rows and dense parameters. Torch-free.
 
 A part of trainer.spec.
 """
@@ -15,7 +15,7 @@ from trainer.spec.problems import FieldProblem, raise_if_invalid
 
 
 class LearningRateSchedule(Spec):
-    """How a learning rate changes with the steps, each of which is a batch of the job (embeddings.optim.lr_schedules).
+    """Schedule of a learning rate over the steps, each a batch of the job (embeddings.optim.lr_schedules).
 
     ``linear_warmup``: from ``start_factor`` up to 1 within ``warmup_steps`` steps. The other kinds may begin with a
     warmup: ``cosine``, from 1 down to ``final_factor`` within ``decay_steps``; ``step``, times ``gamma`` every
@@ -53,7 +53,7 @@ _SCHEDULES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "cosine": ("decay_steps", (*_WARMUP, "decay_steps", "final_factor")),
     "step": ("every_steps", (*_WARMUP, "every_steps", "gamma")),
 }
-"""By kind of schedule, the field that it cannot do without, and those that it has."""
+"""Required field, and all fields, of each kind of schedule."""
 
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class Optimizer(Spec):
     """Row optimizer of the embedding tables (embeddings.optim). A setting that the kind does not have is refused.
 
     ``alpha`` is read by the kinds with _ar (Li and Lyu, Adaptive Regularization), ``weight_decay`` by adamw and
-    adagradw, ``first_touch`` by both, ``beta1`` by the Adam family, ``moments`` and ``beta2`` by the Adam family and
-    RMSprop (for which 0.99 is the default of ``beta2``, like torch's alpha). ``clip_norm`` bounds the norm of the
-    step's gradient, taken over all tables and dense parameters on all ranks together; ``clip_row_norm`` bounds that of
-    each row.
+    adagradw, and ``first_touch`` by all of these. ``beta1`` is read by the Adam family, ``moments`` and ``beta2`` by
+    the Adam family and RMSprop (for which 0.99 is the default of ``beta2``, like torch's alpha). ``clip_norm`` bounds
+    the norm of the step's gradient, taken over all tables and dense parameters on all ranks together;
+    ``clip_row_norm`` bounds the norm of each row's gradient.
 
-    ``decay`` is of the kinds with _ar. Left out it is ``by_epoch``, but ``at_read`` where there is no second epoch for
-    it: with ``dataset.one_pass`` and with ``regularizers.meda``. A job holds the value that it came to.
+    ``decay`` is read by the kinds with _ar. Its default is ``by_epoch``, but ``at_read`` if ``by_epoch`` has no second
+    epoch to act in: with ``dataset.one_pass`` and with ``regularizers.meda``. A job stores the resolved value.
     """
 
     kind: OptimizerKind = "adam_ar"
@@ -119,11 +119,11 @@ _REMOVED: tuple[tuple[str, str | None, str, str], ...] = (
     ("decay", "at_update", "at_update was removed: rows overfit with it", "use by_epoch or at_read, and train anew"),
     ("alpha", "auto", "auto was removed: the default of by_epoch needs no search", "use default, or a number"),
 )
-"""Fields, or one value of them, that earlier versions had: (field, value or None for all, message, remedy)."""
+"""Removed fields, or removed values of fields: (field, value or None for all, message, remedy)."""
 
 
 class DenseOptimizer(Spec):
-    """torch's optimizer of everything that is not an embedding table.
+    """torch's optimizer of the dense parameters, which are all but the embedding tables.
 
     ``weight_decay`` is its L2 penalty: that factor times the parameter is added to the gradient.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, field by field, from the check that finds it to the code that shows it. Torch-free."""
+"""Problems of a spec, field by field, and the errors that carry them. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class FieldProblem(NamedTuple):
-    """One problem: the path of the field (empty for the whole document), what is wrong, and what to do."""
+    """One problem: the path of the field (empty for the whole document), the message and the remedy."""
 
     field: str
     message: str
@@ -18,7 +18,7 @@ class FieldProblem(NamedTuple):
 
 
 class InvalidFieldsError(ValueError):
-    """A spec that breaks rules which no single field breaks by itself; ``problems`` names the fields."""
+    """A spec whose fields are invalid together; ``problems`` names the fields."""
 
     def __init__(self, problems: Iterable[FieldProblem]):
         self.problems = tuple(problems)

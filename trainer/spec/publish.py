@@ -1,4 +1,4 @@
-"""What a job publishes, and what keeps the vectors of its refreshes near those that are served. Torch-free.
+"""Settings of publishing a job's vectors, and of keeping refreshed vectors near the served ones. Torch-free.
 
 A part of trainer.spec.
 """
@@ -15,7 +15,7 @@ from embeddings.rff.registry import FEATURE_MAPS
 from trainer.spec.base import May, Name, Positive, Removed, Spec, later
 
 _REMOVED_BUCKETS = re.compile(r"cosine_(mean|p5|low)\[\d+(-\d+|\+)\]")
-"""Metrics of items with so many rows, such as ``cosine_mean[10-99]``, which the gate does not measure."""
+"""Pattern of removed metrics by number of training rows, such as ``cosine_mean[10-99]``."""
 
 
 class MovingAverage(Spec):
@@ -26,10 +26,10 @@ class MovingAverage(Spec):
 
 
 class Gate(Spec):
-    """What the gate does with a version that fails, and limits of single metrics.
+    """Mode of the gate for versions that fail its checks, and limits of single metrics.
 
-    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``limits``: limits by metric, which come
-    before what the collection's refreshes usually look like; not of a first version. ``max_held``: number of refreshes
+    ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``limits``: limits by metric, in place
+    of those from the collection's usual refreshes; a first version has no limits. ``max_held``: number of refreshes
     held in a row after which somebody is called (a webhook, an alert). If nothing is wrong with these runs, their rows
     and their models, ``when_stuck: new_generation`` then publishes the newest as the first version of a new anchor
     generation; ``hold`` does not.
@@ -101,10 +101,10 @@ class View(Spec):
 
 
 class Expire(Spec):
-    """When an item that is carried over, because runs no longer find it, becomes missing.
+    """Expiry of items that are no longer in the data, whose vectors are carried over from earlier versions.
 
-    It does after more publications than ``after_publications``, or once its own vector is older than ``after_days``
-    days; null means no such limit.
+    Such an item becomes missing after more publications than ``after_publications``, or once its own vector is older
+    than ``after_days`` days; null means no such limit.
     """
 
     after_publications: int | None = Field(default=None, ge=1)
@@ -114,33 +114,33 @@ class Expire(Spec):
 class Anchor(Spec):
     """L2 anchor to the version that was current when the job started.
 
-    ``strength`` |e - n p|^2 is added to a sample's loss for each row e that it looks up of an item that the version
-    has, p being the served vector and n its norm, in the job's own basis (trainer.publishing.anchor). New items have no
-    anchor, nor has what is looked up in pooled lists. A stronger anchor makes vectors change less, and follow an item
-    that has moved more slowly (docs/adr/0039).
+    For each looked-up row e of an item that the version has, ``strength`` |e - n p|^2 is added to the sample's loss. p
+    is the served vector and n its norm, in the job's own basis (trainer.publishing.anchor). New items, and rows looked
+    up in pooled lists, have no anchor. With a stronger anchor vectors change less, and follow items that have changed
+    more slowly (docs/adr/0039).
     """
 
     strength: Positive = 0.01
 
 
 class FrozenContext(Spec):
-    """Frozen context: what items are trained against is the parent's, named by ``init_from``, and does not change.
+    """Frozen context: items are trained against the unchanged context of the parent, which ``init_from`` names.
 
-    The context is users' rows, output vectors, or the other tower; only ids that the parent did not have are trained
-    (trainer.publishing.frozen_context; Di Carlo, Bianchi and Palmonari, Training temporal word embeddings with a
-    compass, AAAI 2019). ``items``: rows of the items themselves begin ``fresh``, at initial values, or ``warm``, where
-    the parent left them.
+    The context is users' rows, output vectors, or the other tower. Within the context, only ids that the parent did not
+    have are trained (trainer.publishing.frozen_context; Di Carlo, Bianchi and Palmonari, Training temporal word
+    embeddings with a compass, AAAI 2019). ``items``: rows of the items themselves begin at initial values (``fresh``)
+    or at the parent's (``warm``).
     """
 
     items: Literal["fresh", "warm"] = "fresh"
 
 
 class Evidence(Spec):
-    """What the number of an item's rows of training decides.
+    """Treatment of items with few training rows.
 
-    ``min_count``: items of fewer rows, in this version or the one before, do not count in what the gate measures of the
-    shared items (0: all do). ``mark_uncertain``: items of fewer than ``min_count`` rows that no version before knew
-    better are served as ``uncertain``.
+    ``min_count``: fewest training rows, in this version and the one before, for an item to count in the gate's metrics
+    of shared items (0: all count). ``mark_uncertain``: items with fewer than ``min_count`` rows are served as
+    ``uncertain``, unless the version before served them without this mark.
     """
 
     removed: ClassVar[dict[str, Removed]] = {
@@ -152,10 +152,10 @@ class Evidence(Spec):
 
 
 class Publish(Spec):
-    """Which vectors are published, where and how.
+    """Publication of a feature's vectors to a collection.
 
-    ``every_seconds``, ``every_rows``: of a job of one pass, also while it trains: a version from its newest checkpoint
-    after so many seconds, or rows, since the last one (trainer.publishing.repeated).
+    ``every_seconds``, ``every_rows``: seconds, or rows, between versions that a one-pass job publishes while it trains,
+    from its newest checkpoint (trainer.publishing.repeated).
     """
 
     old_names: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
@@ -175,5 +175,5 @@ class Publish(Spec):
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the job publishes while it trains."""
+        """True if the job publishes while it trains."""
         return self.every_seconds is not None or self.every_rows is not None

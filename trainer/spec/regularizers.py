@@ -16,20 +16,20 @@ from trainer.spec.base import Name, Positive, Spec, later
 
 
 class DropoutMethod(Spec):
-    """How ``dropout`` of probability q is computed: by masks, an explicit regularizer, and noise on the gradient.
+    """Computation of ``dropout`` of probability q: by masks, an explicit regularizer, and noise on the gradient.
 
     The paper is Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout;
     trainer.training.regularizers.dropout has the equations.
 
-    ``masks``: k of DROPOUT_k (Algorithm 1), the loss averaged over so many draws; 1 is ordinary dropout, 0 no masks at
-    all: ``explicit`` and ``noise`` then replace it (Algorithm 2). ``explicit``: R of ``output_hessian`` (R_approx,
+    ``masks``: k of DROPOUT_k (Algorithm 1), the number of draws over which the loss is averaged. 1 is ordinary dropout;
+    with 0, ``explicit`` and ``noise`` replace masks (Algorithm 2). ``explicit``: R of ``output_hessian`` (R_approx,
     4.4), ``loss_jacobian`` (R~, 5.1) or ``identity`` (C.4); ``explicit_strength``: its lambda_1, by default q / (1 -
     q). ``noise`` added to the gradient: ``exact`` (section 3.1) or ``approximate`` (xi_approx, 4.6; with masks that is
     Algorithm 4); ``noise_strength``: its factor, by default the one that gives the covariance of DROPOUT_1.
 
-    ``label_samples``: those of Algorithm 3, for the output Hessian; without it, that is computed exactly.
-    ``sign_samples``: draws of signs for ``identity`` (C.4); without it, that is computed exactly too. ``coefficient``:
-    R has none as it is ``published``; the second order of a ``taylor`` series has 1/2.
+    ``label_samples``: number of sampled labels for the output Hessian (Algorithm 3); without it, the Hessian is exact.
+    ``sign_samples``: number of draws of signs for ``identity`` (C.4); without it, the sum is exact. ``coefficient``:
+    factor of R, 1 as ``published``, or 1/2 as in the second order of a ``taylor`` series.
     """
 
     masks: int = Field(default=1, ge=0, le=64)
@@ -43,7 +43,7 @@ class DropoutMethod(Spec):
 
     @property
     def passes(self) -> int:
-        """How many forward passes' activations a step keeps at once; a differentiated derivative counts as two."""
+        """Forward passes whose activations a step keeps at once; a differentiated derivative counts as two."""
         factors = 0 if self.explicit == "none" else self.label_samples or self.sign_samples or 1
         derivatives = factors + (self.noise == "approximate")
         plain = 1 if derivatives or not self.masks else 0
@@ -69,7 +69,7 @@ class DropoutMethod(Spec):
 class Sam(Spec):
     """Sharpness-aware minimization (Foret et al., ICLR 2021).
 
-    The gradient is computed at w + ``rho`` g / |g|, and applied at w. ``of``: which parameters w are: all, the rows of
+    The gradient is computed at w + ``rho`` g / |g|, and applied at w. ``of``: the parameters w: all, the rows of
     tables, or the dense ones.
     """
 
@@ -80,8 +80,8 @@ class Sam(Spec):
 class EarlyStopping(Spec):
     """Stop training once ``metric`` of the validation split has not improved for ``patience`` epochs.
 
-    ``metric``: left out, the first of auc, rmse and logloss that the job measures; an improvement is one by more than
-    ``min_delta``. ``keep``: which parameters training ends with, those after its ``best`` epoch or those after the
+    ``metric``: default is the first of auc, rmse and logloss that the job measures. A change counts as an improvement
+    if it is more than ``min_delta``. ``keep``: the final parameters, those after the ``best`` epoch or after the
     ``last`` one.
     """
 
@@ -106,7 +106,7 @@ class Regularizers(Spec):
     """Dropout, label smoothing and other regularizers of a job, each off unless it is set.
 
     ``dropout``: probability q, after each hidden layer of a tower, or on looked-up rows (``dropout_layers``; default:
-    hidden layers where the model has them, else rows); sasrec, gru4rec and hstu have places of their own.
+    hidden layers if the model has any, else rows); sasrec, gru4rec and hstu apply it at positions of their own.
     ``label_smoothing``: class labels y become y (1 - s) + s / 2. ``l2``: l2 |e|^2 of every row that a sample looks up
     is added to its loss, so that touched rows shrink. ``meda``: rows and their optimizer's state are reset at the start
     of each epoch.

@@ -1,7 +1,7 @@
-"""``filter`` of a dataset: which rows are its own, as a condition on their columns. Torch-free.
+"""``filter`` of a dataset: a condition on columns that its rows meet. Torch-free.
 
 The grammar is that of comparisons in Python, read by :mod:`ast`; nothing is evaluated. trainer.data.sources.row_mask
-says which rows of a batch pass.
+applies the condition to batches of rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Compare:
-    """``left`` compared with ``right``, of which one at least is a column."""
+    """``left`` compared with ``right``; at least one of them is a column."""
 
     left: Column | Constant
     comparison: Comparison
@@ -44,7 +44,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class IsIn:
-    """Whether a column has one of the values."""
+    """``in``: true if the column has one of the values."""
 
     column: Column
     values: tuple[Constant, ...]
@@ -52,7 +52,7 @@ class IsIn:
 
 @dataclass(frozen=True)
 class IsNull:
-    """Whether a column has no value."""
+    """``is None``: true if the column has no value."""
 
     column: Column
 
@@ -71,7 +71,7 @@ class AllOf:
 
 @dataclass(frozen=True)
 class AnyOf:
-    """``or``: some condition."""
+    """``or``: at least one condition."""
 
     conditions: tuple[Condition, ...]
 
@@ -83,7 +83,7 @@ def parse_filter(text: str) -> Condition:
     """Parse a filter: comparisons of columns with numbers and quoted text, ``in``, ``is None``, and, or, not.
 
     Raises:
-        ValueError: it is none; the message says where and what.
+        ValueError: it is not a filter; the message names the position and the mistake.
     """
     try:
         parsed = ast.parse(text.strip(), mode="eval").body

@@ -1,4 +1,4 @@
-"""What is read of a job's spec as it was stored, by whatever version: it need not be valid any more."""
+"""Reading of stored job specs, which any version may have written, and which need not be valid any more."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def to_run(document: Any) -> Any:
 
 
 def with_former_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored job with ``optimizer`` as versions took it whose default of ``decay`` was ``at_read``.
+    """Return a stored job of versions whose default of ``decay`` was ``at_read``, with that default written out.
 
-    ``alpha: auto``, which they had, becomes ``default``: the alpha that was found is in the checkpoint.
+    ``alpha: auto`` of these versions becomes ``default``: the alpha that was found is in the checkpoint.
     """
     optimizer = {"decay": "at_read", **document.get("optimizer", {})}
     if optimizer.get("alpha") == "auto":
@@ -52,7 +52,7 @@ class StoredJob:
 
     @property
     def parent_job(self) -> str | None:
-        """The job from whose checkpoint it starts, where it names one."""
+        """The job from whose checkpoint it starts, if it names one."""
         start = self._read("init_from")
         return None if start is None else read(start, InitFrom, "job")
 
@@ -71,7 +71,7 @@ class StoredJob:
 
 
 def read(document: Mapping[str, Any] | Spec, part: type[Spec], name: str) -> Any:
-    """Return a field of a stored part of a spec, under whichever of its names; its default where it was left out.
+    """Return a field of a stored part of a spec, by its current or old name; its default if it was left out.
 
     Raises:
         KeyError: ``part`` has no such field, or it was left out and has no default.

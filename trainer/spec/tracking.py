@@ -1,6 +1,6 @@
-"""Where the metrics and curves of a job go beside the service. Torch-free; trainer.runs.trackers sends them.
+"""Trackers that receive a job's metrics and curves, in addition to the service. Torch-free.
 
-A kind enters here with its fields, and in trainer.runs.trackers.follow with what writes it.
+trainer.runs.trackers sends them. A new kind needs its fields here, and its writer in trainer.runs.trackers.follow.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TensorBoardTracking(Spec):
 class MLflowTracking(Spec):
     """A run of an MLflow server.
 
-    ``uri``: of the server; left out, that of the variable ``MLFLOW_TRACKING_URI``. ``experiment``: left out, the job's
-    name. Credentials are those of MLflow's own variables.
+    ``uri``: uri of the server, by default that of the variable ``MLFLOW_TRACKING_URI``. ``experiment``: by default the
+    job's name. Credentials are read from MLflow's own variables.
     """
 
     kind: Literal["mlflow"]
@@ -49,7 +49,7 @@ class MLflowTracking(Spec):
 
 
 class WandbTracking(Spec):
-    """A run of Weights & Biases; server, key and mode are those of its own variables, such as ``WANDB_API_KEY``."""
+    """A run of Weights & Biases; server, key and mode are read from its own variables, such as ``WANDB_API_KEY``."""
 
     kind: Literal["wandb"]
     project: TrackerText = "evenkeel"

@@ -1,10 +1,10 @@
 """The cache of a host: files of a storage by their content, within a limit, for all processes of the host.
 
-    FOLDER/files/SHA256         a whole file; who uses it has a hard link of it elsewhere on the file system
-    FOLDER/incoming/SHA256      of a file that is being fetched: its size, and the lock of who fetches it
+    FOLDER/files/SHA256         a whole file; its users have hard links to it elsewhere on the file system
+    FOLDER/incoming/SHA256      size of a file that is being fetched; the process that fetches it holds its lock
     FOLDER/lock                 held while files are counted and removed
 
-A file with a second link is in use and stays. Of the others those go first whose last use is longest ago.
+A file with a second link is in use and stays. Of the others, the least recently used are removed first.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ DEFAULT_FOLDER = "/var/tmp/evenkeel-cache"
 DEFAULT_LIMIT_BYTES = 50 * 2**30
 FILES = "files"
 PREPARED = "prepared"
-"""Folder in the cache of what runs of the host share (trainer.data.prepare.shared)."""
+"""Folder in the cache for prepared data that runs of the host share (trainer.data.prepare.shared)."""
 
 
 class CacheFullError(StorageError):
-    """A file does not fit beside those that are in use."""
+    """A file does not fit into the cache with the files that are in use."""
 
 
 class DamagedFileError(NotWholeError):
-    """What the storage holds under a name is not what was put there."""
+    """The storage's file of a name differs from the file that was put there."""
 
 
 class HostCache:
-    """The files below ``folder``, together at most ``limit_bytes``, those in use included.
+    """The files below ``folder``, together at most ``limit_bytes``, including those in use.
 
-    ``keeps_used``: whether files in use stay; where they do not, who uses them has his link all the same.
-    ``beside``: another cache, whose links of the same files are no use.
+    ``keeps_used``: True if files in use stay; if they are removed, their users still have their own links.
+    ``beside``: another cache, whose links to the same files do not count as use.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class HostCache:
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def link(self, storage: RunStorage, name: str, content: FileContent, to: Path) -> None:
-        """Make ``to`` a link of the file, which is fetched if need be, once its size and sha256 are checked.
+        """Make ``to`` a link to the file, fetched if needed, after its size and sha256 are checked.
 
-        ``to`` lies in a folder that exists; a file that is there is replaced. On another file system than the cache's
-        it becomes a copy, which the cache does not count.
+        The folder of ``to`` exists; an existing file ``to`` is replaced. On another file system than the cache's it
+        becomes a copy, which the cache does not count.
 
         Raises:
             CacheFullError: The limit is too small.
@@ -91,7 +91,7 @@ class HostCache:
         )
 
     def take(self, content: FileContent, to: Path) -> None:
-        """Make ``to``, which is not there yet, a link of a file that is here, once its size and sha256 are checked.
+        """Make the new path ``to`` a link to a file of the cache, after its size and sha256 are checked.
 
         Raises:
             NotWholeError: It is not here, or damaged, and then removed.
@@ -105,7 +105,7 @@ class HostCache:
             raise DamagedFileError(f"{self._files / content.sha256} is not what was put there: it is removed")
 
     def clear(self) -> int:
-        """Remove all files, return how many bytes they had. Links elsewhere stay."""
+        """Remove all files, and return their number of bytes. Links elsewhere stay."""
         with self._locked():
             found = list(_there(self._files.iterdir()))
             for path, _ in found:
@@ -113,7 +113,7 @@ class HostCache:
         return sum(status.st_size for _, status in found)
 
     def adopt(self, path: Path, content: FileContent) -> None:
-        """Keep a file of this host, if there is room: it may be asked for again."""
+        """Add a file of this host, if there is room, because it may be needed again."""
         target = self._files / content.sha256
         with contextlib.suppress(CacheFullError), self._locked():
             if not target.exists():
@@ -123,7 +123,7 @@ class HostCache:
                     os.link(path, target)
 
     def _link_stored(self, storage: RunStorage, name: str, temporary: Path) -> bool:
-        """Link a file that lies on this file system anyway; return whether it does."""
+        """Link a file of a storage on this file system; return False if that is not possible."""
         path = storage.path(name)
         if path is None:
             return False
@@ -159,7 +159,7 @@ class HostCache:
 
     @contextlib.contextmanager
     def _fetching(self, content: FileContent) -> Iterator[Path]:
-        """Yield the lock of an incoming file; who wants the same file on this host waits until it is there."""
+        """Yield the lock file of an incoming file; other processes that want the same file wait for it."""
         path = self._incoming / content.sha256
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -184,7 +184,7 @@ class HostCache:
             os.close(descriptor)
 
     def _make_room(self, content: FileContent) -> None:
-        """Remove files that nobody uses, those of the longest past use first, until the file fits."""
+        """Remove unused files, the least recently used first, until the new file fits."""
         self._remove_abandoned()
         used = sum(found.st_size for _, found in _there(self._incoming.glob("*[0-9a-f]")))
         files = sorted(_there(self._files.iterdir()), key=lambda each: (each[1].st_mtime, each[0].name))
@@ -209,7 +209,7 @@ class HostCache:
         return links > 0
 
     def _remove_abandoned(self) -> None:
-        """Remove what processes that were killed had begun to fetch."""
+        """Remove files that killed processes had begun to fetch."""
         for path in self._incoming.glob("*[0-9a-f]"):
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -225,7 +225,7 @@ class HostCache:
 
 
 def _there(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files that are still there: who has fetched one removes its mark without the cache's lock."""
+    """Yield the files that still exist: a process that has fetched one removes its mark without the cache's lock."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             yield path, path.stat()
@@ -235,7 +235,7 @@ def cache_of_host() -> HostCache:
     """Return the cache that the environment of this process names.
 
     Raises:
-        ValueError: a limit that is no number of bytes.
+        ValueError: the limit is not a number of bytes.
     """
     text = os.environ.get(LIMIT_VARIABLE, "").strip()
     if text and not text.isdecimal():

@@ -1,6 +1,6 @@
-"""Where commands leave results: a path, or a URI of a run storage, under which files have the names that they have.
+"""Destinations of results: a path, or a URI of a run storage, under which files keep their plain names.
 
-What lies there is read by any program; a folder with a file that is put last is whole once that is there.
+Any program can read them. If a folder has a file that is written last, the folder is complete once that file exists.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def is_stored(destination: Path | str) -> bool:
 
 @contextlib.contextmanager
 def written(destination: Path | str, last: str | None = None) -> Iterator[Path]:
-    """Yield the path at which to write a file or a folder; what was written for a URI is put there afterwards.
+    """Yield the path at which to write a file or a folder; for a URI, the result is uploaded afterwards.
 
-    ``last``: of a folder, the file that is put last, and only where there is none.
+    ``last``: the file of a folder that is put last, and only if there is none yet.
 
     Raises:
         FileExistsError: Something is there already.
@@ -61,7 +61,7 @@ def put(storage: RunStorage, name: str, path: Path, last: str | None = None) -> 
 
 
 def fetch(destination: str, to: Path) -> None:
-    """Make the folder ``to`` what lies at a URI; it has no file where nothing does.
+    """Download the files at a URI into the folder ``to``, which stays empty if there are none.
 
     Raises:
         StorageError: The storage is away.
@@ -83,5 +83,5 @@ def _parted(destination: str) -> tuple[RunStorage, str]:
 
 
 def _torn(storage: RunStorage, name: str, last: str | None) -> bool:
-    """Return True if the folder ``name`` lacks the file that is put last: of a writing that did not come to its end."""
+    """Return True if the folder ``name`` is incomplete, because it lacks the file that is put last."""
     return last is not None and all(one.name != f"{name}/{last}" for one in storage.list(f"{name}/"))

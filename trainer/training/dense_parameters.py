@@ -1,4 +1,4 @@
-"""What is not an embedding table: its optimizer, its gradients and their clipping."""
+"""Dense parameters (all but the embedding tables): their optimizer, their gradients and gradient clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> Optimizer | None:
-    """Return torch's own optimizer for what is not an embedding table; None where there is nothing (bpr)."""
+    """Return torch's own optimizer for the dense parameters; None for a model without any (bpr)."""
     parameters = [parameter for _, parameter in sharded.dense_parameters()]
     if not parameters:
         return None
@@ -32,8 +32,8 @@ def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> Optimizer | None:
 def without_compiler(kind: type[Optimizer]) -> Any:
     """Return torch's optimizer of that kind without the marks for ``torch.compile``.
 
-    To set them torch imports its compiler with a process's first optimizer: a second of processor time. What is
-    computed is the same.
+    To set these marks, torch imports its compiler with a process's first optimizer: a second of processor time. Results
+    are the same without them.
     """
     methods = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
     unmarked = {name: inspect.unwrap(getattr(kind, name)) for name in methods}
@@ -51,9 +51,10 @@ def non_finite_parameters(sharded: ShardedModel) -> list[str]:
 
 
 def clip(sharded: ShardedModel, limit: float | None, squared_norm: float) -> float:
-    """Clip the dense gradient, and return what the tables' gradient is to be multiplied with.
+    """Clip the dense gradient, and return the factor by which to scale the tables' gradient.
 
-    As torch's clip_grad_norm_ on all of them. ``squared_norm`` is that of the tables' gradient over all ranks.
+    The result is that of torch's clip_grad_norm_ on dense parameters and tables together. ``squared_norm`` is the
+    squared norm of the tables' gradient over all ranks.
     """
     if limit is None:
         return 1.0

@@ -1,4 +1,4 @@
-"""What a training is begun with: where it goes on, and what it calls."""
+"""Starting point and callbacks of a training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Emit = Callable[..., None]
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a training goes on: its position, and the metrics of the epochs that are evaluated already."""
+    """Point from which a training continues: its position, and the metrics of the epochs evaluated so far."""
 
     position: Position = field(default_factory=Position)
     history: Sequence[dict[str, Any]] = ()
@@ -25,14 +25,14 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a training calls.
+    """Callbacks of a training.
 
     Args:
         emit: writes an event.
-        should_stop: gives the reason once this rank is to stop.
+        should_stop: returns the reason if this rank is to stop, else None.
         save: writes a checkpoint (collective).
         save_best: as ``save``, after an epoch that is the best so far.
-        load_best: restores the model from what ``save_best`` wrote, and says where it was.
+        load_best: restores the model that ``save_best`` wrote, and returns its position.
     """
 
     emit: Emit = lambda kind, **fields: None

@@ -73,7 +73,7 @@ def _training_reader(data: PreparedColumns, epoch: int) -> Callable[[Int64s, int
 
 
 class RowColumns(Protocol):
-    """What rows of batches are gathered from: for each key its column and weights, labels, numbers."""
+    """Columns that rows of batches are gathered from: the ids and weights of each key, labels, numbers."""
 
     @property
     def columns(self) -> Sequence[npt.NDArray[np.integer] | Jagged]: ...
@@ -98,7 +98,7 @@ class SplitColumns(NamedTuple):
 
     @staticmethod
     def of(data: PreparedColumns, split: str) -> SplitColumns:
-        """Return those of a split, memory-mapped."""
+        """Return the columns of a split, memory-mapped."""
         own = [key for key in data.keys if not (data.is_bpr and key is data.keys[-1])]
         return SplitColumns(
             [data.checked_column(split, key) for key in own],

@@ -1,8 +1,8 @@
-"""How much the losses of a sample count in the mean of its batch: weights of rows, absent labels. Torch-free.
+"""Share of each sample's loss in the mean of its batch, from row weights and missing labels. Torch-free.
 
-Of label t the batch's loss is sum_i w_i m_it l_it / sum_i w_i m_it over all samples i of the global batch, m_it being 1
-where the label is there. The sums follow from the data, which every rank has: no rank asks another, and the loss is the
-same however a batch is cut into ranks and micro-batches.
+The loss of label t is sum_i w_i m_it l_it / sum_i w_i m_it over all samples i of the global batch; m_it is 1 where the
+label is present. Every rank has the data that the sums follow from, so no rank asks another. The loss is the same
+however a batch is cut into ranks and micro-batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LossShares:
 
     @staticmethod
     def of_split(data: PreparedColumns, split: str) -> LossShares:
-        """Return those of prepared rows."""
+        """Return the shares of the rows of a prepared split."""
         return LossShares(
             data.labels(split).view(np.ndarray) if data.tasks else None,
             data.row_weights(split).view(np.ndarray) if data.is_weighted else None,
@@ -36,8 +36,8 @@ class LossShares:
     def of(self, rows: Int64s, batch: Int64s) -> npt.NDArray[np.float32]:
         """Return g w_i m_it / sum_j w_j m_jt of ``rows``, j over the g rows of the global ``batch``.
 
-        The mean over g of losses times shares is the loss of the batch. Without several labels it is [rows], else
-        [rows, labels]; of a label that no row of the batch has it is 0.
+        The mean over g of losses times shares is the loss of the batch. The shape is [rows], with several labels
+        [rows, labels]. The share is 0 for a label that no row of the batch has.
         """
         totals = self._counted(batch).sum(axis=0)
         scale = np.divide(len(batch), totals, out=np.zeros_like(totals), where=totals > 0)

@@ -71,7 +71,7 @@ class PreparedColumns:
     """Keys in the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
     those of :mod:`trainer.data.batches.sequence_batches`."""
     tasks: tuple[LabelTask, ...]
-    """The dataset's labels, where there are several; () for one."""
+    """The dataset's labels if there are several; () for one."""
     is_weighted: bool
     """True if rows have weights."""
     sequence: dict[str, Any] | None
@@ -80,7 +80,7 @@ class PreparedColumns:
     """Distribution of the negatives that are drawn anew in each epoch, and its power."""
     sampling_power: float
     unread: list[str]
-    """Features of the dataset that a sequence model has no use for."""
+    """Features of the dataset that a sequence model does not read."""
     draws_negatives: bool
     """True if examples of label 0 are negatives that the preparation drew."""
     num_examples: dict[str, int]
@@ -93,14 +93,13 @@ class PreparedColumns:
     num_dense: int
     """Numeric features of the batches, in the order of the dataset."""
     num_item_numbers: int
-    """Number of the last columns that are of the item table."""
+    """Numeric features of the item table, which are the last ones."""
     vectors: tuple[Vector, ...]
     """Vectors of the rows, then of the item table."""
     bad_rows: dict[str, int] | None
-    """By reason, rows that were left out; None where none may be bad."""
+    """Number of bad rows that were left out, by reason; None if bad rows are errors."""
     drift: list[dict[str, Any]] | None
-    """Drift of the rows from those of the run that this one goes on from (trainer.data.prepare.drift); None without
-    one."""
+    """Drift of the rows from those of the parent run (trainer.data.prepare.drift); None without a warm start."""
     warnings: list[str]
     """Messages for the owner of the rows: joins and graphs that find few of their ids."""
     row_figures: dict[str, float | None]
@@ -168,7 +167,7 @@ class PreparedColumns:
 
     @classmethod
     def fingerprint_of(cls, directory: Path | str) -> str | None:
-        """Return the fingerprint of what ``directory`` holds; None if that is nothing usable."""
+        """Return the fingerprint of the prepared data in ``directory``; None if there is none that can be used."""
         try:
             return cls.open(directory).fingerprint
         except DataError:
@@ -181,7 +180,7 @@ class PreparedColumns:
         return self.id_map(table).ids
 
     def id_map(self, table: str) -> IdMap:
-        """Return the ids with the runs that last had them, and tombstones."""
+        """Return the ids with the number of the last run that had each, and tombstones of retired ids."""
         return IdMap.read(self.tables[table].vocabulary_path)
 
     def parent_rows(self, table: str) -> npt.NDArray[np.int64]:
@@ -233,15 +232,15 @@ class PreparedColumns:
 
     @cached_property
     def keeps_seen_items(self) -> bool:
-        """Whether :attr:`seen_items` are kept."""
+        """True if :attr:`seen_items` were written, for BPR and rankings of all items."""
         return (self.directory / "seen.items.bin").exists()
 
     @cached_property
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
-        """What each user had in training, and the item rows that negatives are drawn from, or places.
+        """Items of each user in training, and the table rows of the items that negatives are drawn from.
 
-        Places are those of the catalogue, where there is one. Kept for BPR, and where a job asks for rankings of all
-        items.
+        With an item table they are positions in the catalogue instead. Kept for BPR, and if a job asks for rankings of
+        all items.
         """
         parts = {
             name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
@@ -259,7 +258,7 @@ class PreparedColumns:
         return open_catalogue(folder, is_list, self.num_item_numbers, self._items["num_in_table"], dims)
 
     def item_places(self, split: str) -> npt.NDArray[np.int32]:
-        """Return the place in the catalogue of each example's item, -1 where it has none."""
+        """Return the position in the catalogue of each example's item, -1 if it has none."""
         return map_array(self.directory / split / ITEM_PLACES, CODE)
 
     @cached_property
@@ -276,7 +275,7 @@ class PreparedColumns:
     def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
         """Return the labels of a split: 0 or 1, or the values of a real-valued label.
 
-        Of several labels float32 [examples, labels], NaN where one is absent.
+        With several labels they are float32 [examples, labels], NaN for a missing label.
         """
         labels = map_array(self.directory / split / LABELS, self.label_dtype)
         return labels.reshape(-1, len(self.tasks)) if self.tasks else labels
@@ -288,7 +287,7 @@ class PreparedColumns:
     def user_codes(self, split: str) -> npt.NDArray[np.int32]:
         """Return a number for the user of each example, also of users that were not trained on; -1 without a user.
 
-        The file is there where evaluation asks for users.
+        Only written if evaluation needs users.
         """
         return map_array(self.directory / split / USER_CODES, CODE)
 
@@ -302,7 +301,7 @@ class PreparedColumns:
 
     @property
     def vectors_path(self) -> Path | None:
-        """The file that says which vectors there are, if any."""
+        """The file that describes the vectors, if there are any."""
         return self.directory / VECTORS_FILE if self.vectors else None
 
     @property
@@ -317,7 +316,7 @@ class PreparedColumns:
         return self.directory / NUMERIC_FILE if self.num_dense else None
 
     def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
-        """Return the factors of a list's values, beside those of :meth:`column`."""
+        """Return the weights of a list's ids, in the order of :meth:`column`."""
         return map_array(weight_file(self.directory / split, key.name), VALUE)
 
     def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:

@@ -1,9 +1,9 @@
 """Map from rows of a table to raw ids, from one run of a warm-start chain to the next. Torch-free.
 
-A warm start takes new ids and gives up ids that have not occurred for too long (docs/adr/0045): every id
-carries the number of the run whose training split last had it. Rows of ids that stay keep their order and close the
-gaps, so a table is never larger than the ids that it serves. An id that was given up leaves a tombstone, for as many
-runs as an id may stay unseen, so that publishers stop serving its last vector.
+A warm start adds new ids and retires ids that have not occurred for too long (docs/adr/0045): every id carries the
+number of the run whose training split last had it. The rows of the other ids keep their order and close the gaps, so a
+table is never larger than the ids that it serves. A retired id leaves a tombstone, for as many runs as an id may stay
+unseen, so that publishers stop serving its last vector.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class IdMap:
         ids: distinct raw ids, int64 or large_string; uint64, the hashes of strings, in checkpoints of jobs of one pass
             that do not publish them.
         last_seen: int32 [n], the number of the run whose training split last had each.
-        run: number of the run that this map is of, counted along the chain of warm starts from 1; 0: unknown.
-        retired, retired_in: tombstones: ids without a row any more, and int32, the run that gave each up.
+        run: number of the run that wrote this map, counted along the chain of warm starts from 1; 0: unknown.
+        retired, retired_in: tombstones: ids that lost their row, and int32, the run that retired each.
     """
 
     ids: pa.Array
@@ -56,7 +56,7 @@ class IdMap:
 
     @property
     def is_text(self) -> bool:
-        """Whether the ids are text, or the hashes of it."""
+        """True if the ids are text or hashes of text, not integers."""
         return not pa.types.is_int64(self.ids.type)
 
     def hashed(self) -> IdMap:
@@ -93,7 +93,7 @@ class GrownTable:
 
     Attributes:
         ids: the new map.
-        row_of_code: int32 [len(ids in the data) + 1], the row of each id of the data; the last entry: of no id.
+        row_of_code: int32 [len(ids in the data) + 1], the row of each id of the data; the last entry is for no id.
         parent_rows: int64 [num_rows], ascending, the parent's row that each row continues, -1 for a new one.
     """
 
@@ -107,14 +107,14 @@ class GrownTable:
 
 
 def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: int | None = None) -> GrownTable:
-    """Return the rows of a run: the parent's ids that stay, in their order, then the data's other ids, ascending.
+    """Return the rows of a run: the parent's ids that keep a row, in their order, then the new ids, ascending.
 
     Args:
         base: the parent's map; None without a parent.
         codes: the distinct ids of the data, in ascending order.
         counts: [len(codes.ids)], how often each occurs in the training split; ids of held-out rows alone get no row.
-        retire_after_runs: an id that none of the last so many runs had, this one among them, loses its row; None: no
-            id does.
+        retire_after_runs: runs, including this one, after which an id that none of them had loses its row; None: no
+            id loses its row.
     """
     if base is None:
         base = IdMap(pa.array([], codes.ids.type))
@@ -149,15 +149,16 @@ def hashes_of(ids: pa.Array) -> UInt64s:
 
 
 def of_hashes(whole: IdMap, live: UInt64s, tombstone_runs: int, strings: pa.Array | None = None) -> IdMap:
-    """Return the ids that have a row after a run of one pass, and tombstones.
+    """Return the ids that have a row after a one-pass run, and tombstones.
 
-    The latter are ids that had one at the end of an earlier run of the chain. Integers come back from their hashes.
+    Tombstones are ids that had a row at the end of an earlier run of the chain. Integers are restored from their
+    hashes.
 
     Args:
         whole: the ids that had a row before the run, int64 or uint64; large_string with ``strings``.
-        live: the hashes of those that have one, in the order of their rows.
-        tombstone_runs: for how many runs an id that lost its row is told of.
-        strings: those that ``live`` are the hashes of, where they are kept.
+        live: the hashes of the ids that have a row now, in the order of their rows.
+        tombstone_runs: number of runs for which the tombstone of a retired id is kept.
+        strings: the strings whose hashes are ``live``, if they are kept.
     """
     ids = pa.array(unmix(live).view(np.int64) if pa.types.is_int64(whole.ids.type) else live)
     ids = ids if strings is None else strings
@@ -175,7 +176,7 @@ def of_hashes(whole: IdMap, live: UInt64s, tombstone_runs: int, strings: pa.Arra
 def _tombstones(
     base: IdMap, gone: Int64s, added: pa.Array, run: int, retire_after_runs: int | None
 ) -> tuple[pa.Array, Int32s]:
-    """Return the parent's tombstones, without ids that are back or old enough to be forgotten, then this run's."""
+    """Return the parent's tombstones, without ids that are back or whose tombstone is too old, then this run's."""
     standing = Codes(added).encode(base.retired) < 0
     if retire_after_runs is not None:
         standing &= run - base.retired_in < retire_after_runs

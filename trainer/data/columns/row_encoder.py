@@ -1,7 +1,7 @@
-"""Rows that a trained model is to score: from raw columns to table rows, encoded as those of training were.
+"""Encoding of rows for a trained model: from raw columns to table rows, as in its training. Torch-free.
 
-An id that the vocabulary does not have, and a missing one, is row 1, the unknown id, as ids of held-out rows are that
-no training row had. Torch-free.
+An id that the vocabulary lacks, and a missing id, become row 1, the unknown id. So did ids of held-out rows that no
+training row had.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
 
 _MOST_LOOKED_AT = 100
-"""Unknown ids of a chunk that are taken apart, to see whether they are lists."""
+"""Most unknown ids of a chunk that are split at separators, to detect lists that were read as one id."""
 Int64s = npt.NDArray[np.int64]
 
 
@@ -43,10 +43,11 @@ Int64s = npt.NDArray[np.int64]
 class EncodedRows:
     """Some rows as a model reads them: for each feature their table rows, int64 [b], or lists of them.
 
-    ``weights``: by list feature that has them, what each of its rows is multiplied with.
+    ``weights``: factors of the table rows, by list feature that has weights.
     ``dense``: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors), None without any.
-    ``unknown`` and ``missing``: by feature, how many ids the vocabulary does not have, and how many are null.
-    ``matches``: by feature its ids among the model's; by :func:`join_name` the keys in the joined file.
+    ``unknown`` and ``missing``: by feature, the number of ids that the vocabulary lacks, and of null ids.
+    ``matches``: counts of ids that the model knows, by feature, and of keys that the joined file has, by
+    :func:`join_name`.
     """
 
     num_rows: int
@@ -77,16 +78,15 @@ class EncodedRows:
 class RowEncoder:
     """Encoder of the given features of a dataset's rows.
 
-    A derived history is read from a column of the feature's own name, lists with the oldest first, where the rows have
-    one; else it is what the dataset's rows say of each row's user, before the row's own time, or all of it where rows
-    have none.
+    If the rows have a column of a derived history's name, the history is read from it: lists, oldest first. Otherwise
+    it is looked up in the dataset's rows of the same user: those before the row's own time, or all if it has no time.
 
     Args:
         features: the id features to encode, by name.
         numeric: numeric features, with the statistics of training, those of the item table last.
         vectors: the vectors that the model reads, those of the item table last.
         vocabularies: the raw ids of each table, or uint64, the hashes of strings: row r >= 2 is entry r - 2.
-        joins: by feature, the file that stands in for the dataset's; for the item table that of ITEM_TABLE.
+        joins: by feature, the file to read in place of the dataset's joined file; for the item table by ITEM_TABLE.
         history_source: opens the rows of the dataset, in which histories may be looked up.
     """
 
@@ -128,7 +128,7 @@ class RowEncoder:
 
     @property
     def dense_columns(self) -> dict[str, slice]:
-        """Where :attr:`EncodedRows.dense` has numeric features and vectors, by name."""
+        """Columns of :attr:`EncodedRows.dense` that hold each numeric feature and vector, by name."""
         of_rows, of_items = ([one.name for one in numeric] for numeric in (self._numeric, self._item_numeric))
         return columns_of(of_rows, of_items, self._vectors)
 
@@ -139,7 +139,7 @@ class RowEncoder:
 
     @property
     def text_columns(self) -> frozenset[str]:
-        """Columns of rows whose values are text, also where all of a file that does not say so are digits."""
+        """Columns of rows whose values are text, even if a file without declared types has nothing but digits."""
         features = {**self._dataset.features, **self._features}
         found = {self._column(name, features[name]) for name, join in self._joins.items() if join.has_text_keys}
         for name, feature in features.items():
@@ -215,7 +215,7 @@ class RowEncoder:
         return encoded
 
     def warnings(self, matches: Mapping[str, KeyMatches]) -> list[str]:
-        """Return a warning for each feature and join (nearly) none of whose ids are known."""
+        """Return a warning for each feature and join if none, or nearly none, of its ids are known."""
         warnings: list[str] = []
         for name, found in matches.items():
             if not found.exceeds(max(1.0 - LEAST_FOUND, self._dataset.max_unmatched)):
@@ -230,7 +230,7 @@ class RowEncoder:
         return warnings
 
     def _known(self, name: str) -> pa.Array:
-        """Return the ids that those of a feature or a join are looked up in."""
+        """Return the known ids in which the ids of a feature or a join are looked up."""
         if name in self._features:
             return self._codes[self._features[name].shares or name].ids
         if name == ITEM_TABLE:
@@ -239,7 +239,7 @@ class RowEncoder:
         return next(join.keys for feature, join in self._joins.items() if join_name(feature) == name)
 
     def _dense(self, chunk: Chunk, encoded: EncodedRows) -> npt.NDArray[np.float32]:
-        """Return numbers and vectors as a batch has them; count those that are missing, and items that are found."""
+        """Return numbers and vectors as a batch has them; count missing values and matched items."""
         positions = np.empty(0, dtype=np.int64)
         if self._items is not None:
             items = Joined(ITEM_TABLE, self._items.lookup, self._dataset.column_of("item"))
@@ -276,7 +276,7 @@ class RowEncoder:
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW)
 
     def _require_clear(self, name: str, feature: Feature, chunk: Chunk, unknown: pa.Array) -> None:
-        """Check that no unknown id of a list is several known ones with something else than a pipe between them."""
+        """Check that no unknown id of a list is several known ids joined by a separator other than a pipe."""
         for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
             parts = pa.array(text_lists.parts(text))
             if (self._encode(feature.shares or name, parts, "") != UNKNOWN_ROW).all():
@@ -296,7 +296,7 @@ class RowEncoder:
     def _ids(
         self, name: str, feature: Feature, chunk: Chunk, encoded: EncodedRows
     ) -> tuple[pa.Array, npt.NDArray[np.int64] | None] | tuple[None, Jagged]:
-        """Return (raw ids, list lengths or None) of a feature, or (None, its table rows) if it was looked up."""
+        """Return (raw ids, list lengths or None) of a feature, or (None, table rows) of a looked-up history."""
         if feature.derive is not None:
             if name not in chunk.batch.schema.names:
                 return None, self._history(name, feature, chunk)

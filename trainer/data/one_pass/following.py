@@ -1,4 +1,4 @@
-"""Windows of the rows of what is followed: each ends with its file or segment, or when it is full. Torch-free."""
+"""Windows of rows of a followed folder or topic: each ends with its file or segment, or when it is full. Torch-free."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _END = json.dumps(None)
 
 
 class Piece(Protocol):
-    """What is read as one: a file of a folder, a segment of a topic. A dataclass."""
+    """Unit of reading: a file of a folder, or a segment of a topic. A dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -36,7 +36,7 @@ class Piece(Protocol):
 
 
 class Followed(Protocol):
-    """What is read on as more appears in it, piece by piece, as rank 0 sees it."""
+    """A folder or topic that grows while it is read, piece by piece, as rank 0 sees it."""
 
     uri: str
     follow: Follow
@@ -48,7 +48,7 @@ class Followed(Protocol):
 
 
 class PieceRows(Protocol):
-    """What reads the rows of pieces, on each rank."""
+    """Reader of the rows of pieces, on each rank."""
 
     def of_json(self, document: Any, /) -> Piece: ...
     def chunks(self, piece: Any, place: Place, stopped: threading.Event, /) -> Iterator[Chunk]: ...
@@ -57,11 +57,11 @@ class PieceRows(Protocol):
 
 
 Take = Callable[[int, threading.Event], Piece | None]
-"""Waits for the piece of a number, and returns it; None at the end of what is followed."""
+"""Waits for the piece of a number, and returns it; None at the end of the folder or topic."""
 
 
 class Words(Protocol):
-    """What ranks of a process group can tell one another without waiting: torch's store."""
+    """Key-value store that ranks of a process group exchange messages through without waiting: torch's store."""
 
     def set(self, key: str, value: str, /) -> Any: ...
     def get(self, key: str, /) -> bytes: ...
@@ -70,9 +70,9 @@ class Words(Protocol):
 
 
 def finder(followed: Followed, words: Words | None = None, listeners: Iterable[int] = ()) -> Take:
-    """Return a function that finds pieces, and tells the listening ranks of them until all have read them.
+    """Return a function that finds pieces on rank 0, and announces them in ``words`` until all listeners took them.
 
-    A process takes its pieces once, in their order.
+    A process takes each piece once, in their order.
     """
     taken_by = [_taken_by(followed.uri, rank) for rank in listeners]
     told: deque[int] = deque()
@@ -125,7 +125,7 @@ def pause(stopped: threading.Event, seconds: float) -> None:
     """Wait.
 
     Raises:
-        Stopped: nobody wants the rows any more.
+        Stopped: the reader was stopped.
     """
     if stopped.wait(seconds):
         raise Stopped
@@ -135,8 +135,8 @@ class FollowingReader(RowReader):
     """Reader of pieces as they appear.
 
     Args:
-        plan: of the job, with the columns of a first file or those that are declared.
-        keys: of the batches.
+        plan: plan of the job, with the columns of the first file, or those that the spec declares.
+        keys: keys of the batches.
         numeric: numeric features.
         take: finds the pieces.
         pieces: reads their rows.
@@ -159,7 +159,7 @@ class FollowingReader(RowReader):
             self._pieces.close()
 
     def _of_piece(self, taken: Piece, place: Place, stopped: threading.Event) -> Generator[Window, None, Place]:
-        """Yield the windows of one piece from ``place`` on, and return the place behind them."""
+        """Yield the windows of one piece from ``place`` on, and return the position behind them."""
         held, counted = Held(), place
         for chunk, is_last in _with_last(self._pieces.chunks(taken, place, stopped)):
             left = None if self._max_rows is None else self._max_rows - place.rows - held.number
@@ -185,7 +185,7 @@ def _first_rows(chunk: Chunk, number: int) -> Chunk:
 
 
 def _with_last(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, bool]]:
-    """Yield each chunk, and whether it is the last."""
+    """Yield each chunk with True if it is the last."""
     before = next(chunks, None)
     for chunk in chunks:
         assert before is not None
@@ -196,10 +196,10 @@ def _with_last(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, bool]]:
 
 
 def write_pieces(followed: Followed, number: int, path: Path) -> None:
-    """Write which pieces were read, up to ``number``, for a checkpoint."""
+    """Write the pieces that were read, up to ``number``, for a checkpoint."""
     path.write_text(json.dumps([asdict(piece) for piece in followed.pieces_until(number)]), "utf-8")
 
 
 def read_pieces(path: Path, of_json: Callable[[Any], Piece]) -> list[Piece]:
-    """Read what :func:`write_pieces` wrote."""
+    """Read the pieces that :func:`write_pieces` wrote."""
     return [of_json(document) for document in json.loads(path.read_text("utf-8"))]

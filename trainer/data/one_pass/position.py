@@ -1,4 +1,4 @@
-"""Where in the rows a training is. Torch-free."""
+"""Position of a one-pass training in the rows. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Place:
     """The beginning of a window of rows, or the end of them all.
 
     Attributes:
-        file: number of the file, or of the segment of a topic, that is read next.
-        row: number of its row that is read next.
+        file: number of the next file, or of the next segment of a topic.
+        row: number of its next row.
         window: number of windows before it.
         rows: number of rows before it.
-        examples: of these, those that train, validate and test.
-        is_end: whether no row follows.
-        bad: number of rows before it that were left out because they are bad; they are not among ``rows``.
-        bad_of_block: of these, those of the block of rows in which it lies (trainer.data.one_pass.topic_rows).
+        examples: of these rows, the numbers that train, validate and test.
+        is_end: True if no row follows.
+        bad: number of bad rows before it, which were left out and are not counted in ``rows``.
+        bad_of_block: number of these in its own block of rows (trainer.data.one_pass.topic_rows).
     """
 
     file: int = 0
@@ -33,7 +33,7 @@ class Place:
 
     @staticmethod
     def of_json(document: Mapping[str, Any] | None) -> Place:
-        """Return the place that ``dataclasses.asdict`` gave; of None the beginning."""
+        """Return the position of a document that ``dataclasses.asdict`` made; the beginning for None."""
         if document is None:
             return Place()
         train, validation, test = document["examples"]

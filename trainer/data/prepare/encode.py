@@ -1,7 +1,7 @@
 """Encoding in one streaming pass over the source, the columns of a chunk side by side. Torch-free.
 
-Codes are of each chunk's own distinct ids first (trainer.data.prepare.coding). Memory follows the chunk size and the
-number of distinct ids up to a limit, never the number of rows.
+Codes first number the distinct ids of their own chunk (trainer.data.prepare.coding). Memory grows with the chunk size
+and, up to a limit, with the number of distinct ids, never with the number of rows.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from trainer.data.sources.join import join_name
 from trainer.data.sources.source import Chunk, Source, no_rows_in_window
 
 PART_ROWS = 1 << 21
-"""Rows after which what was read is saved: work of 5 to 10 s, which is what a killed preparation loses."""
+"""Rows between saves of the progress: 5 to 10 s of work, the most that a killed preparation loses."""
 IDS_BYTES = 1 << 29
-"""Distinct ids that are held in memory, those of all tables together; beyond that the largest are written to disk."""
+"""Memory for distinct ids of all tables together; beyond that the largest sets of ids are written to disk."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Encoded:
     codes: dict[str, Codes]  # by domain; ids ascending
     columns: dict[IdColumn, npt.NDArray[np.int32] | Jagged]
     values: Mapping[str, npt.NDArray[Any]]
-    """By name of a column of values, [rows, *shape]; of the weights of a list one for each of its ids."""
+    """Values by column name, [rows, *shape]; the weights of a list have one value for each of its ids."""
     warnings: tuple[str, ...] = ()  # what the owner of the rows should know
 
     def column(self, use: IdColumn) -> npt.NDArray[np.int32]:
@@ -79,13 +79,13 @@ def encode(
     bad_rows: BadRows | None,
     progress: Progress,
 ) -> Encoded:
-    """Read the source once and leave the coded columns in ``parts``, going on after what was saved there.
+    """Read the source once and leave the coded columns in ``parts``; continue after the rows saved there.
 
-    What was read is saved after each :data:`PART_ROWS` rows that others follow, and then at the end.
-    With ``bad_rows``, the rows that are bad are left out and recorded.
+    Progress is saved after every :data:`PART_ROWS` rows and at the end.
+    With ``bad_rows``, bad rows are left out and recorded.
 
     Raises:
-        DataError: the rows cannot be trained on; of the first chunk of rows in which some cannot.
+        DataError: rows cannot be trained on; the error is that of the first such chunk.
     """
     with contextlib.closing(_EncodedWriter(plan, parts, workers, bad_rows)) as writer:
         progress.start_reading(plan.source, PART_ROWS, writer.num_read)
@@ -115,7 +115,7 @@ def encode(
 
 
 def check_order(plan: DataPlan, column: str, order: npt.NDArray[Any]) -> None:
-    """Check what is known of a column that orders rows once all rows were read.
+    """Check the values of a column that orders rows, once all rows were read.
 
     Raises:
         DataError: its numbers are times in several units.
@@ -130,8 +130,8 @@ def encode_span(
     """Read some of the rows and leave their coded columns in ``parts``.
 
     Returns:
-        The rows, in codes of their own distinct ids, and what was counted, as JSON: ``num_rows``, ``num_read``, and the
-        states of ``times``, ``matches`` and ``bad_rows``. Who has it of all spans checks it.
+        The rows, in codes of their own distinct ids, and the counts, as JSON: ``num_rows``, ``num_read``, and the
+        states of ``times``, ``matches`` and ``bad_rows``. The caller checks the counts of all spans together.
 
     Raises:
         DataError: a row cannot be trained on.
@@ -150,10 +150,10 @@ def encode_span(
 
 
 def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinMatches) -> tuple[str, ...]:
-    """Check what is known once all rows were read, and return the warnings.
+    """Check the counts of all rows, and return the warnings.
 
     Raises:
-        DataError: there are none, features are from after their rows, or a joined file has nearly none of their keys.
+        DataError: there are no rows, features are from after their rows, or a joined file has nearly none of the keys.
     """
     if num_rows == 0:
         if plan.source.filter is not None:
@@ -168,9 +168,9 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinM
 
 
 class _Step(NamedTuple):
-    """What becomes of one column of a chunk: ``read`` in any thread, ``append`` in the order of chunks.
+    """Processing of one column of each chunk: ``read`` runs in any thread, ``append`` in the order of chunks.
 
-    ``group``: steps of one group append to the same things.
+    ``group``: steps of one group append to the same files or tables, so they append one after the other.
     """
 
     group: str
@@ -213,7 +213,7 @@ class _EncodedWriter:
         self._steps = list(self._make_steps())
 
     def save(self, is_complete: bool = False) -> None:
-        """Keep what was appended."""
+        """Save the appended values, to continue from after a kill."""
         tables = list(self._tables.values())
         self._workers.map(lambda table: table.settle(), tables)
         self.is_complete, self.num_unsaved = is_complete, 0
@@ -232,10 +232,10 @@ class _EncodedWriter:
         self._parts.save(state, self._workers, [] if self._bad_rows is None else self._bad_rows.files())
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk, but for its bad rows.
+        """Append a chunk without its bad rows.
 
         Raises:
-            DataError: a value cannot be used; of the first of the steps that fail, for any number of threads.
+            DataError: a value cannot be used; the error of the first failing step, for any number of threads.
         """
         self.position = self._plan.source.files.index(chunk.file, self.position[0]), chunk.end
         self.num_read += len(chunk)
@@ -287,7 +287,7 @@ class _EncodedWriter:
         self._parts.close()
 
     def encoded(self) -> Encoded:
-        """Close the files, and return what was appended, memory-mapped, with codes in the order of ids.
+        """Close the files, and return the appended columns, memory-mapped, with codes in the order of ids.
 
         Raises:
             DataError: a table has too many ids.
@@ -330,12 +330,12 @@ def _nothing(found: None) -> None:
 
 
 SPAN_ROWS = 1 << 20
-"""Rows of a span at most, where files can be cut: work of some seconds, which is what the loss of a host costs."""
+"""Most rows of a span, if files can be cut: some seconds of work, which is lost if a host is."""
 _ALL = 1 << 62
 
 
 class Span(NamedTuple):
-    """Rows from (file, row) ``start`` to before (file, row) ``stop``, by the numbers of files and of their rows."""
+    """Range of rows from ``start`` to before ``stop``, each (number of a file, number of a row in it)."""
 
     start: tuple[int, int]
     stop: tuple[int, int]
@@ -344,8 +344,8 @@ class Span(NamedTuple):
 def cut_spans(source: Source, span_rows: int) -> list[Span]:
     """Return spans that hold all rows, in their order.
 
-    A file whose rows before others can be passed over unread is cut after each ``span_rows``; small files share a span.
-    Chunks of the source, where their size divides ``span_rows``, are the same as in one stream.
+    A file that can be read from any row on is cut after each ``span_rows`` rows; small files share a span.
+    If the chunk size divides ``span_rows``, chunks are the same as in one stream.
     """
     spans: list[Span] = []
     size = span_rows

@@ -1,6 +1,6 @@
-"""How many rows of the training split have each row of a table in one feature. Torch-free.
+"""Number of training examples that have each table row in one feature. Torch-free.
 
-The occurrences that a table keeps are others: of all its features, whether a model reads them, and of drawn negatives.
+Not to be confused with a table's row counts: these are over all its features, read or not, and count drawn negatives.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _PIECE_EXAMPLES = 1 << 22
 def example_counts(
     split: Path, feature: str, num_rows: int, *, is_list: bool = False, drawn_negatives: bool = False
 ) -> npt.NDArray[np.int64]:
-    """Count the examples of a split that have each row in a feature; of a list each of its values.
+    """Count the examples of a split that have each table row in a feature; every value of a list counts.
 
     Args:
-        split: folder of the split, with columns of rows.
-        feature: whose column is counted.
+        split: folder of the split, with columns of table rows.
+        feature: name of the feature.
         num_rows: rows of its table.
-        is_list: whether an example has several values.
-        drawn_negatives: whether examples of label 0 were drawn, and do not count.
+        is_list: True if an example has several values.
+        drawn_negatives: True if examples of label 0 are drawn negatives, which do not count.
 
     Returns:
         Counts, int64 [num_rows].

@@ -40,12 +40,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class AllRows:
-    """What the examples of some of the rows must know of all rows.
+    """Facts about all rows that are needed to make the examples of some of them.
 
     Attributes:
-        first_row: the number of their first row among all.
-        time_limits: of a split by time.
-        names_validation: of a split by a column, whether that names rows that validate.
+        first_row: number of the first of these rows among all rows.
+        time_limits: limits of a split by time.
+        names_validation: of a split by a column, True if the column marks validation rows.
     """
 
     first_row: int = 0
@@ -57,7 +57,7 @@ def limits_by_time(plan: DataPlan, order: npt.NDArray[Any]) -> splits.TimeLimits
     """Return the limits of a split by time from the times of all rows.
 
     Raises:
-        DataError: rows of equal times, which fall on one side, leave none for another.
+        DataError: a split is left without rows, because rows of equal times all go to one split.
     """
     split, column = plan.job.evaluation.split, str(plan.dataset.ordering)
     limits = splits.time_limits(split, order)
@@ -81,9 +81,9 @@ class ExampleRows:
     """Examples from :class:`Encoded` rows, in row order; a positive is followed by its negatives.
 
     Args:
-        plan: how they are made.
+        plan: plan of the preparation.
         encoded: the rows.
-        all_rows: where these are some of the rows alone, what must be known of all; None: they are all.
+        all_rows: facts about all rows, if ``encoded`` holds only some; None: it holds all.
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded, all_rows: AllRows | None = None):
@@ -109,7 +109,7 @@ class ExampleRows:
         self.negatives = self._make_negatives()
         """Drawn negatives; None where the dataset draws none."""
         self.item_features = ItemFeatures() if self.negatives is None else item_features(plan, encoded)
-        """Features that a negative has from rows of its own item."""
+        """Features that a negative takes from rows of its own item."""
         self._follows_item = bool(self.item_features.names) or any(
             feature.by is not None and feature.by == plan.direct(plan.dataset.negatives.of)
             for feature in plan.features
@@ -201,12 +201,12 @@ class ExampleRows:
     def _of_items(
         self, items: npt.NDArray[np.int32], rows: npt.NDArray[np.int64], item_rows: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
-        """Return the features that follow the item.
+        """Return the features that are determined by the item.
 
         Args:
-            items: the code of each example's item, -1 for none.
-            rows: the row that each example is of, whose user and time it has.
-            item_rows: the row that its item's features are read from.
+            items: code of each example's item, -1 for none.
+            rows: row of each example, from which it has its user and time.
+            item_rows: row from which the features of its item are read.
         """
         spec = self._plan.dataset.negatives
         assert spec is not None
@@ -247,7 +247,7 @@ class ExampleRows:
     # --- splits
 
     def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
-        """Return the sides by a column or a row's time; None for the random split, which looks at an example's pair."""
+        """Return the split of each row by a column or its time; None for the random split by (user, item)."""
         split, ordering = self._plan.job.evaluation.split, self._plan.dataset.ordering
         if split.kind == "random":
             return None
@@ -280,7 +280,7 @@ class ExampleRows:
         return sides
 
     def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:
-        """Return a key of each example's (user, item), or of its row where there are none."""
+        """Return a key of each example's (user, item), or of its row if it has no user and item."""
         keys = [random_words(0, rows + self._all_rows.first_row)]
         if self._user is not None and self._item is not None:
             keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]

@@ -1,4 +1,4 @@
-"""What identifies prepared data: the specs, the files of the rows, and what a warm start brings. Torch-free."""
+"""Fingerprint of prepared data, from the specs, the files of the rows and the warm start's parent. Torch-free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a run goes on from: ids by table, statistics of numeric features, what the rows were like."""
+    """Data of the parent run: ids by table, statistics of numeric features, profile of its rows."""
 
     vocabulary: Mapping[str, IdMap]
     numeric: Sequence[Numeric] | None
@@ -48,7 +48,7 @@ def sampling_of(job: JobSpec) -> dict[str, Any]:
 
 
 def sequence_settings(job: JobSpec) -> dict[str, Any]:
-    """Return the settings of sequence batches; ``history``: the number of items that an evaluation reads."""
+    """Return the settings of sequence batches; ``history`` is the number of items that an evaluation reads."""
     model = job.model
     assert isinstance(model, SequenceSpec)
     # Left out where each target has its own, so that data prepared before there were others is found again.
@@ -67,8 +67,8 @@ def sequence_settings(job: JobSpec) -> dict[str, Any]:
 def dataset_fingerprint(plan: DataPlan) -> str:
     """Return the fingerprint of the rows, for lineage.
 
-    It is the sha256 of the dataset spec without its place, the window, and of each file its size and its first and last
-    64 KiB (a Parquet file's footer: schema, counts, statistics).
+    It is the sha256 of the dataset spec without its location, the window, and the size and the first and last 64 KiB of
+    each file. In the last 64 KiB, Parquet has its footer: schema, counts, statistics.
     """
     content: list[Any] = [] if plan.dataset.messages is None else [plan.dataset.uri]
     for source in plan.sources:
@@ -86,13 +86,13 @@ def files_of(plan: DataPlan) -> Files:
 
 
 def stayed(plan: DataPlan, files: Files, began_ns: int) -> bool:
-    """Return True if the files that a preparation has read are still what their fingerprint says.
+    """Return True if the files that a preparation has read still match their fingerprint.
 
     Args:
-        plan: of the preparation.
-        files: of :func:`files_of`, before rows were read.
-        began_ns: when the plan was made, in nanoseconds since 1970. A file that was changed less than a second before
-            may have been read in part by then: object stores tell whole seconds.
+        plan: plan of the preparation.
+        files: result of :func:`files_of` before rows were read.
+        began_ns: when the plan was made, in nanoseconds since 1970. A file that was changed less than a second
+            earlier counts as changed since, because object stores report whole seconds.
     """
     try:
         there = [Source(source.uri, source.window).fingerprint_files() for source in plan.sources]
@@ -140,7 +140,7 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
 
 
 def _has_days_of_times(source: Source) -> bool:
-    """Tell days of instants from dates as written, which text and times of other zones may also be cut to."""
+    """Return True if partition days are of instants in a zone, False if they are dates as written."""
     if source.window is None:
         return False
     column = source.window.column

@@ -12,11 +12,11 @@ from trainer.data.columns.jagged import sorted_unique
 
 
 class SeenItems:
-    """Which items each user had, as one sorted array of ``user * num_items + item``; may be memory-mapped.
+    """Set of items that each user had, as one sorted array of ``user * num_items + item``; may be memory-mapped.
 
     With a user's items sorted as s_0 < s_1 < ..., the k-th item (from 0) that is not among them is
-    k + |{i: s_i - i <= k}|. ``shifted`` holds user * num_items + (s_i - i), which is sorted too, so one binary search
-    per draw answers it.
+    k + |{i: s_i - i <= k}|. ``shifted`` holds user * num_items + (s_i - i), which is sorted too, so a draw takes one
+    binary search.
     """
 
     def __init__(self, shifted: Int64s, starts: Int64s, num_items: int):
@@ -47,7 +47,7 @@ class SeenItems:
         return self.num_items - (self.starts[users + 1] - self.starts[users])
 
     def unseen_at(self, users: npt.NDArray[np.integer], chosen: Int64s) -> Int64s:
-        """Return for each user item number ``chosen``, below :meth:`unseen_weight`, of those that it never had."""
+        """Return, for each user, item number ``chosen``, below :meth:`unseen_weight`, of its unseen items."""
         before = np.searchsorted(self.shifted, users * self.num_items + chosen, side="right") - self.starts[users]
         return chosen + before
 
@@ -63,7 +63,7 @@ class SeenItems:
         return np.where(had_all, chosen, self.unseen_at(users, chosen))
 
     def pairs(self) -> tuple[Int64s, Int64s]:
-        """Return (users, items) of what they had, ascending."""
+        """Return all (user, item) pairs, ascending, as two arrays."""
         lengths = np.diff(self.starts)
         users = np.repeat(np.arange(len(lengths)), lengths)
         rank = np.arange(len(self.shifted)) - np.repeat(self.starts[:-1], lengths)
@@ -71,11 +71,11 @@ class SeenItems:
 
 
 class KnownPairs:
-    """Whether a user had an item, by rows of the tables of both.
+    """Lookup of (user, item) pairs that occurred, by their table rows.
 
     Args:
-        seen: what each user had.
-        rows: the table row of each of its items.
+        seen: items of each user.
+        rows: table row of each item of ``seen``.
     """
 
     def __init__(self, seen: SeenItems, rows: npt.NDArray[np.integer]):
@@ -96,10 +96,10 @@ class KnownPairs:
 class PopularUnseen:
     """The same draws with probabilities proportional to integer weights of the items (:func:`popularity_weights`).
 
-    With C_j the sum of the weights before item j, and a user's items s_0 < s_1 < ..., the weight of what the user never
-    had before s_i is C_{s_i} - sum of the weights of s_0 .. s_{i-1}. It ascends with i, so that one binary search says
-    how much of the user's own lies before a number drawn below the weight of all unseen, and a second one which item
-    that is. With weights of 1 this is :class:`SeenItems`.
+    With C_j the sum of the weights before item j, and a user's items s_0 < s_1 < ..., the unseen items before s_i weigh
+    C_{s_i} - sum of the weights of s_0 .. s_{i-1}. This ascends with i. So for a number drawn below the weight of all
+    unseen items, one binary search finds the user's own items before it, and a second one the unseen item. With
+    weights of 1 this is :class:`SeenItems`.
     """
 
     def __init__(self, seen: SeenItems, weights: Int64s):
@@ -134,17 +134,17 @@ class PopularUnseen:
 
 
 class UnseenUntil:
-    """The same draws beside what each user had up to a time: items that the user has later are drawn like others.
+    """The same draws, excluding only items that a user had up to a time; items that it has later can be drawn.
 
-    With w the weight of what the user never has, and c_1, c_2, ... the weights of the user's later items by their first
-    time, a number is drawn below w + c_1 + c_2 + ...; from w on it names a later item.
+    With w the weight of the items that the user never has, and c_1, c_2, ... the weights of its later items in the
+    order of their first time, a number is drawn below w + c_1 + c_2 + ...; from w on it names a later item.
 
     Args:
         pairs: ``user * num_items + item``, in any order, repeats allowed [n].
-        times: of the pairs [n]; None: every item counts as had from the beginning.
+        times: times of the pairs [n]; None: all items count as had from the beginning.
         num_users: users are in [0, num_users).
         num_items: items are in [0, num_items).
-        weights: of each item, at least 1; None: 1.
+        weights: weight of each item, at least 1; None: 1.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class UnseenUntil:
         self._never: SeenItems | PopularUnseen = seen if weights is None else PopularUnseen(seen, weights)
 
     def has_none(self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:
-        """Return for each user and time whether there is nothing to draw."""
+        """Return True for each user and time that has no item left to draw."""
         none = self._never.unseen_weight(users.astype(np.int64)) <= 0
         # Few users had every item: of the others no time has to be looked up.
         rows = np.flatnonzero(none)
@@ -181,7 +181,7 @@ class UnseenUntil:
         return none
 
     def _weights(self, users: Int64s, times: npt.NDArray[Any] | None) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the weights of all to draw and of what the user never has, and the place of the first later item."""
+        """Return the weights of all items to draw and of the never seen ones, and the index of the first later item."""
         never = self._never.unseen_weight(users)
         if self._times is None:
             return never, never, never

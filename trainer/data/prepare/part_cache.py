@@ -1,8 +1,8 @@
-"""What a preparation has read so far, on disk, for the one that goes on after it was killed. Torch-free.
+"""Cache on disk of the columns that a preparation has read, to resume from if it is killed. Torch-free.
 
-Files are appended to; a manifest, written last, says how many values of each are good, and their checksum. What follows
-them was written after it, and goes. Where anything is not as it was saved (a file system that tore it, a bit that
-flipped), nothing of it is used: the rows are read again.
+Files are appended to; a manifest, written last, records how many values of each file are saved, and their checksum.
+Values beyond these were written after the manifest, and are cut off. If a saved value has changed (a torn write, a
+flipped bit), nothing of the cache is used: the rows are read again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from trainer.data.prepare.workers import Workers
 MANIFEST = "parts.json"
 VERSION = 4
 CODED = ".coded"
-"""Ending of the file that takes the place of a column's codes once they are those of the table's ids."""
+"""Suffix of the file that replaces a column's codes once they number the ids of the whole table."""
 _SUM = ".crc32"
-"""Ending, after that, of the file with its checksum."""
+"""Further suffix of the file with its checksum."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -36,8 +36,8 @@ class PartCache:
     """The files of one preparation in ``folder``, and the state in which they were last saved.
 
     Args:
-        folder: what is there of another fingerprint, or not as its manifest says, is removed.
-        fingerprint: of the rows and of what is read of them.
+        folder: folder of the files. Files of another fingerprint, or that differ from their manifest, are removed.
+        fingerprint: fingerprint of the rows and of the columns that are read.
     """
 
     def __init__(self, folder: Path, fingerprint: str):
@@ -48,7 +48,7 @@ class PartCache:
         self._appenders: list[Appender] = []
         self._lengths: dict[str, int] = {}
         self._sums: dict[str, tuple[int, int]] = {}
-        """By file: the bytes that were saved, and their checksum."""
+        """Number of saved bytes and their checksum, by file."""
         folder.mkdir(parents=True, exist_ok=True)
         self._load()
         if self.state is None:
@@ -69,12 +69,12 @@ class PartCache:
         return lists
 
     def save(self, state: dict[str, Any], workers: Workers, whole: Iterable[Path] = ()) -> None:
-        """Keep what was appended; when this returns it survives the loss of power.
+        """Save the appended values; once this returns they survive a loss of power.
 
         Args:
             state: JSON, for :attr:`state`.
-            workers: wait for the disk, and read what was appended once more for its checksums.
-            whole: other files of the folder, which are on disk and change no more.
+            workers: threads that sync the files to disk and read the appended values again for their checksums.
+            whole: other files of the folder, which are complete and on disk.
         """
 
         def settle(appender: Appender) -> None:
@@ -122,7 +122,7 @@ class PartCache:
         self.state = manifest["state"]
 
     def _add_to_sum(self, path: Path, num_bytes: int) -> None:
-        """Bring the checksum of a file, of which so many bytes are on disk, up to date."""
+        """Update the checksum of a file that now has ``num_bytes`` on disk."""
         done, value = self._sums.get(path.name, (0, 0))
         self._sums[path.name] = num_bytes, _checksum(path, done, num_bytes, value)
 
@@ -133,7 +133,7 @@ def write_checksum(path: Path, place: Path) -> None:
 
 
 def _is_as_summed(path: Path) -> bool:
-    """Return True if a file is what :func:`write_checksum` has seen."""
+    """Return True if a file still has the checksum that :func:`write_checksum` wrote."""
     try:
         told = Path(f"{path}{_SUM}").read_bytes()
     except OSError:
@@ -142,7 +142,7 @@ def _is_as_summed(path: Path) -> bool:
 
 
 def _checksum(path: Path, start: int, stop: int, value: int = 0) -> int:
-    """Return the CRC-32 of a file's bytes up to ``stop``, ``value`` being that of those before ``start``."""
+    """Return the CRC-32 of a file's first ``stop`` bytes; ``value`` is the CRC-32 of the first ``start`` bytes."""
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
         while start < stop and (block := file.read(min(_BLOCK_BYTES, stop - start))):
@@ -158,15 +158,15 @@ def _sum_of_json(document: dict[str, Any]) -> int:
 
 @contextlib.contextmanager
 def part_cache(directory: Path, fingerprint: str, private: Path) -> Iterator[PartCache]:
-    """Yield the parts of a preparation of ``directory``, which lie in a folder beside it.
+    """Yield the cache of a preparation of ``directory``, in a folder beside it.
 
-    They go when the body is done. Where it fails they stay, if any were saved: what was away may come back, and what is
-    corrected has another fingerprint.
+    It is removed when the body is done. If the body fails, saved files stay: a storage that was away may come back,
+    and corrected rows have another fingerprint.
 
     Args:
-        directory: what is prepared.
-        fingerprint: of :class:`PartCache`.
-        private: the folder to take where another process has that beside ``directory``.
+        directory: directory of the prepared data.
+        fingerprint: fingerprint of :class:`PartCache`.
+        private: folder to use instead if another process holds the one beside ``directory``.
     """
     folder = directory.with_name(f".{directory.name}.parts")
     lock = _lock(folder)
@@ -184,7 +184,7 @@ def part_cache(directory: Path, fingerprint: str, private: Path) -> Iterator[Par
 
 
 def _lock(folder: Path) -> int | None:
-    """Return the descriptor that locks a folder, None where another process has it."""
+    """Return the descriptor that locks a folder, None if another process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):

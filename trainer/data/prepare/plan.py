@@ -1,4 +1,4 @@
-"""Plan of what has to be read for a dataset and a job: which column goes into which table, and how. Torch-free."""
+"""Plan of the columns to read for a dataset and a job, with the table and encoding of each. Torch-free."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DataPlan:
     items: ItemFile | None = None
     vectors: tuple[Vector, ...] = ()  # of the rows, then of the item table
     text_tables: tuple[str, ...] = ()  # of text, though their own column has integers
-    notes: tuple[str, ...] = ()  # what the user should know of how ids are read
+    notes: tuple[str, ...] = ()  # messages for the user about ids that are read as text
 
     def with_text(self, tables: Collection[str]) -> DataPlan:
         """Return the plan with ids of text in these tables; their integers are read as they are written."""
@@ -91,7 +91,7 @@ class DataPlan:
 
     @property
     def needs_all_rows(self) -> str | None:
-        """What takes more for an example than its row and the limits of splits; None: parts of the rows go alone."""
+        """The first setting that needs other rows to make an example; None if rows can be prepared span by span."""
         needs = {
             "histories": any(feature.derive is not None for feature in self.features),
             "drawn negatives": self.dataset.negatives is not None,
@@ -108,22 +108,22 @@ class DataPlan:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether the model is trained on each user's items in order, and reads nothing else."""
+        """True if the model is trained on each user's items in order, and reads nothing else."""
         return self.job.model.reads_sequences
 
     @property
     def positives_only(self) -> bool:
-        """Whether rows that are no positives are left out of training."""
+        """True if only positive rows are trained on."""
         return self.is_bpr or self.is_sequence
 
     @property
     def keeps_users(self) -> bool:
-        """Whether evaluation needs the user of each held-out example, also of users that were not trained on."""
+        """True if evaluation needs the user of each held-out example, also of users that were not trained on."""
         return needs_users(self.job, self.tasks)
 
     @property
     def keeps_seen(self) -> bool:
-        """Whether what each user had in training is kept: negatives are drawn beside it, and rankings leave it out."""
+        """True if each user's items in training are kept, to exclude them from drawn negatives and rankings."""
         return self.is_bpr or ranks_catalogue(self.job)
 
     @property
@@ -141,7 +141,7 @@ class DataPlan:
 
     @property
     def raw_table(self) -> str | None:
-        """The table whose strings a job of one pass keeps, because it publishes vectors by them; None without one."""
+        """Table whose id strings a one-pass job keeps, to publish vectors under them; None if there is none."""
         publish, job = self.job.publish, self.job
         feature = None if publish is None or not job.dataset.one_pass else self.feature(publish.feature)
         return None if feature is None or self.kinds[feature.table] == "int" else feature.table
@@ -158,7 +158,7 @@ class DataPlan:
 
     @property
     def least_labels(self) -> dict[str, float]:
-        """The least value that a label may have, by name, where its loss has one."""
+        """Smallest valid value of each label whose loss has such a limit, by name."""
         return least_labels(self.job, self.dataset)
 
     @property
@@ -172,7 +172,7 @@ class DataPlan:
 
     @property
     def row_vectors(self) -> tuple[Vector, ...]:
-        """Those that columns of the rows have."""
+        """Vectors in columns of the rows, not of the item table."""
         return tuple(one for one in self.vectors if not one.of_item)
 
     @cached_property
@@ -186,7 +186,7 @@ class DataPlan:
 
     @cached_property
     def sides(self) -> Sides | None:
-        """The column that says which rows train, where there is one."""
+        """The column that assigns rows to splits, if there is one."""
         column = self.job.evaluation.split.column
         return None if column is None else Sides(column)
 
@@ -206,7 +206,7 @@ class DataPlan:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns of ids in which a missing one makes a row bad."""
+        """Columns of ids in which a missing id makes a row bad."""
         features = self.dataset.features.items()
         columns = (spec.column or name for name, spec in features if spec.type == "id" and spec.missing == "error")
         return tuple(dict.fromkeys(columns))
@@ -217,19 +217,19 @@ class DataPlan:
 
     @property
     def feature_times(self) -> dict[str, str]:
-        """By feature, the column of the rows that says when it was known, where that matters."""
+        """Column of the rows with the time at which a feature was known, by feature, if the plan checks it."""
         features = self.dataset.features.items() if self.splits_by_time else ()
         return {name: feature.timestamp for name, feature in features if feature.timestamp is not None}
 
     @property
     def join_times(self) -> dict[str, str]:
-        """By feature, the column of its joined file that says when it was known, where that matters."""
+        """Column of the joined file with the time at which a feature was known, by feature, if the plan checks it."""
         joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
         return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
 
     @property
     def bad_window(self) -> Window | None:
-        """The window, where a row whose value is no day is bad."""
+        """The window, if a row without a valid day is a bad row; else None."""
         window = self.source.window
         return window if window is not None and window.keeps_undated else None
 
@@ -249,13 +249,16 @@ class DataPlan:
         return list(dict.fromkeys([*columns, *self.label_columns, *filter(None, (self.job.evaluation.split.column,))]))
 
     def table_of(self, join: str) -> str:
-        """Return the table that the values of one of ``joins`` are ids of."""
+        """Return the table of the ids that one of ``joins`` gives."""
         name = "item" if join == ITEM_TABLE else join
         return next(feature.table for feature in self.features if feature.name == name)
 
     @property
     def ids_as_written(self) -> list[str]:
-        """Where ids are told apart by how they are written, though numbers could be read from them."""
+        """Columns and tables whose number-like ids are read as text, as entries for the fingerprint.
+
+        There 7 and 007 are different ids.
+        """
         sources = enumerate(self.sources)
         found = [f"{number} {name}" for number, one in sources for name in sorted(one.reader.number_like)]
         found += [f"table {table}" for table in sorted(self.text_tables)]
@@ -313,7 +316,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
     Args:
         dataset: the dataset.
         job: the job.
-        source: has the columns of its files; left out: the files themselves, of a folder that is followed the first.
+        source: source with the columns to check against; None: the dataset's files (of a followed folder, the first).
 
     Raises:
         DataError: the files do not fit the spec.
@@ -415,7 +418,7 @@ def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
 
 
 def _check_roles(plan: DataPlan) -> None:
-    """Check that user and item read a column where rows are split by them or negatives are drawn for them."""
+    """Check that user and item read a column, if rows are split by them or negatives are drawn for them."""
     needs: list[tuple[str, tuple[str, ...]]] = []
     if plan.dataset.negatives is not None:
         needs.append(("label.negatives", (plan.dataset.negatives.of, "user")))
@@ -438,7 +441,7 @@ def _check_roles(plan: DataPlan) -> None:
 
 
 def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
-    """Return integers or strings for each domain, as its first column says; the others are converted to it."""
+    """Return the kind of ids of each domain, integers or strings, from its first column; others are converted to it."""
     kinds: dict[str, Kind] = {}
     owners_first = sorted(plan.features, key=lambda feature: feature.table != feature.name)
     for feature in owners_first:
@@ -456,7 +459,7 @@ def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
 
 
 def _domains_of_text(plan: DataPlan, joins: dict[str, JoinTable], kinds: dict[str, Kind]) -> list[str]:
-    """Return the domains of integers of which other columns are known to have text that no integer is written as."""
+    """Return the domains of integers for which another column is known to have text that is no integer."""
     of_rows = () if plan.source.reader.has_types else (use for use in plan.uses if not use.is_list)
     found = [use.domain for use in of_rows if _column_kind(plan.source, use) == "string"]
     found += [plan.table_of(name) for name, join in joins.items() if join.has_text]

@@ -61,7 +61,7 @@ from trainer.spec.models.sequences import PieceSpec
 
 _REPLACED = ".replaced"
 BAD_ROWS = "bad_rows.parquet"
-"""Beside the prepared data: rows that were left out, with the reason."""
+"""File beside the prepared data with the bad rows that were left out, and the reasons."""
 
 
 def prepare(
@@ -83,28 +83,30 @@ def prepare(
     """Read the dataset, split it, and write coded columns under ``directory``, which ranks then open.
 
     A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
-    reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written, and what
-    was read until then is taken up again (:mod:`trainer.data.prepare.part_cache`). Rows that
-    ``max_bad_rows`` leaves out are written to ``bad_rows.parquet`` beside it, also where they are too many. Of a job of
-    one pass (``dataset.one_pass``) no row is read: what is written is what the specs and the files' schemas say.
+    reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written. The next
+    call continues from the rows read until then (:mod:`trainer.data.prepare.part_cache`). Bad rows that
+    ``max_bad_rows`` allows are left out and written to ``bad_rows.parquet`` beside the directory, even if there are too
+    many. For a one-pass job (``dataset.one_pass``) no row is read: the directory follows from the specs and the files'
+    schemas.
 
     Args:
-        dataset: where the rows are, and what their columns mean.
-        job: says how rows are split and which features are read.
+        dataset: location of the rows, and the meaning of their columns.
+        job: gives the split and the features to read.
         directory: the directory to make.
-        base_vocabulary: by table, from a warm start: old ids keep their rows, but for those that
-            ``init_from.retire_after_runs`` gives up; new ids follow.
-        base_numeric: the warm start's statistics of numeric features, which stay; those of others are of this run.
-        base_profile: what the warm start's rows were like; this run's are compared with it
+        base_vocabulary: ids of the warm start's parent, by table. They keep their rows, except those that
+            ``init_from.retire_after_runs`` retires; new ids follow.
+        base_numeric: the parent's statistics of numeric features, which are kept; other features get those of this run.
+        base_profile: profile of the parent's rows, with which this run's rows are compared
             (:mod:`trainer.data.prepare.drift`).
-        text_tables: tables whose ids are text, also where the rows have integers: what is served has text.
-        threads: how many work on it, of which no byte depends; None: :func:`trainer.data.prepare.workers.num_threads`.
-        hosts: other hosts that may read and write parts of the rows, of which no byte depends either
-            (:mod:`trainer.data.prepare.by_tasks`); None: this process does all.
-        shared: what other runs of this host have prepared, which is used where it is the same; None: nothing is shared.
+        text_tables: tables whose ids are text, even if the rows have integers, because the served ids are text.
+        threads: number of threads; the result does not depend on it. None:
+            :func:`trainer.data.prepare.workers.num_threads`.
+        hosts: other hosts that may read and write parts of the rows, with the same result
+            (:mod:`trainer.data.prepare.by_tasks`); None: this process does everything.
+        shared: data prepared by other runs of this host, to reuse if it is the same; None: nothing is shared.
         log: takes messages on the progress.
-        report: takes figures of it (:class:`trainer.data.prepare.progress.Progress`).
-        fence: called before the rename; what it raises leaves the directory as it was.
+        report: takes progress figures (:class:`trainer.data.prepare.progress.Progress`).
+        fence: called before the rename; an exception that it raises leaves the directory as it was.
 
     Returns:
         The directory, opened.
@@ -166,7 +168,7 @@ def prepare(
 
 
 def _converted(plan: DataPlan, base: Mapping[str, IdMap]) -> list[str]:
-    """Return, in words, in which tables the warm start has integers and the rows text."""
+    """Return a note for each table in which the warm start has integers and the rows have text."""
     return [
         f"ids of {table}: the integers that this job goes on from are text now, as its rows have them"
         for table, ids in base.items()
@@ -197,15 +199,15 @@ def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class _Preparation:
-    """What is prepared, and where: of one call, once its plan stands.
+    """One call of :func:`prepare` once its plan is made.
 
     Attributes:
-        plan: what is read, and how it is split.
-        work: the folder that is written, which takes the directory's place when all is in it.
-        fingerprint: of specs and files.
-        base: what a warm start goes on with.
-        workers: the threads that work on it.
-        progress: whom to tell.
+        plan: columns to read, and the split.
+        work: temporary folder that is written, and renamed to the directory when it is complete.
+        fingerprint: fingerprint of specs and files.
+        base: data of the warm start's parent.
+        workers: threads of the preparation.
+        progress: receiver of progress reports.
     """
 
     plan: DataPlan
@@ -222,7 +224,7 @@ def _write(
     assembly: Assembly | None,
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
-    """Write the splits, here or (by ``assembly``) by tasks, and what is beside them."""
+    """Write the splits, in this process or (by ``assembly``) by tasks, and the other files of the directory."""
     with left_out as bad_rows:
         if assembly is None:
             encoded = encode(task.plan, parts, task.workers, bad_rows, task.progress)
@@ -238,7 +240,7 @@ def _write(
 
 
 def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits, SeenPairs | None, SequenceRows | None]:
-    """Write the splits in this process; return them, and what is written once the catalogue is known."""
+    """Write the splits in this process; return them, and the seen items and sequences, which need the catalogue."""
     plan, work, base, workers, progress = task.plan, task.work, task.base, task.workers, task.progress
     writers, seen, sequences = write_splits(plan, encoded, work, workers, progress)
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
@@ -271,7 +273,7 @@ def _finish(
     sequences: SequenceRows | None,
     bad_rows: BadRows | None,
 ) -> None:
-    """Write what is beside the splits, the manifest last; ``seen`` and ``sequences``: of one without tasks."""
+    """Write the other files of the directory, the manifest last; ``seen`` and ``sequences`` are None after tasks."""
     plan, work, base, log = task.plan, task.work, task.base, task.progress.log
     encoded, grown, row_counts, numeric = splits.encoded, splits.grown, splits.row_counts, splits.numeric
     warnings = [*encoded.warnings, *check_parent_ids(base.vocabulary, grown, row_counts, plan.source.uri)]
@@ -335,7 +337,7 @@ def _of_users(plan: DataPlan, row_counts: Mapping[str, npt.NDArray[np.int64]]) -
 
 
 def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
-    """Write what is known of the data of a job of one pass before a row is read."""
+    """Write the directory of a one-pass job, from its specs and the files' schemas alone."""
     if plan.numeric:
         known = inherited_numeric(plan, base.numeric or ())
         write_numeric([known.get(one.name) or with_fill(one) for one in plan.numeric], work / NUMERIC_FILE)
@@ -361,16 +363,16 @@ def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: Warm
 
 
 def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_files: int) -> None:
-    """Check that the first files of a job of one pass are those that it has begun with; others may have changed.
+    """Check that the files that a one-pass job has read are unchanged; the files after them may have changed.
 
     Args:
-        dataset: of the job.
+        dataset: dataset of the job.
         job: the job.
-        directory: what :func:`prepare` has written for it.
-        num_files: how many of them were read, in whole or in part.
+        directory: directory that :func:`prepare` has written for it.
+        num_files: number of files that were read, in whole or in part.
 
     Raises:
-        DataError: one is another, or gone.
+        DataError: a file was changed or removed.
     """
     begun = json.loads((directory / MANIFEST).read_text("utf-8")).get("files", [])
     there = make_plan(dataset, job).source.fingerprint_files()
@@ -384,7 +386,7 @@ def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_fi
 
 
 def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
-    """Return the part of the manifest that follows from the specs and the files, whatever the rows are."""
+    """Return the part of the manifest that follows from the specs and the files, not from values of rows."""
     return {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint,
@@ -404,7 +406,7 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
 
 
 def _items(plan: DataPlan, catalogue: Catalogue | None) -> dict[str, Any]:
-    """Return the manifest's entry of the item table, where there is one."""
+    """Return the manifest's entry of the item table, if there is one."""
     if catalogue is None:
         return {}
     return {"items": {"num_in_table": catalogue.num_in_table, "num_numbers": len(plan.item_numeric)}}
@@ -417,7 +419,7 @@ def _write_tables(
     base: Mapping[str, IdMap],
     log: Callable[[str], Any],
 ) -> None:
-    """Write the ids of each table, their training occurrences, and the rows of the warm start that they go on from."""
+    """Write each table's ids, their number of training occurrences, and the parent's rows that they continue."""
     directory.mkdir()
     for table, one in grown.items():
         one.ids.write(directory / f"{table}.arrow")
@@ -433,7 +435,7 @@ def _quarantine(
 ) -> Iterator[BadRows | None]:
     """Yield the bad-row writer, or None if bad rows are errors.
 
-    Its file appears beside ``directory``, also where the bad rows are too many.
+    Its file appears beside ``directory``, even if there are too many bad rows.
     """
     if plan.dataset.max_bad_rows is None:
         yield None
@@ -452,7 +454,8 @@ def _quarantine(
 def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
     """Return the number of examples, by split.
 
-    To train on: items of sequences (item2vec) or pieces of sequences (gru4rec, hstu, sasrec). Held out: to predict.
+    Training examples are items of sequences (item2vec) or pieces of sequences (gru4rec, hstu, sasrec); held-out
+    examples are items to predict.
     """
     model = plan.job.model
     train = len(sequences.windows(model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
@@ -469,7 +472,7 @@ def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove what a killed process left beside ``directory`` while it prepared."""
+    """Remove files beside ``directory`` that a killed preparation left."""
     for path in directory.parent.glob(f".{directory.name}.*.preparing"):
         pid = path.name.split(".")[-3]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

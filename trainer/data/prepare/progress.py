@@ -1,4 +1,4 @@
-"""How far a preparation is, and how fast: in words for the log, in figures for who follows the run. Torch-free."""
+"""Progress and speed of a preparation: messages for the log, and figures for events. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.data.sources.source import Source
 
 _SECONDS = 10.0
 REPORT_SECONDS = 1.0
-"""Between two reports of a preparation; one that takes less makes none."""
+"""Least time between two reports; a shorter preparation makes none."""
 
 Stage = Literal["read", "write"]
 
@@ -19,8 +19,8 @@ class Progress:
     """The progress of one preparation: rows are read and coded, then the coded rows are written as examples.
 
     Args:
-        log: takes messages, while rows are read every ten seconds, and at the end of that.
-        report: takes ``stage``, ``rows`` that are done, ``total_rows`` (None where no file says it) and
+        log: takes messages: every ten seconds while rows are read, and when all are read.
+        report: takes ``stage``, ``rows`` (done so far), ``total_rows`` (None if the files do not state it) and
             ``rows_per_second`` of this process, at most every :data:`REPORT_SECONDS`.
     """
 
@@ -35,9 +35,9 @@ class Progress:
         """Begin with the reading.
 
         Args:
-            source: what is read.
-            part_rows: rows of a part, after which what was read is saved.
-            num_rows: those that an earlier process has read and saved.
+            source: source of the rows.
+            part_rows: rows between saves.
+            num_rows: rows that an earlier process has read and saved.
         """
         self._start("read", source.reader.num_rows() if source.has_all_rows else None, num_rows)
         self._told, self._part_rows = self._began, part_rows
@@ -48,7 +48,7 @@ class Progress:
         self._tell(f"{self._num_rows:,} rows")
 
     def start_writing(self, num_rows: int) -> None:
-        """Begin to write so many rows that were read."""
+        """Begin to write ``num_rows`` rows that were read."""
         self._start("write", num_rows)
 
     def add(self, num_rows: int) -> None:

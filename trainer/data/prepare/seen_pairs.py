@@ -1,4 +1,4 @@
-"""What each user of the training split had, and the items to draw negatives from."""
+"""Items of each user in the training split, and the items to draw negatives from."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class SeenPairs:
         num_rows: Mapping[str, int],
         catalogue: Catalogue | None = None,
     ) -> None:
-        """Write the items to draw negatives from, and what each user had.
+        """Write the items to draw negatives from, and the items of each user.
 
-        ``seen.items.bin``: the rows that negatives are drawn from (items that rows of this training split have: one
-        that only a warm start or a history brought is left alone), or all places of a catalogue;
+        ``seen.items.bin``: table rows of the items that negatives are drawn from, or all positions of a catalogue.
+        Only items of this training split are drawn, not those known from a warm start or a history alone.
         ``seen.{shifted,starts}.bin``: SeenItems by user row.
 
         Args:
-            directory: whose training split has columns of rows already.
-            rows_of: by table, the row of each code.
-            num_rows: of each table.
-            catalogue: all items, where there is an item table.
+            directory: directory whose training split has its columns of table rows already.
+            rows_of: the table row of each code, by table.
+            num_rows: number of rows, by table.
+            catalogue: all items, if there is an item table.
         """
         if not self._enabled:
             return

@@ -1,11 +1,11 @@
-"""Prepared data that runs of one host share: the files of one are those of every other that would prepare the same.
+"""Prepared data that runs of one host share: runs that would prepare the same data use the same files. Torch-free.
 
-    FOLDER/KEY.json     of each: its files, with size and sha256; null where there is no room for them
-    FOLDER/KEY.lock     held by the run that prepares it, for which others wait
+    FOLDER/KEY.json     names of the files of one prepared data set, with size and sha256; null if there is no room
+    FOLDER/KEY.lock     lock of the run that prepares it; other runs wait
     FOLDER/files/       the files, within a limit (:class:`trainer.storage.cache.HostCache`)
 
-A run's own files are hard links, and nobody changes them. The records are believed, so the folder is this user's
-alone; and a run takes what runs of its own store have kept, not those of another tenant. Torch-free.
+A run's own files are hard links to these, and nobody changes them. Records are trusted, so only this user may access
+the folder. A run reuses data of runs of its own store only, not of another tenant.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ DEFAULT_BYTES = 20 * 2**30
 
 
 class SharedPreparedData:
-    """What runs of this host have prepared, together at most ``limit_bytes``; what was used longest ago goes first.
+    """Cache of prepared data that runs of this host share: at most ``limit_bytes``, least recently used removed first.
 
     Args:
-        folder: where it lies; made for this user alone.
-        limit_bytes: of all owners together.
-        owner: whose runs take and keep here: a store's url. Nothing of one owner is another's.
+        folder: folder of the cache, made with access for this user alone.
+        limit_bytes: limit for all owners together.
+        owner: store url of the runs that share; runs of another owner see none of their data.
 
     Raises:
-        PermissionError: another user could write there.
+        PermissionError: another user could write to the folder.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = DEFAULT_BYTES, owner: str = ""):
@@ -50,14 +50,14 @@ class SharedPreparedData:
     def key_of(self, fingerprint: str, settings: dict[str, Any]) -> str:
         """Return the key of prepared data.
 
-        It is their fingerprint and all that the specs say in a manifest, for one owner and one release of this code.
+        It is a hash of their fingerprint, the manifest's settings, the owner and the release of this code.
         """
         document = [importlib.metadata.version("evenkeel"), self._owner, fingerprint, settings]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @contextlib.contextmanager
     def only_one(self, key: str, log: Callable[[str], Any]) -> Iterator[None]:
-        """Wait until no other process prepares ``key``; one that dies blocks nobody, nor does what is not kept."""
+        """Wait until no other process prepares ``key``. A dead process blocks nobody, nor do data too large to keep."""
         descriptor = os.open(self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -72,10 +72,10 @@ class SharedPreparedData:
             os.close(descriptor)
 
     def take(self, key: str, directory: Path) -> bool:
-        """Make in ``directory``, which is empty, links of the files kept for ``key``.
+        """Make links in the empty folder ``directory`` to the files kept for ``key``.
 
         Returns:
-            Whether all are there, each with its sha256; else there is none.
+            True if all files are there with their sha256; else False, and no link is made.
         """
         record = self.folder / f"{key}.json"
         try:
@@ -96,9 +96,9 @@ class SharedPreparedData:
         return True
 
     def keep(self, key: str, files: Mapping[str, Path]) -> None:
-        """Keep files, which change no more, by the names that :meth:`take` gives them, as far as there is room.
+        """Keep finished files under the names that :meth:`take` will give them, as far as there is room.
 
-        Nothing is kept of another file system, whose disk would hold it twice.
+        Files of another file system are not kept: they would take their space twice.
         """
         contents = {name: content_of(path) for name, path in files.items()}
         record: dict[str, list[Any]] | None = None
@@ -112,20 +112,20 @@ class SharedPreparedData:
         self._forget_lost()
 
     def clean(self) -> int:
-        """Remove all that is kept; return the bytes. Files that runs have stay theirs."""
+        """Remove all kept files; return their number of bytes. Links that runs have stay."""
         for record in self.folder.glob("*.json"):
             self._forget(record)
         return self._cache.clear()
 
     def _is_too_large(self, key: str) -> bool:
-        """Return True if it is known that there is no room for ``key``, so that nobody need wait for it."""
+        """Return True if ``key`` is recorded as too large to keep, so that there is nothing to wait for."""
         try:
             return (self.folder / f"{key}.json").read_text("utf-8").strip() == "null"
         except OSError:
             return False
 
     def _forget_lost(self) -> None:
-        """Remove the records of data of which a file has gone."""
+        """Remove the records of data that lost a file."""
         there = {path.name for path in (self.folder / "files").iterdir()}
         for record in self.folder.glob("*.json"):
             with contextlib.suppress(OSError, ValueError, AttributeError, IndexError):
@@ -133,7 +133,7 @@ class SharedPreparedData:
                     self._forget(record)
 
     def _forget(self, record: Path) -> None:
-        """Remove a record and its lock. Who waits for the lock meanwhile prepares beside others at worst."""
+        """Remove a record and its lock. At worst, two processes then prepare the same data."""
         record.unlink(missing_ok=True)
         record.with_suffix(".lock").unlink(missing_ok=True)
 
@@ -146,10 +146,10 @@ def _require_own(folder: Path) -> None:
 
 
 def clean_host() -> int:
-    """Remove what runs of this host share; return the bytes. Files that runs have stay theirs.
+    """Remove the prepared data that runs of this host share; return the bytes. Links that runs have stay.
 
     Raises:
-        OSError: they are another user's.
+        OSError: the files belong to another user.
     """
     return SharedPreparedData(cache_folder() / PREPARED).clean()
 
@@ -168,15 +168,15 @@ def shared_on_host(owner: str, directory: Path, log: Callable[[str], Any]) -> Sh
     """Return this host's shared prepared data, in the cache that the environment names.
 
     Args:
-        owner: whose runs share it.
-        directory: of the run; on another file system its files would be copies, so nothing is shared.
-        log: takes why nothing is shared, where the folder is not to be had.
+        owner: store url of the runs that share it.
+        directory: directory of the run. On another file system its files would be copies, so nothing is shared.
+        log: takes the reason if the folder cannot be used.
 
     Returns:
-        None where the limit is 0, or the folder cannot be made, has no links there, or is not this user's alone.
+        None if the limit is 0, or the folder cannot be made, hard links to it fail, or others may access it.
 
     Raises:
-        ValueError: a limit that is no number of bytes.
+        ValueError: the limit is not a number of bytes.
     """
     text = os.environ.get(BYTES_VARIABLE, "").strip()
     if text and not text.isdecimal():

@@ -1,4 +1,4 @@
-"""Figures of a described dataset: what its rows, labels and features hold. Torch-free."""
+"""Figures of a dataset: counts and ranges of its rows, labels and features. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
     """Return figures of a dataset; reads every row, in a stream.
 
     They are the number of rows, the label rate or the range of its values, the range of the order, and nulls and
-    distinct ids per feature column. ``label_problem`` says what would keep a job from training, where a label is not
-    one.
+    distinct ids per feature column. ``label_problem`` is the error that a job would fail with if a label is invalid.
     """
     source = Source(spec.uri, row_filter=spec.filter, ids=spec.id_columns)
     columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
@@ -77,7 +76,7 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
 
 
 class _Bounds:
-    """The first and the last value of the order; where rows may be bad, of those that are not."""
+    """The first and the last value of the order, of good rows only if rows may be bad."""
 
     def __init__(self, order: Order, type_: pa.DataType, may_be_bad: bool):
         self._order, self._may_be_bad, self._is_day = order, may_be_bad, pa.types.is_date(type_)
@@ -105,7 +104,7 @@ class _Bounds:
 
 
 class _Labels:
-    """What a profile says of a dataset's label, or of each of its labels."""
+    """Figures of a dataset's label, or of each of its labels: rate of positives or range of values."""
 
     def __init__(self, spec: DatasetSpec):
         self._spec, self._problem = spec, ""
@@ -149,7 +148,7 @@ class _Labels:
 
 
 class VectorFigures:
-    """How many vectors are missing, how many are none of their dim, and the mean length of the others."""
+    """Numbers of missing and of bad vectors (other than ``dim`` numbers), and the mean length of the others."""
 
     def __init__(self, vector: Vector) -> None:
         self._vector = vector
@@ -168,7 +167,7 @@ class VectorFigures:
 
 
 class Range:
-    """The smallest and the largest value of a numeric column, how many are missing and how many are no numbers."""
+    """Smallest and largest value of a numeric column, and the numbers of missing (null, NaN) and of bad values."""
 
     def __init__(self) -> None:
         self.nulls, self.bad, self.low, self.high = 0, 0, np.inf, -np.inf

@@ -1,9 +1,8 @@
-"""A folder that is read on as files appear in it: which is next, which are late, which have changed. Torch-free.
+"""A folder whose files are read as they appear: detects the next file, and late and changed ones. Torch-free.
 
-Files are read in the order of their names (of the parts of their paths below the folder). One that appears behind the
-file that is being read and sorts before it is late: it would have to be read first. A file that cannot be opened is
-still being written, and waited for. Names that begin with ``.`` or ``_``, and those that no reader takes, are passed
-over.
+Files are read in the order of their names (of the parts of their paths below the folder). A file is late if it appears
+after a file that sorts behind it was begun. A file that cannot be opened counts as still being written, and is waited
+for. Names that begin with ``.`` or ``_``, and those with endings of no reader, are skipped.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from trainer.data.sources.tables.registry import snapshot_of
 from trainer.spec import Follow
 
 COLUMNS_FILE = "columns.parquet"
-"""Beside what a run keeps of its data: no row, and the columns of the first file that was there."""
+"""File of the run's prepared data without rows, with the columns of the followed folder's first file."""
 UNREADABLE_SECONDS = 60.0
-"""Time for which an unreadable file is taken for one that is being written, without a warning."""
+"""Time for which an unreadable file counts as still being written, before a warning."""
 _NAMED = 5
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A file that is read, and what it was when its reading began.
+    """A file that is read, with its size and time of change when its reading began.
 
     Attributes:
-        number: how many files were read before it.
+        number: number of files that were read before it.
         name: its path below the folder.
         size: in bytes.
-        changed_ns: when it was last changed.
+        changed_ns: time of its last change, in nanoseconds since 1970.
     """
 
     number: int
@@ -49,7 +48,7 @@ class Taken:
 
     @staticmethod
     def of_json(document: Mapping[str, Any]) -> Taken:
-        """Return the file that ``dataclasses.asdict`` gave."""
+        """Return the file of a document that ``dataclasses.asdict`` made."""
         return Taken(**document)
 
     @property
@@ -57,18 +56,18 @@ class Taken:
         return tuple(self.name.split("/"))
 
     def is_still(self, path: FilePath) -> bool:
-        """Return True if the file at ``path`` is as it was when its reading began; not, if it is gone."""
+        """Return True if the file at ``path`` is unchanged since its reading began; False if it is gone."""
         return is_still(path, self.size, self.changed_ns)
 
 
 @dataclass(frozen=True)
 class Lag:
-    """How far behind the folder a reader is.
+    """Lag of a reader behind the folder.
 
     Attributes:
-        files: that are there and not begun.
-        seconds: since the oldest of them was last changed; 0 without any.
-        late: files so far that came too late to be read.
+        files: number of files that are there and were not begun.
+        seconds: time since the oldest of them was last changed; 0 without any.
+        late: number of files so far that came too late to be read.
     """
 
     files: int
@@ -80,9 +79,9 @@ class FollowedFolder:
     """The files of a folder as one reader reads them, one after the other. For use by several threads.
 
     Args:
-        uri: of the folder.
-        follow: how it is followed.
-        note: takes what its owner should know, in words.
+        uri: uri of the folder.
+        follow: settings of the job.
+        note: takes messages for the job's owner.
     """
 
     def __init__(self, uri: str, follow: Follow, note: Callable[[str], None] = lambda message: None):
@@ -102,15 +101,15 @@ class FollowedFolder:
     # --- what is read ------------------------------------------------------------------------------------------------
 
     def begin(self, files: Iterable[Taken]) -> None:
-        """Go on after files that were read, of which the last may be read in part."""
+        """Continue after files that were read, the last possibly in part."""
         with self._lock:
             for file in sorted(files, key=lambda one: one.number):
                 self._keep(file)
 
     def pieces_until(self, number: int) -> list[Taken]:
-        """Return the files that were read, up to ``number``; those before the last two only while they are there.
+        """Return the files that were read, up to ``number``; files before the last two only while they exist.
 
-        What was read before and is gone is forgotten: nobody goes on from there any more.
+        Earlier files that are gone are forgotten: no checkpoint resumes from them any more.
         """
         with self._lock:
             for one, old in list(self._taken.items()):
@@ -123,7 +122,7 @@ class FollowedFolder:
         """Return the file of this number, None while none can be read.
 
         Raises:
-            EndOfFolder: there will be no more.
+            EndOfFolder: the last file was read, and the marker says that no more will come.
             DataError: a late file is refused, or the folder cannot be listed.
         """
         with self._lock:
@@ -177,7 +176,7 @@ class FollowedFolder:
     # --- what is there -----------------------------------------------------------------------------------------------
 
     def _list(self) -> None:
-        """Look at the folder, and tell of files that are late, gone or changed."""
+        """List the folder, and report files that are late, gone or changed."""
         single, listing = listed(self.uri, may_be_empty=True)
         if single:
             remedy = "name its folder in the dataset's uri, or leave dataset.follow out"
@@ -254,7 +253,7 @@ class FollowedFolder:
         return False
 
     def _tell_unreadable(self, parts: tuple[str, ...], problem: str) -> None:
-        """Tell once of a file that could not be opened for a while: those behind it wait."""
+        """Warn once about a file that could not be opened for a while, because the files behind it wait."""
         if self._unreadable is None or self._unreadable[0] != parts:
             self._unreadable = (parts, time.monotonic(), problem)
         elif time.monotonic() - self._unreadable[1] > UNREADABLE_SECONDS and parts not in self._told_unreadable:
@@ -295,5 +294,5 @@ def _words(names: Sequence[tuple[str, ...]]) -> str:
 
 
 def write_columns(source: Source, path: Path) -> None:
-    """Write the columns of the first file, to stand for it once it is gone."""
+    """Write the columns of the first file, to be used once the file is gone."""
     pq.write_table(source.schema().empty_table(), path)

@@ -53,14 +53,14 @@ _MEAN_TEXT_LENGTH = 64
 _NUMBER = r"^\s*[-+]?\d[\d.,]*\s*$"
 _NUMBER_WITH_COMMA = r"^\s*[-+]?\d[\d.]*(,\d{3})*,\d+(\.\d+)?\s*$"
 _CODES = r"^\s*[^\s,;]*\d[^\s,;]*([\s,;]+[^\s,;]*\d[^\s,;]*)+\s*$|^[^,;]+([,;][^,;]+)+$"
-"""Pattern of codes with blanks between them, and of words with commas: lists of ids, or ids."""
+"""Pattern of values that may be one id or a list: codes separated by blanks, or words separated by commas."""
 _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
 """Fewest mean words and distinct values of strings that are texts, not names of categories."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A DatasetSpec document, and what its reader should know of what is not in it."""
+    """A DatasetSpec document, and notes on columns that were left out or are unclear."""
 
     document: dict[str, Any]
     notes: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class _Column:
-    """What a sample of one column shows."""
+    """Statistics of a sample of one column."""
 
     name: str
     type: pa.DataType
@@ -87,19 +87,19 @@ class _Column:
     text_lists: str = ""
     """Form of texts that may be lists: ``lists``, ``unclear``, ``numbers`` with commas, ``unreadable``."""
     pair: tuple[str, ...] = ()
-    """Its texts, where there are two."""
+    """Its two values if it is text with exactly two."""
     example: str = ""
-    """The first of its texts that are so."""
+    """First text of the form ``text_lists``."""
     is_times: bool = False
-    """Text in which times are written."""
+    """True if it is text that holds times."""
     has_hours: bool = False
-    """Text in which times are written that are no plain dates."""
+    """True if it is text that holds times with hours, not plain dates."""
     beyond_ids: bool = False
-    """Whole numbers that are no int64, or no exact ones."""
+    """True if it has whole numbers beyond int64, or too large to be exact."""
 
     @property
     def plain_name(self) -> str:
-        """The name as what is known of names has it: ``user_id`` of `` user id`` and of ``user-id``."""
+        """The name normalised for the patterns of names: ``user_id`` for `` user id`` and ``user-id``."""
         return re.sub(r"[\s-]+", "_", self.name.strip())
 
     @property
@@ -120,9 +120,9 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     """Return a DatasetSpec document for a file or directory, from its names and first million rows.
 
     The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
-    column. Other 0/1 columns named like labels are no features; the notes have the ``labels`` for all of them. What is
-    named like a label and has other values is no feature either. Columns that cannot be read from every file are left
-    out, and the notes say why.
+    column. Other 0/1 columns named like labels are no features; the notes propose ``labels`` for all of them. A column
+    that is named like a label and has other values is no feature either. Columns that cannot be read from every file
+    are left out, and the notes give the reasons.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.
@@ -208,7 +208,7 @@ def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
 
 
 def column_names(uri: str | Path) -> list[str]:
-    """Return the columns of a file or directory, those of ``key=value`` folders included.
+    """Return the columns of a file or directory, including those of ``key=value`` folders.
 
     Opens every file's footer or header.
 
@@ -244,14 +244,14 @@ def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | No
 
 
 def _named_labels(columns: dict[str, _Column]) -> list[_Column]:
-    """Return the 0/1 columns named like labels; what most logs call theirs comes before other actions."""
+    """Return the 0/1 columns named like labels: usual names of labels first, then names of other actions."""
     binary = [column for column in columns.values() if column.is_binary]
     usual = [column for column in binary if _LABEL_NAMES.match(column.plain_name)]
     return usual + [column for column in binary if column not in usual and _ACTION_NAMES.search(column.plain_name)]
 
 
 def _is_no_label(column: _Column) -> bool:
-    """Return True if a column is named like a label and is none: what it says is not known when a model is asked."""
+    """Return True if a column is named like a label but is no 0/1 column: at prediction its value is not known."""
     is_partial = column.whole and (column.low, column.high) == (0.0, 1.0) and column.nulls > 0
     is_answer = is_partial or (column.distinct == 2 and (column.whole or positive_of(column.pair) is not None))
     named = _LABEL_NAMES.match(column.plain_name) or (is_answer and _ACTION_NAMES.search(column.plain_name))
@@ -293,7 +293,7 @@ def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[s
 
 
 def _unreadable(column: _Column) -> str:
-    """Return the reason why no feature can read a column, if its type or range is one."""
+    """Return the reason why no feature can read a column, if its type or range prevents it."""
     if column.beyond_ids:
         is_float = pa.types.is_floating(column.type)
         what = "integers as floats, which hold not every one of that size" if is_float else "integers of 2^63 and more"
@@ -328,7 +328,7 @@ def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
 
 
 def _feature_type(column: _Column) -> str | None:
-    """Return ``id``, ``id_list``, ``text``, ``vector``, or None for what no model should read."""
+    """Return ``id``, ``id_list``, ``text`` or ``vector``, or None for a column that no model should read."""
     if any(pattern.match(column.plain_name) for pattern in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES)):
         return None
     if pa.types.is_temporal(column.type) or column.has_hours or _is_fraction(column.type) or _unreadable(column):
@@ -343,14 +343,14 @@ def _feature_type(column: _Column) -> str | None:
 
 
 def _is_number(column: _Column) -> bool:
-    """Return True if a column holds numbers that are no ids, such as a price."""
+    """Return True if a column holds quantities, such as a price, not ids."""
     is_named = any(p.match(column.plain_name) for p in (_NOT_FEATURES, _TIME_NAMES, _ORDER_NAMES))
     is_number = _is_fraction(column.type) or (pa.types.is_floating(column.type) and not column.whole)
     return is_number and column.distinct > 1 and not is_named
 
 
 def _is_fraction(type_: pa.DataType) -> bool:
-    """Return True if a type is of decimals with digits behind the point; without any they are integers."""
+    """Return True if a type is of decimals with digits behind the point; decimals without any are integers."""
     return bool(pa.types.is_decimal(type_)) and type_.scale != 0
 
 
@@ -373,7 +373,7 @@ def _feature_name(column: _Column, features: dict[str, Any]) -> str:
 
 
 def _identifier(column: str, taken: dict[str, Any]) -> str:
-    """Return a name for what is read from a column, other than those that are taken."""
+    """Return a name for the feature of a column that is not in ``taken``."""
     name = re.sub(r"\W", "_", column, flags=re.ASCII)[:60]
     name = name if re.match(r"[A-Za-z_]", name) else f"c_{name}"
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
@@ -389,7 +389,7 @@ def _dataset_name(path: Path) -> str:
 
 
 def _ids_in_digits(source: Source, columns: Iterable[_Column]) -> dict[str, str]:
-    """Return an example of each column of numbers that is text where it is read as ids."""
+    """Return an example value for each column of numbers that becomes text if it is read as ids, such as 007."""
     numbers = [column.name for column in columns if column.low is not None]
     if source.reader.has_types or not numbers:
         return {}
@@ -454,7 +454,7 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
 
 
 def _text_lists(column: pa.ChunkedArray, has_pipes: bool) -> dict[str, Any]:
-    """Return the fields of :class:`_Column` for texts that may be lists; ``has_pipes``: a pipe is part of a value."""
+    """Return the fields of :class:`_Column` for texts that may be lists; ``has_pipes``: values may contain pipes."""
     texts = pc.unique(column).drop_null()
     texts = texts.filter(pc.not_equal(texts, ""))
     bracketed = in_brackets(texts)
@@ -479,7 +479,7 @@ def _text_lists(column: pa.ChunkedArray, has_pipes: bool) -> dict[str, Any]:
 
 
 def _dim(lists: pa.Array, num_others: int) -> int:
-    """Return the length of lists of text that are vectors: all of one length, of numbers that are not all whole."""
+    """Return the length of text lists that are vectors: all of one length, with numbers that are not all integers."""
     dim = _common_length(pa.chunked_array([lists]))
     elements = pc.list_flatten(lists)
     if not dim or num_others or not pc.any(pc.match_substring(elements, ".")).as_py():
@@ -491,7 +491,7 @@ def _dim(lists: pa.Array, num_others: int) -> int:
 
 
 def _beyond_ids(type_: pa.DataType, column: pa.ChunkedArray, bounds: tuple[float, float]) -> bool:
-    """Return True if a whole number of the column is none of those that ids are, or no exact one."""
+    """Return True if a whole number of the column is beyond int64, or too large to be exact."""
     if pa.types.is_floating(type_):
         return max(map(abs, bounds)) >= values.exact_below(type_)
     if pa.types.is_uint64(type_) or pa.types.is_decimal(type_):
@@ -500,7 +500,7 @@ def _beyond_ids(type_: pa.DataType, column: pa.ChunkedArray, bounds: tuple[float
 
 
 def _common_length(column: pa.ChunkedArray) -> int:
-    """Return the length of the lists of a column, 0 where they have several, or none."""
+    """Return the common length of the lists of a column, 0 if lengths differ or there is no list."""
     if not values.is_list(column.type):
         return 0
     bounds = pc.min_max(pc.list_value_length(column)).as_py()

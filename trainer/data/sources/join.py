@@ -27,10 +27,10 @@ from trainer.spec import Join
 class JoinTable:
     """``join.column`` by ``join.on``: for each key one id (take: last, first) or a list (take: all).
 
-    ``ids`` reads the column; left out, the column has ids, with ``take: all`` lists of them. Of a text a key has the
-    list of the ids of its n-grams.
+    ``ids`` makes ids of the column's values; None: the values are ids, with ``take: all`` lists of ids. For a text, a
+    key has the list of the ids of its n-grams.
 
-    Raises DataError where the file or a column is missing, and where a key is null or occurs twice.
+    Raises DataError if the file or a column is missing, or a key is null or occurs twice.
     """
 
     def __init__(self, join: Join, uri: str, ids: IdColumn | None = None):
@@ -78,7 +78,7 @@ class JoinTable:
 
     @cached_property
     def times(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """The column ``timestamp`` of the join file as numbers, and where it has no such time, by position."""
+        """The column ``timestamp`` of the join file as numbers, and a mask of missing times, by position."""
         assert self._timestamp is not None
         found = [self.order.read(chunk.column(self._timestamp)) for chunk in self.source.stream([self._timestamp])]
         numbers, unreadable, other = (np.concatenate(part) for part in zip(*found, strict=True))
@@ -88,7 +88,7 @@ class JoinTable:
         """Check that the join file has a time at each of the positions.
 
         Raises:
-            DataError: at the first that it has none at.
+            DataError: at the first position without a time.
         """
         assert self._timestamp is not None
         bad = positions[self.times[1][positions]]
@@ -106,7 +106,7 @@ class JoinTable:
 
     @cached_property
     def has_text(self) -> bool:
-        """Whether the values are text, which is written as integers are in a part of them alone."""
+        """True if the values are text, of which only some are written as integers."""
         return self.kind == "string" and values.some_are_written_as_integers(self._elements)
 
     def add_to(self, distinct: DistinctIds) -> None:
@@ -114,7 +114,7 @@ class JoinTable:
         distinct.add(values.as_ids(self._elements, distinct.kind, self.source.uri))
 
     def positions(self, keys: pa.Array, where: str) -> npt.NDArray[np.int64]:
-        """Return the position in the join file of each key; -1 where it has none.
+        """Return the position in the join file of each key; -1 if the file lacks it.
 
         Text is compared with integers as they are written.
         """
@@ -133,7 +133,7 @@ class JoinTable:
         return self._elements.take(pa.array(indices.values)), indices.lengths
 
     def coded(self, codes: Codes, kind: Kind) -> npt.NDArray[np.int32] | Jagged:
-        """Return per position of the join file the code of its id (a last entry serves position -1), or its codes."""
+        """Return the code, or list of codes, of each position of the join file; a last entry serves position -1."""
         element_codes = codes.encode(values.as_ids(self._elements, kind, self.source.uri)).astype(np.int32)
         if self.takes_list:
             return Jagged(element_codes, self._offsets)
@@ -160,7 +160,7 @@ class Joined(Column):
 
 
 def join_name(join: str) -> str:
-    """Return the name of a join among the columns of a plan; no feature is named so."""
+    """Return the name of a join among the columns of a plan; no feature can have this name."""
     return f"join of {join}"
 
 

@@ -1,6 +1,7 @@
-"""Which rows of a batch pass a dataset's ``filter``. Torch-free.
+"""Evaluation of a dataset's ``filter`` on batches of rows. Torch-free.
 
-As in SQL, a comparison with null is neither true nor false, and a row passes where the whole is true. NaN is null.
+As in SQL, a comparison with null is neither true nor false, and a row passes if the whole condition is true. NaN is
+null.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class RowFilter:
         """Return the positions of the rows of a batch that pass, in order.
 
         Args:
-            batch: has the columns that the filter reads.
+            batch: rows with the columns that the filter reads.
             where: the file, for errors.
 
         Raises:
-            DataError: a column has values of another kind than it is compared with.
+            DataError: a column is compared with a value of another kind.
         """
         passes = pc.fill_null(_Evaluation(batch, where).of(self._condition), False)
         return np.flatnonzero(passes.to_numpy(zero_copy_only=False))
@@ -126,7 +127,7 @@ def _joined(function: Callable[..., Any], arrays: list[pa.Array]) -> pa.Array:
 
 
 def _scalar(value: Column | Constant, beside: pa.Array | None) -> pa.Scalar:
-    """Return a number or a boolean, which is compared with its like alone."""
+    """Return a number or a boolean as a scalar; each is compared with its own kind only."""
     assert beside is not None
     kind = beside.type
     if pa.types.is_temporal(kind) or is_text(kind) or isinstance(value, bool) != pa.types.is_boolean(kind):
@@ -135,7 +136,7 @@ def _scalar(value: Column | Constant, beside: pa.Array | None) -> pa.Scalar:
 
 
 def _compared(array: pa.Array, comparison: str, text: str) -> pa.Array:
-    """Return a column compared with text: as instants where both are dates or times, which text may be too."""
+    """Return a column compared with text, as instants if both are dates or times."""
     compare, kind = _FUNCTIONS[comparison], array.type
     given = read_times(pa.array([text]))
     is_dated = pa.types.is_date(kind) or pa.types.is_timestamp(kind)

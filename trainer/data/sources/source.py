@@ -56,7 +56,7 @@ class SourceFile:
 class Window:
     """Rows whose ``column`` lies in [first, last], as days of a time zone.
 
-    With ``keeps_undated`` rows whose value is no day are read too: who reads them counts them as bad.
+    With ``keeps_undated``, rows without a valid day are read too; the reader counts them as bad rows.
     """
 
     column: str
@@ -75,9 +75,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: that of the row to go on with.
+    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: number of the next row to read.
 
-    ``num_bad`` rows beside them were left out because they are bad.
+    ``num_bad``: number of further rows, left out because they are bad.
     """
 
     file: SourceFile
@@ -102,11 +102,11 @@ class Source:
     """The files of one dataset. Columns are checked before any row is read.
 
     Args:
-        uri: where they are.
-        window: rows that are read; None: all.
-        only: read of the files there these alone; None: all.
-        row_filter: a condition on columns that rows are read by; None: all.
-        text: columns that are text, also where all values of files or folders that declare no types are digits.
+        uri: location of the files.
+        window: days of the rows to read; None: all.
+        only: the only files to read; None: all.
+        row_filter: condition that rows must meet to be read; None: all are read.
+        text: columns that are text, even if they are all digits in files or folders without declared types.
         ids: columns that ids are read from, as they are written (trainer.data.sources.id_types).
     """
 
@@ -142,7 +142,7 @@ class Source:
 
     @property
     def has_all_rows(self) -> bool:
-        """Whether every row of the files is one of the source."""
+        """True if neither a window nor a filter leaves out rows of the files."""
         return self.window is None and self.filter is None
 
     def column_names(self) -> list[str]:
@@ -151,19 +151,19 @@ class Source:
         return names + [name for name in self._hive if name not in names]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Check that every file has each column, once and of a type that goes with the others', and find their types.
+        """Check that every file has each column once and in compatible types, and find their common types.
 
         Raises:
-            DataError: a column is missing, occurs twice, or is of types that are not one another.
+            DataError: a column is missing, occurs twice, or has incompatible types.
         """
         self._require_once(columns)
         stored = [name for name in dict.fromkeys(columns) if name not in self._hive]
         self.reader.infer_types(stored)
 
     def problems(self, columns: Sequence[str]) -> dict[str, DataError]:
-        """Return the problem of each column that not every file has, once and in one type.
+        """Return the error of each column that some file lacks, has twice, or has in another type.
 
-        Reads no rows; that of text is found by reading.
+        Reads no rows, so types of text files are not checked.
         """
         found = {}
         for column in columns:
@@ -218,10 +218,10 @@ class Source:
 
         Args:
             columns: the columns of the chunks.
-            chunk_rows: a chunk has no more rows, and none of two files.
-            start: the number of the first file and of its first row that are read. From :attr:`Chunk.end` of a chunk
-                on these are the chunks that follow it in a stream from the beginning.
-            stop: the number of the last file that is read, and of the first of its rows that is not; None: all are.
+            chunk_rows: most rows of a chunk; a chunk has rows of one file only.
+            start: numbers of the first file and of its first row to read. A stream that starts at :attr:`Chunk.end`
+                of a chunk continues with the same chunks as a stream from the beginning.
+            stop: number of the last file, and of the first row in it that is not read; None: all rows are read.
 
         Raises:
             DataError: a file cannot be read.
@@ -280,7 +280,7 @@ class Source:
                     yield Chunk(file, rows, self._with_hive(file, batch, names), first_row)
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the first file, those of its folders among them."""
+        """Return the columns of the first file, including those of its folders."""
         first = self.reader.read_schema(self.files[0].path)
         folders = [pa.field(name, type_) for name, type_ in self._hive.items() if name not in first.names]
         return pa.schema([*first, *folders])
@@ -344,7 +344,7 @@ def _day(date: datetime.date) -> int:
 
 @dataclass(frozen=True)
 class _Found:
-    """What lies at a uri: whether it is a file itself, the files with rows in the order of their paths' parts."""
+    """Files of rows at a uri, in the order of their paths' parts; ``is_file``: the uri is a single file."""
 
     is_file: bool
     files: tuple[SourceFile, ...]

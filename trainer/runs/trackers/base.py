@@ -1,4 +1,4 @@
-"""Points of curves, from the events of a run, and what a tracker is: it takes them, and knows which it has."""
+"""Points of curves, from the events of a run, and the interface of trackers, which receive them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_PARAMETERS = {"labels", "tracking", "spec_version"}
 
 
 class Point(NamedTuple):
-    """One value of a curve. ``step`` is that of the run for ``train/`` and the epoch for the others."""
+    """One value of a curve. ``step`` is the run's step for curves ``train/`` and the epoch for the others."""
 
     name: str
     value: float
@@ -24,23 +24,23 @@ class Point(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Where the curves of one run go. Every method may block, and raises whatever went wrong."""
+    """Receiver of the curves of one run. Every method may block, and raises its own errors."""
 
     def last_steps(self) -> dict[str, int]:
-        """Return the last step of each curve that the tracker has, of this attempt and of those before."""
+        """Return the last step of each curve that the tracker has, from this attempt and earlier ones."""
 
     def log(self, points: Sequence[Point]) -> None:
         """Take points, in the order of their steps."""
 
     def end(self, state: str | None, tags: Mapping[str, str]) -> None:
-        """Take the state in which the attempt ended, None where it was killed, and what came of its publication."""
+        """Take the final state of the attempt (None if it was killed) and the tags of the run (:func:`tags_of`)."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class TrackerUnusableError(RuntimeError):
-    """What no second try mends, such as a package that is not installed; the message has the remedy."""
+    """An error that another try cannot fix, such as a package that is not installed; the message has the remedy."""
 
 
 def points_of(event: Mapping[str, Any]) -> Iterator[Point]:

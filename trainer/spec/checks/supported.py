@@ -1,7 +1,4 @@
-"""What this version can run: a field of the schema that it cannot honour is refused here, with the remedy. Torch-free.
-
-There is one place to read, and one place to shrink as features are added.
-"""
+"""Checks of settings that this version does not support or that contradict each other, with remedies. Torch-free."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def model_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield the settings of the model, and shardings, that its kind has no use for or cannot learn from."""
+    """Yield the settings of the model, and the shardings, that its kind does not read or cannot learn with."""
     yield from spec.model.problems(spec)
     if not spec.model.pools:
         available = shardings_for(sequences=True)
@@ -74,7 +71,7 @@ def model_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
-    """Yield the settings of the row optimizer that its kind has no use for, and the required ones that are missing."""
+    """Yield the settings of the row optimizer that its kind does not read, and missing settings that it requires."""
     name, kind = optimizer.kind, KINDS[optimizer.kind]
     decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
     answered = ("kind", "clip_norm", "weight_decay", "first_touch", "eps_inside_root", "decay")
@@ -130,7 +127,7 @@ def sharding_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def sse_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield settings of ``sse`` that mean nothing, whatever the dataset."""
+    """Yield settings of ``sse`` that have no meaning for any dataset."""
     for feature, sse in spec.sse.items():
         if feature == "label" and (sse.graph is not None or sse.rho != 1.0 or sse.walk is not None):
             yield FieldProblem(
@@ -197,7 +194,7 @@ def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[FieldProblem]:
-    """Yield a problem for tables that FBGEMM's module for GPUs does not accept (embeddings.kernels.fbgemm.module)."""
+    """Yield a problem for each table that FBGEMM's GPU module does not accept (embeddings.kernels.fbgemm.module)."""
     if job.kernel != "fbgemm" or not job.resources.gpus_per_worker:
         return
     columns = {table: job.model.table_columns(table) for table in sorted(tables)}

@@ -1,4 +1,4 @@
-"""What every kind of model declares: its fields, its traits, its size. Torch-free."""
+"""Base classes of the kinds of models: the fields, traits and size that each declares. Torch-free."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Init(Spec):
 
 
 OF_PRODUCTS = Init(kind="hash", std=0.1)
-"""For rows that are in products with each other: from zeros they would never learn."""
+"""Initial values of rows that are multiplied with each other, which would never learn from zeros."""
 
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _REMOVED_TRAITS = {
     "learns_products": "say multiplies_rows = 'always'",
     "learns_products_without_numbers": "say multiplies_rows = 'without_numbers'",
 }
-"""Remedies, by class variable that earlier versions read of a kind; a class that sets one is refused."""
+"""Remedies by name of a class variable that earlier versions read; a kind that sets one is refused."""
 
 
 class ModelSpec(Spec):
@@ -83,7 +83,7 @@ class ModelSpec(Spec):
     reads_pairs: ClassVar[bool] = False
     """True if it reads the features user and item alone, whatever else a dataset has."""
     has_dense_parameters: ClassVar[bool] = True
-    """True if it learns anything but rows of tables."""
+    """True if it has parameters other than rows of tables."""
     reads_items: ClassVar[bool] = False
     """True if it reads features of the item table, and has a vector for an item without a row."""
     reads_sequences: ClassVar[bool] = False
@@ -91,30 +91,30 @@ class ModelSpec(Spec):
     reads_labels: ClassVar[bool] = False
     """True if it learns several labels of a row, and has a score for each."""
     draws_partner: ClassVar[bool] = False
-    """True if each example is a pair of an item and a drawn one, which is looked up beside it."""
+    """True if each example is a pair of an item and a drawn negative, and both are looked up."""
     keeps_rows_of_lists: ClassVar[bool] = False
     """True if the rows of lists reach it one by one."""
     has_both_sides_in_rows: ClassVar[bool] = False
     """True if a row of items is an input vector and, behind it, an output vector."""
     multiplies_rows: ClassVar[Literal["never", "without_numbers", "always"]] = "never"
-    """When its scores are products of rows alone, which never learn from zeros."""
+    """Condition under which its scores are products of rows alone, which never learn from zeros."""
     pools: ClassVar[bool] = True
     """True if its lookups give a row for each bag, not one for each id."""
     ranks_all_items: ClassVar[bool] = False
-    """True if its score is a product of what it knows of the user and of the item."""
+    """True if its score is a product of a user vector and an item vector."""
     has_dynamic_tables: ClassVar[bool] = False
-    """True if it reads what a batch has, and no other rows."""
+    """True if it supports dynamic tables, because it reads no other table rows than those of a batch."""
     determines_vectors: ClassVar[bool] = False
     """True if its loss determines its vectors up to a rotation; layers on top of them can absorb any linear map."""
     has_distances: ClassVar[bool] = False
-    """True if distances of its rows mean something, as where scores are products of two rows."""
+    """True if distances between its rows have a meaning, as when scores are products of two rows."""
     adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
-    """Features that a warm start can add without a change of the scores: ``own_rows``, those with rows of their own
-    alone, where rows enter the score without a weight; ``none``, where fields are normalised together."""
+    """Features that a warm start can add without changing the scores. ``own_rows``: only features with a table of their
+    own, because rows enter the score without a weight. ``none``: fields are normalised together."""
     counts_columns: ClassVar[str | None] = "its scores depend on the number of columns"
-    """Reason why scores change where vectors get columns of zeros; None: they do not."""
+    """Reason why scores change if vectors get columns of zeros; None: they do not."""
     has_context: ClassVar[bool] = False
-    """True if its items are trained against something that is not the items' vectors themselves."""
+    """True if items are trained against other parameters than item vectors, such as users' rows."""
 
     publishes_items: ClassVar[None]
     has_dropout: ClassVar[None]
@@ -135,7 +135,7 @@ class ModelSpec(Spec):
     @model_validator(mode="wrap")
     @classmethod
     def _sort_out_fields(cls, document: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        """Put fields of other kinds aside, so that :meth:`problems` can name those that are set."""
+        """Set fields of other kinds aside, so that :meth:`problems` can name those that are set."""
         if not isinstance(document, dict):
             return handler(document)
         others = {name: value for name, value in document.items() if name not in cls.model_fields and kinds_with(name)}
@@ -165,40 +165,40 @@ class ModelSpec(Spec):
 
     @property
     def history_length(self) -> int:
-        """How many of a user's last items a sequence model reads when it ranks what comes next."""
+        """Number of a user's last items that a sequence model reads to rank the next one; 0 for other models."""
         return 0
 
     @property
     def is_softmax_of_batch(self) -> bool:
-        """Whether its loss is a softmax over the items of the whole batch."""
+        """True if its loss is a softmax over the items of the whole batch."""
         return False
 
     @property
     def mixes_batch(self) -> bool:
-        """Whether a sample's score depends on other samples of the batch."""
+        """True if a sample's score depends on other samples of the batch."""
         return False
 
     def reads_in_order(self, num_vectors: int) -> bool:
-        """Whether so many vectors of features, in another order, would have other scores by the same weights."""
+        """Return True if the order of ``num_vectors`` features' vectors changes the scores by the same weights."""
         return False
 
     @property
     def wider_vectors_problem(self) -> str | None:
-        """:attr:`counts_columns`, as the fields of the spec have it."""
+        """Reason why scores change if vectors get columns of zeros, for this spec; None: they do not."""
         return self.counts_columns
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
-        """Return True if columns that begin at zero in all tables learn."""
+        """Return True if columns that are zero at first in all tables are trained nevertheless."""
         return self.multiplies_rows == "never"
 
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
-        """Return the features of ids whose rows it reads, of those of the rows and of the item table."""
+        """Return the features of ids that it looks up, from the rows and the item table."""
         ids = [name for name, feature in dataset.joined_features.items() if feature.has_ids]
         only = ("item",) if self.reads_sequences else ("user", "item") if self.reads_pairs else tuple(ids)
         return [name for name in ids if name in only]
 
     def table_columns(self, table: str) -> int:
-        """Return the number of columns of a table: the vector, and what the kind keeps for each id in addition."""
+        """Return the number of columns of a table: those of the vector, and any that the kind adds for each id."""
         return self.embedding_dim
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
@@ -213,7 +213,7 @@ class ModelSpec(Spec):
         return ModelSize()
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
-        """Yield the settings that the kind has no use for, or cannot learn from, with the remedy."""
+        """Yield the settings that the kind does not read, or cannot learn with, and the remedy."""
         for name in self._of_others:
             if name == "hidden":
                 yield FieldProblem("model.hidden", f"{self.kind} has no hidden layers", "leave it out")
@@ -274,7 +274,7 @@ def default_of(field: str) -> Any:
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Return True if a field of other kinds is at its default: specs were kept with all fields of all kinds."""
+    """Return True if a field of another kind has its default; old stored specs have the fields of all kinds."""
     value = tuple(value) if isinstance(value, list) else value
     return bool(value == default_of(name)) or (name == "hidden" and value == ())
 
@@ -347,9 +347,9 @@ class FirstOrderSpec(ClickSpec):
 class DrawingSpec(ModelSpec):
     """A model that draws new negatives in each epoch.
 
-    ``negative_distribution``: all items of training alike (``uniform``), by their number of examples to the
-    ``negative_power`` (``popularity``), or the items of other examples of the global batch (``in_batch``). All kinds
-    but item2vec draw none that the user had in training.
+    ``negative_distribution``: with ``uniform`` all items of training are equally likely; with ``popularity`` they are
+    drawn by their number of examples to the ``negative_power``. With ``in_batch`` negatives are the items of other
+    examples of the global batch. All kinds but item2vec draw none that the user had in training.
     """
 
     negative_distribution: Annotated[Literal["uniform", "popularity", "in_batch"] | None, May.DIFFER_ON_WARM_START] = (
@@ -361,7 +361,7 @@ class DrawingSpec(ModelSpec):
 
     @property
     def sampling(self) -> str:
-        """The distribution that the job sets, else that of the model's paper."""
+        """The distribution that the job sets, else the one of the model's paper."""
         return self.negative_distribution or self.default_sampling
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Task(Spec):
-    """How a model takes one of its labels: with ``given`` its own score is of rows whose label ``given`` is 1.
+    """Dependence of one label on another: with ``given`` its score is conditional on the label ``given`` being 1.
 
-    Its probability is then the product of both, over all rows (Ma et al., ESMM, SIGIR 2018, equation 1).
+    Its probability over all rows is then the product of both (Ma et al., ESMM, SIGIR 2018, equation 1).
     """
 
     given: str = Field(min_length=1)
@@ -54,7 +54,7 @@ class SeveralLabelsSpec(TowerSpec):
         return self.size_on(num_features * self.embedding_dim + num_dense, num_labels)
 
     def size_on(self, inputs: int, num_labels: int) -> ModelSize:
-        """Return the dense part of the model on so many inputs: of all fields and numbers side by side."""
+        """Return the size of the dense part of the model on ``inputs`` inputs, all fields and numbers together."""
         raise NotImplementedError
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
@@ -89,12 +89,12 @@ class SeveralLabelsSpec(TowerSpec):
             yield FieldProblem("model.tasks", str(error), "leave one of them out")
 
     def _roots(self, labels: Iterable[str]) -> list[str]:
-        """Return all names but those of labels that are given another; one that is no label is refused elsewhere."""
+        """Return ``labels``, and ``given`` names that are not among them; unknown names are refused elsewhere."""
         return [*labels, *(task.given for task in self.tasks.values() if task.given not in labels)]
 
 
 class _LabelTowersSpec(SeveralLabelsSpec):
-    """A model with a tower of ``tower_hidden`` layers for each label, on what other layers give of the row."""
+    """A model with a tower of ``tower_hidden`` layers for each label, on top of other layers."""
 
     hidden: Layers = Field(default=(128, 64), min_length=1)
     tower_hidden: Layers = later((32,), max_length=16)
@@ -104,19 +104,19 @@ class _LabelTowersSpec(SeveralLabelsSpec):
         return len(self.hidden) + len(self.tower_hidden)
 
     def expert(self, inputs: int, count: int = 1) -> ModelSize:
-        """Return the size of so many experts on ``inputs`` inputs, which they share."""
+        """Return the size of ``count`` experts, which share their ``inputs`` inputs."""
         size = sum((self.tower(inputs, logits=False) for _ in range(count)), ModelSize())
         return replace(size, tower=size.tower - (count - 1) * inputs)
 
     def label_towers(self, inputs: int, count: int) -> ModelSize:
-        """Return the size of the towers of so many labels."""
+        """Return the size of the towers of ``count`` labels."""
         one = tower_size(
             [inputs, *self.tower_hidden, 1], residual=self.residual, batch_norm=self.batch_norm, logits=True
         )
         return sum((one for _ in range(count)), ModelSize())
 
     def gates(self, inputs: int, *experts: int) -> ModelSize:
-        """Return the size of gates over so many experts each: their weights, and what they mix."""
+        """Return the size of gates, one per number of ``experts``: their weights, and their mixed outputs."""
         total = sum(experts)
         mixed = total * (1 + self.hidden[-1])
         return ModelSize(total * inputs, 0, mixed, mixed, total * (inputs + self.hidden[-1]))

@@ -11,7 +11,7 @@ with (1 + eta_i) * h_i in the place of each h_i. For one sample:
     R~      = sum_i J_{loss,i} diag(h_i^2) J_{loss,i}^T                        (5.1)
     xi      = grad sum_i J_{loss,i} (eta_i * h_i), eta_i of signs              xi_approx (4.6)
 
-and what is differentiated is one number, so that a step needs one backward through what lies below (the tables):
+and a single number is differentiated, so that a step needs one backward pass through the layers below (the tables):
 
     masks k > 0:  l_k + f (l(F(x, eta_1)) - l(F(x, eta_2)))      f = sqrt((1 - 1/k) / 2)             section 3.1
                   l_k + f sum_i J_{loss,i} (eta_i * h_i)         f = sqrt(q / (1 - q)) sqrt(1 - 1/k)  Algorithm 4
@@ -20,10 +20,10 @@ and what is differentiated is one number, so that a step needs one backward thro
 Samples must not see each other (no batch norm in training mode): derivatives of the sum of a batch's losses are then
 those of each.
 
-Where this differs from the paper: eta and its variance have q / (1 - q) where it prints q / (q - 1), a slip of the
-sign; ``coefficient: taylor`` gives R the 1/2 that equation 4.1 leaves out; for a Bernoulli output the Hessian p (1 - p)
-is computed, and Algorithm 3's sampling of labels is an option, as C.4's sampling of signs is for the identity in the
-place of H_out.
+Differences from the paper: eta and its variance have q / (1 - q) where it prints q / (q - 1), a slip of the sign.
+``coefficient: taylor`` gives R the 1/2 that equation 4.1 leaves out. For a Bernoulli output the Hessian p (1 - p) is
+computed, and Algorithm 3's sampling of labels is an option. So is C.4's sampling of signs for the identity in the place
+of H_out.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Objective(NamedTuple):
 
 
 class DropoutObjective:
-    """What a step with dropout differentiates, by ``method``.
+    """The objective that a step with dropout differentiates, by ``method``.
 
     dropout = DropoutObjective(net, [net[1], net[3]], rate=0.4, method=DropoutMethod(masks=8, noise="approximate"))
     dropout(lambda: cross_entropy(net(x), y, reduction="none"), GeneratorDraws(generator)).value.mean().backward()
 
     Args:
-        module: the network; its output [b], [b, c] or, of sequences, [b, ..., c] is F(x). Of a tuple, as recurrent
-            modules give it with their state, it is the first.
-        layers: modules whose outputs (of a tuple the first) are the h_i, each with the samples first: of recurrent
-            modules with ``batch_first=True``.
+        module: the network; its output [b], [b, c] or, for sequences, [b, ..., c] is F(x). If the output is a tuple, as
+            of recurrent modules with their state, F(x) is its first element.
+        layers: modules whose outputs (the first element of a tuple) are the h_i, with samples along the first
+            dimension; recurrent modules need ``batch_first=True``.
         rate: q.
         output: the loss as a function of F(x), for the output Hessian.
     """
@@ -85,8 +85,8 @@ class DropoutObjective:
     def __call__(self, losses: Losses, draws: Draws) -> Objective:
         """Return the objective of a step.
 
-        ``losses`` is called for each forward pass that is needed: it must run ``module``, and give the same without
-        dropout each time.
+        ``losses`` is called for each forward pass that is needed: it must run ``module``, and without dropout give the
+        same values each time.
         """
         method = self.method
         if method.masks:

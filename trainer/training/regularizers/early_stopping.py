@@ -11,9 +11,10 @@ from trainer.spec.regularizers import EarlyStopping
 
 
 class Decision(NamedTuple):
-    """What early stopping decides after an epoch.
+    """Decision of early stopping after an epoch.
 
-    ``best_epoch``: whose parameters are the best so far, from 1 (0: none yet). ``stop``: whether it was long ago.
+    ``best_epoch``: the best epoch so far, from 1 (0: none yet). ``stop``: True if training is to stop, because
+    ``patience`` epochs have passed since.
     """
 
     best_epoch: int

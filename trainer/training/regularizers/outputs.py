@@ -71,7 +71,7 @@ class CrossEntropy:
 
     The loss of a sequence is the sum over its positions. H_out of a position is diag(p) - p p^T (E.4), the mean over
     labels from p of D loss^T D loss (claim E.1). Positions do not mix in H_out, and labels drawn for each independently
-    (Algorithm 3) have derivatives of mean 0: what mixes in the square of their sum vanishes in expectation.
+    (Algorithm 3) have derivatives of mean 0, so cross terms in the square of their sum vanish in expectation.
     """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ OUTPUT_LOSSES: dict[str, Callable[[], OutputLoss]] = {
     "bce": BinaryCrossEntropy,
     "mse": SquaredError,
 }
-"""Those of trainer.spec.losses with ``has_output_hessian``; they have no settings."""
+"""Losses of trainer.spec.losses with ``has_output_hessian``, by name; they have no settings."""
 
 
 def identity(outputs: Tensor) -> list[Factor]:
@@ -144,7 +144,7 @@ def identity(outputs: Tensor) -> list[Factor]:
 def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float, float]:
     """Return (mu, nu) of theorem 4.1, means over samples of |D_F loss|_2 and of tr H_out (4.7).
 
-    They bound the gap to unseen data beside the size of the weights. A diagnostic: nothing of the graph is kept.
+    With the size of the weights they bound the gap to unseen data. A diagnostic: no autograd graph is kept.
     """
     at = outputs.detach().requires_grad_()
     (first,) = torch.autograd.grad(loss.loss(at, targets).sum(), at)

@@ -1,4 +1,4 @@
-"""What a task of a preparation is, what it works with on its host, and what runs tasks. Torch-free."""
+"""Tasks of a distributed preparation, the folders that they work in, and the interface of task runners. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ PARTS = "parts"
 
 
 class Setting(NamedTuple):
-    """What all tasks of a preparation have in common."""
+    """Settings shared by all tasks of a preparation."""
 
     dataset: str
-    """The specs, as JSON."""
+    """Dataset spec as JSON; ``job`` is the job spec, also as JSON."""
     job: str
     files: str
-    """Identity of the files of the rows, as JSON: another host must find the same."""
+    """Identity of the files of the rows, as JSON: every host must see the same files."""
     storage: str
     prefix: str
     """Prefix of the results in the storage."""
     threads: int
     """Threads of each task."""
     text_tables: tuple[str, ...] = ()
-    """Tables whose ids are text, also where the rows have integers."""
+    """Tables whose ids are text, even if the rows have integers."""
 
     def folders(self) -> Folders:
         return Folders(open_storage(self.storage), self.prefix)
 
 
 class Task(NamedTuple):
-    """A piece of work: its result is a folder of its name in the storage."""
+    """A unit of work, whose result is a folder of its name in the storage."""
 
     stage: str
     number: int
     arguments: Any = None
-    """Small ones are JSON's types; a warm start's ids are Arrow's."""
+    """Small arguments have types of JSON; ids of a warm start have types of Arrow."""
 
     @property
     def name(self) -> str:
@@ -65,38 +65,38 @@ class TaskRunner(Protocol):
         """Perform tasks, in any order, and call ``done`` after each.
 
         Raises:
-            DataError: of the first of the tasks, in their order, that raised one.
-            Exception: another error of a task, or there is no host any more.
+            DataError: the error of the first task, in their order, that raised one.
+            Exception: a task failed otherwise, or no host is left.
         """
 
 
 class Hosts(Protocol):
-    """Where tasks may run, and the storage that those hosts share."""
+    """Hosts on which tasks may run, and the storage that they share."""
 
     storage: str
     threads: int
     """Threads of each task."""
 
     def runner(self, setting: Setting, log: Callable[[str], Any]) -> AbstractContextManager[TaskRunner | None]:
-        """Return a context with the runner of tasks; None in it where one host would do them all."""
+        """Return a context with the runner of tasks, or with None if one host would run all tasks."""
 
 
 @dataclass(frozen=True)
 class Desk:
-    """What a task works with on its host."""
+    """Plan, result folders, own directory and threads of a task on its host."""
 
     plan: DataPlan
     folders: Folders
     directory: Path
-    """Its own, which is removed afterwards."""
+    """The task's own directory, which is removed afterwards."""
     workers: Workers
 
     def fetch(self, name: str, only: Sequence[str] | None = None) -> Path:
-        """Return a directory of this host with the result of a task, or with some files of it, to be read alone.
+        """Return a read-only directory of this host with the result of a task, or with some of its files.
 
         Raises:
-            NotWholeError: it is damaged; it is removed, so that another attempt makes it again.
-            StorageError: the storage is away.
+            NotWholeError: the result is damaged; it is removed, so that another attempt makes it again.
+            StorageError: the storage cannot be reached.
         """
         to = self.directory / name
         cache = cache_of_host()
@@ -125,7 +125,7 @@ def planned(setting: Setting) -> DataPlan:
     """Return the plan, made once in a process.
 
     Raises:
-        DataError: this host sees other files than the one that has begun.
+        DataError: this host sees other files than the host that began the preparation.
     """
     plan = _planned(setting.dataset, setting.job, setting.files)
     return plan.with_text(setting.text_tables)

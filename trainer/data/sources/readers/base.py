@@ -1,4 +1,4 @@
-"""What a format of files of rows is: the class that readers derive from. Torch-free."""
+"""Base class of the readers of file formats. Torch-free."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Reader(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     """Endings of the names of its files, in lower case."""
     has_types: ClassVar[bool] = True
-    """True if a file says the types of its columns ahead of its rows."""
+    """True if a file declares the types of its columns."""
     remedy: ClassVar[str]
     """Remedy for a file that cannot be read."""
     reads_fields: ClassVar[bool] = False
@@ -51,13 +51,16 @@ class Reader(ABC):
         self._lacking: dict[FilePath, dict[str, pa.DataType]] = {}
         self._types: dict[str, pa.DataType] = {}
         self.declared: dict[str, pa.DataType] = {}
-        """Columns that are null in the files which do not have them."""
+        """Types of declared columns, by name; they are null in files that lack them."""
         self.ids: Collection[str] = ()
-        """Columns that ids are read from: of text and integers, in several files, they are text."""
+        """Columns that ids are read from. If files differ, one with text and another with integers, ids are text."""
         self.mixed: set[str] = set()
-        """Those with text in one place and integers in another."""
+        """Columns of ids with text in one file and integers in another."""
         self.number_like: dict[str, str] = {}
-        """Those of text although numbers could be read from all of it, or from the first file; with an example."""
+        """Columns of ids read as text though numbers could be read from all values, or from those of the first file.
+
+        The value is an example of an id that is not written as an integer, "" if there is none.
+        """
 
     @abstractmethod
     def read_schema(self, path: FilePath) -> pa.Schema:
@@ -72,7 +75,7 @@ class Reader(ABC):
     ) -> Iterator[pa.RecordBatch]:
         """Yield :meth:`read_batches` without the rows before ``first_row`` and from ``stop_row`` on.
 
-        A format may pass over these unread.
+        A format may skip these unread.
         """
         begin = 0
         for batch in self.read_batches(path, columns, chunk_rows):
@@ -84,28 +87,28 @@ class Reader(ABC):
                 return
 
     def passes_over_rows(self, path: FilePath) -> bool:
-        """Return True if the rows of a file before one that is asked for are passed over unread."""
+        """Return True if reading can begin at any row of a file, without reading those before it."""
         return False
 
     def rows_in(self, path: FilePath) -> int | None:
-        """Return the rows of one file where that is known without reading it."""
+        """Return the number of rows of one file, None if it is not known without reading."""
         return None
 
     def num_rows(self) -> int | None:
-        """Return the rows of all files where that is known without reading them."""
+        """Return the number of rows of all files, None if it is not known without reading."""
         counts = [self.rows_in(path) for path in self.paths]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     def integer_span(self, column: str) -> int | None:
-        """Return max - min + 1 of a column of integers where that is known without reading it."""
+        """Return max - min + 1 of a column of integers, None if it is not known without reading."""
         return None
 
     def infer_types(self, columns: Sequence[str]) -> None:
-        """Find the types of columns, each of which every file has, over all files.
+        """Find the common types of columns over all files; every file has each column.
 
         Raises:
-            DataError: a file has another type that cannot be read as one with that of the files before.
+            DataError: a file's type has no common type with that of the files before.
         """
         for name in columns:
             if name not in self._types:
@@ -116,13 +119,13 @@ class Reader(ABC):
         return self._types[column]
 
     def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
-        """Return the type that holds the values of all files, by what they declare.
+        """Return the type that holds the values of all files, from the types that they declare.
 
-        Without ``strict`` text goes with numbers and times, and single values with lists: the first file says what they
-        are, and rows where a later one has something else are told one by one.
+        Without ``strict``, text is compatible with numbers and times, and single values with lists. The first file
+        then decides, and rows of later files with unreadable values are reported one by one.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no such type.
         """
         first = self.schema(self.paths[0])
         type_: pa.DataType = first.field(column).type
@@ -153,7 +156,7 @@ class Reader(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of how ids are read, in words."""
+        """Messages for the user about columns of ids that are read as text."""
         found = [f"column '{name}': has text and integers, which are read as text" for name in sorted(self.mixed)]
         return found + [
             f"column '{name}': its ids are text, since they are not all written as integers are, such as '{example}'"
@@ -215,7 +218,7 @@ class Reader(ABC):
 
     @contextlib.contextmanager
     def reading(self, path: FilePath) -> Iterator[None]:
-        """Turn what Arrow and the operating system raise about a file into DataError with the format's remedy."""
+        """Turn errors of Arrow and the operating system about a file into DataError with the format's remedy."""
         try:
             yield
         except UnicodeDecodeError:
@@ -234,7 +237,7 @@ class TextReader(Reader):
 
     has_types = False
     text: Collection[str] = ()
-    """Columns that are text also where every value looks like something else."""
+    """Columns that are text even if every value could be read as another type."""
 
     @abstractmethod
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
@@ -271,7 +274,7 @@ class TextReader(Reader):
             types[name] = common
 
     def as_text(self, kind: pa.DataType) -> pa.DataType:
-        """Return the type of text in which values of this type are read as they are written."""
+        """Return the text type that keeps values of this type as they are written."""
         return pa.string()
 
     def common_type(self, left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType | None:
@@ -294,9 +297,9 @@ def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
 
 
 BOM = b"\xef\xbb\xbf"
-"""Bytes that some programs write ahead of text in UTF-8."""
+"""Byte order mark that some programs write at the beginning of UTF-8 text."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""By the last ending of a name, how a file of text is compressed."""
+"""Compression of text files, by the last ending of their names."""
 
 
 def with_compressions(*suffixes: str) -> tuple[str, ...]:
@@ -322,7 +325,7 @@ def require_utf_8(text: bytes, path: FilePath) -> None:
 
 
 def _with_values(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column as it is read: without any value it counts as integers."""
+    """Return the type in which a column is read: integers if it has no values."""
     if pa.types.is_list(kind):
         return pa.list_(_with_values(kind.value_type))
     if pa.types.is_struct(kind):

@@ -40,20 +40,20 @@ class CsvReader(TextReader):
         "number of fields in each row, UTF-8"
     )
     delimiter: ClassVar[str | None] = None
-    """Separator of fields; None: that of the header."""
+    """Separator of fields; None: the one that the header has."""
 
     def __init__(self, paths: Sequence[FilePath]):
         super().__init__(paths)
         self._heads: dict[FilePath, Head] = {}
         self._plain: set[str] = set()
-        """Columns of ids in which a value is plainly text."""
+        """Columns of ids that were found to hold text."""
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of the header, with the types of the first block."""
         return self._open(path, None, {}).schema
 
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
-        """Read the file once, and once more for each column in which a value does not fit the type taken so far.
+        """Read the file once, and once more for each column with a value that does not fit the type so far.
 
         Raises:
             DataError: a column is not UTF-8, or a quote is not closed.
@@ -103,7 +103,7 @@ class CsvReader(TextReader):
                 yield batch.slice(start, chunk_rows)
 
     def unreadable(self, path: FilePath, why: str) -> DataError:
-        """Return the error, of an open quote where there is one: what comes of it says less."""
+        """Return the error for a file; an unclosed quote is named first, because it causes the other errors."""
         with contextlib.suppress(pa.ArrowException, OSError):
             why = self._open_quote(path) or why
         # Arrow counts from 1, and the header.
@@ -139,7 +139,7 @@ class CsvReader(TextReader):
         )
 
     def _require_no_names(self, batch: pa.RecordBatch, ids: Sequence[str], path: FilePath, first_row: int) -> None:
-        """Check that no row repeats the line of names, as in files that were put together."""
+        """Check that no row repeats the header, as in concatenated files."""
         if len(ids) < 2:
             return
         found = pc.equal(batch.column(ids[0]), ids[0])
@@ -151,7 +151,7 @@ class CsvReader(TextReader):
             raise self.unreadable(path, f"row {first_row + pc.index(found, True).as_py()} repeats the line of names")
 
     def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
-        """Return the pattern of quoted fields: group 1 is the closing quote, with text behind it that is of the field.
+        """Return the pattern of quoted fields: group 1 is the closing quote, with a stray character behind it if any.
 
         A quote opens a field at its beginning alone.
         """
@@ -251,14 +251,14 @@ _NO_VALUE = frozenset(("", "na", "n/a", "nan", "null", "none", r"\n", "?", "-"))
 
 
 class Head(NamedTuple):
-    """What separates the fields of a file, and how many lines are above its header."""
+    """Separator of the fields of a file, and number of lines above its header."""
 
     delimiter: str
     skipped_lines: int
 
 
 def head_of(path: FilePath, delimiter: str | None) -> Head:
-    """Return the head of a file, whose fields ``delimiter`` separates; None: what the file says.
+    """Return the head of a file; ``delimiter`` separates its fields, or None if it is to be found from the header.
 
     Raises:
         DataError: it is UTF-16, separated by ``::``, or without a header.

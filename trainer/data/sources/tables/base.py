@@ -1,4 +1,4 @@
-"""What a table format is: the class that formats derive from. Torch-free."""
+"""Base class of table formats such as Delta Lake. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Parts = tuple[str, ...]
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file with rows: its path below the table's folder, and the values that the log gives its rows."""
+    """One file with rows: its path below the table's folder, and the log's partition values of its rows."""
 
     parts: Parts
     partitions: tuple[tuple[str, str | None], ...] = ()
@@ -28,7 +28,7 @@ class TableFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A version of a table: its files, who reads them, and the types of the columns that have one value in each."""
+    """A version of a table: its files, their reader, and the types of the partition columns."""
 
     version: str
     files: tuple[TableFile, ...]
@@ -48,10 +48,10 @@ class TableFormat(ABC):
 
     @abstractmethod
     def root_of(self, parts: Parts) -> Parts | None:
-        """Return the folder of the table to whose log the file at these parts belongs; None: to no log."""
+        """Return the folder of the table whose log contains the file at these parts; None if no log does."""
 
     def is_log(self, parts: Parts) -> bool:
-        """Return True if the file at these parts may say what the table holds."""
+        """Return True if the file at these parts may be part of a table's log."""
         return self.root_of(parts) is not None
 
     @abstractmethod
@@ -89,7 +89,7 @@ class TableFormat(ABC):
         return found
 
     def refused(self, where: str, what: str, remedy: str) -> DataError:
-        """Return the error for a table that cannot be read; one remedy is always there."""
+        """Return the error for a table that cannot be read, with a remedy that always applies."""
         return DataError(
             what.replace("{name}", self.name), where=where, remedy=f"{remedy}, or write its rows as plain Parquet files"
         )
@@ -99,5 +99,5 @@ class TableFormat(ABC):
         return self.refused(uri, f"its log names {path}, which is not in the folder", "see that the table is whole")
 
     def library(self) -> Any:
-        """Return the library, which is there."""
+        """Return the imported library; :meth:`snapshot` has checked that it is installed."""
         return importlib.import_module(self.module)

@@ -1,7 +1,7 @@
-"""A topic that is read on as messages come: which segment is next, and how far behind a reader is. Torch-free.
+"""A topic that is read while messages arrive, segment by segment, with the lag of a reader. Torch-free.
 
-A segment is what is there when it is asked for, up to :data:`SEGMENT_MESSAGES`, the same number of each partition that
-has messages. It is written down before it is read: from then on nothing depends on when messages came.
+A segment is the messages available when it is asked for, up to :data:`SEGMENT_MESSAGES`, taken evenly from the
+partitions that have any. It is recorded before it is read: from then on nothing depends on when messages arrived.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from trainer.spec import Follow
 from trainer.spec.messages import Messages
 
 SEGMENT_MESSAGES = 1 << 18
-"""A segment has no more, as a window of rows has not."""
+"""Most messages of a segment; a window of rows has the same limit."""
 
 
 class FollowedTopic:
     """The segments of a topic as one reader reads them, one after the other. For use by several threads.
 
     Args:
-        uri: of the topic.
-        messages: what is in it.
-        follow: how it is followed.
-        journal: the file of segments that were decided on; None: they are forgotten with the process.
-        note: takes what its owner should know, in words.
+        uri: uri of the topic.
+        messages: format and columns of its messages.
+        follow: settings of the job.
+        journal: file that records the segments; None: they are lost with the process.
+        note: takes messages for the job's owner.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class FollowedTopic:
         self._is_replayed = False
         self._ends: dict[int, Ends] = {}
         self._seen: deque[tuple[float, int]] = deque()
-        """When there were how many messages in all that had not been there before."""
+        """(time, total number of messages) each time that new messages were seen; gives the age of unread messages."""
         self._asked_at = -float("inf")
 
     def begin(self, segments: Iterable[Segment]) -> None:
-        """Go on after segments of a checkpoint, the last of which may be read in part."""
+        """Continue after segments of a checkpoint, the last possibly read in part."""
         with self._lock:
             for segment in sorted(segments, key=lambda one: one.number):
                 self._keep(segment)
             self._replay()
 
     def pieces_until(self, number: int) -> list[Segment]:
-        """Return segment ``number`` and the one before it, and those behind it that were decided on."""
+        """Return segment ``number``, the one before it, and the recorded segments behind it."""
         with self._lock:
             self._taken = {one: segment for one, segment in self._taken.items() if one >= number - 1}
             self._journal.forget_before(number)
             return list(self._taken.values())
 
     def next(self, number: int) -> Segment | None:
-        """Return the segment of this number, None while there is no message for it, or no answer.
+        """Return the segment of this number, None while there is no message for it, or brokers do not answer.
 
         Raises:
-            DataError: messages are gone that were not read, or the brokers refuse this run or stay away.
+            DataError: unread messages are gone, or the brokers refuse this run or stay away.
         """
         with self._lock:
             if not self._is_replayed:
@@ -98,7 +98,7 @@ class FollowedTopic:
             return segment
 
     def figures(self, number: int) -> dict[str, float | int]:
-        """Return, for events, how much there is that a reader has not begun which is at the segment of this number."""
+        """Return, for events, the lag of a reader at the segment of this number: messages that it has not begun."""
         # The reader asks all the time, but for when it is ahead of the training.
         if time.monotonic() - self._asked_at > self.follow.poll_seconds and self._asking.acquire(blocking=False):
             try:
@@ -121,7 +121,7 @@ class FollowedTopic:
         self._taken[segment.number] = self._last = segment
 
     def _replay(self) -> None:
-        """Take up what an earlier attempt had decided on; from then on only this one decides."""
+        """Read the segments that an earlier attempt recorded; from then on only this one adds segments."""
         known = self._journal.read()
         if self._last is None and -1 in known:
             self._keep(known[-1])
@@ -135,7 +135,7 @@ class FollowedTopic:
         self._is_replayed = True
 
     def _begin_at(self, ends: Mapping[int, Ends]) -> bool:
-        """Decide where to begin; return whether that is known."""
+        """Decide where to begin; return True once that is known."""
         start, time_ = self.follow.start, self.follow.start_milliseconds
         offsets: Mapping[int, int] | None
         if time_ is not None:
@@ -171,10 +171,10 @@ class FollowedTopic:
             self._note(f"{self.uri}: partitions {named} were added, and are read from their beginning")
 
     def _check(self, last: Segment, ends: Mapping[int, Ends]) -> None:
-        """Check that what comes next is there.
+        """Check that the next messages still exist.
 
         Raises:
-            DataError: it is gone.
+            DataError: they are gone.
         """
         # A partition that was added is read from its beginning.
         for partition, offset in sorted((dict.fromkeys(ends, 0) | dict(last.offsets)).items()):

@@ -29,7 +29,7 @@ def schema_of(messages: Messages) -> pa.Schema:
 
 
 class UnreadableError(ValueError):
-    """A message is not what the dataset says of it."""
+    """A message does not have the format that the dataset states."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Decoded:
     """The rows of some messages.
 
     Attributes:
-        batch: in the order of the messages.
-        num_rows: [messages], of each.
-        problems: why a message cannot be read, by its position; it has no rows.
+        batch: the rows, in the order of the messages.
+        num_rows: number of rows of each message [messages].
+        problems: reasons why messages cannot be read, by their position; such a message has no rows.
     """
 
     batch: pa.RecordBatch
@@ -48,7 +48,7 @@ class Decoded:
 
 
 class MessageFormat(ABC):
-    """What messages of a topic are written in.
+    """A format in which messages of a topic are written.
 
     Args:
         schema: the columns that are read.
@@ -59,10 +59,10 @@ class MessageFormat(ABC):
 
     @abstractmethod
     def read(self, values: Sequence[bytes]) -> tuple[pa.Table, list[int]]:
-        """Return the rows of messages that are all readable, and how many each has.
+        """Return the rows of messages that are all readable, and their numbers of rows.
 
         Raises:
-            UnreadableError, pa.ArrowException, OSError: one of them is not.
+            UnreadableError, pa.ArrowException, OSError: a message is not readable.
         """
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:

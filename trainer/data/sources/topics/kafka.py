@@ -20,7 +20,7 @@ from trainer.spec.messages import Messages, brokers_and_topic
 BLOCK_MESSAGES, BLOCK_BYTES = 8192, 1 << 25
 """Most messages and bytes of one partition in a block."""
 TELL_SECONDS = 5.0
-"""Time for which silent brokers are not reported."""
+"""Time for which brokers may be silent before that is reported."""
 _ANSWER_SECONDS = 5.0
 _SETTINGS = {
     "username": "sasl.username", "password": "sasl.password", "ca": "ssl.ca.pem",
@@ -32,23 +32,23 @@ Message = tuple[int, bytes | None]
 
 
 class Ends(NamedTuple):
-    """Where the messages of a partition begin, and where they end so far."""
+    """Offsets of a partition: of its first message, and of the next one to come."""
 
     first: int
     end: int
 
 
 class KafkaTopic:
-    """A topic as its brokers have it. To be closed.
+    """Connection to a topic of Kafka brokers; the caller closes it.
 
     Args:
-        uri: of the topic.
-        messages: says how brokers are spoken to.
-        follow: says how long they are waited for.
-        note: takes what the owner of the job should know, in words.
+        uri: uri of the topic.
+        messages: security settings of the connection.
+        follow: time to wait for brokers.
+        note: takes messages for the job's owner.
 
     Raises:
-        DataError: the library or an environment variable is missing, or brokers cannot be spoken to so.
+        DataError: the library or an environment variable is missing, or the security settings are invalid.
     """
 
     def __init__(self, uri: str, messages: Messages, follow: Follow, note: Callable[[str], None]):
@@ -93,7 +93,7 @@ class KafkaTopic:
         return ends
 
     def offsets_at(self, milliseconds: int, ends: Mapping[int, Ends]) -> dict[int, int] | None:
-        """Return for each partition the first offset of a time, its end where there is none; None as :meth:`ends`."""
+        """Return each partition's first offset at or after a time, or its end; None while brokers do not answer."""
         asked = [self._library.TopicPartition(self.topic, partition, milliseconds) for partition in ends]
         try:
             found = self._consumer.offsets_for_times(asked, timeout=_ANSWER_SECONDS)
@@ -107,13 +107,13 @@ class KafkaTopic:
         return {one.partition: one.offset if one.offset >= 0 else ends[one.partition].end for one in found}
 
     def read(self, ranges: Sequence[Range], stopped: threading.Event) -> Iterator[tuple[int, list[Message]]]:
-        """Yield (partition, messages) until all ranges are read: in order in each partition, across them as they come.
+        """Yield (partition, messages) until all ranges are read: in order within a partition, not across partitions.
 
-        Where a list ends depends on the messages alone. Offsets without a message (what compaction and transactions
-        leave) are passed over.
+        The size of a list depends on the messages alone. Offsets without a message (after compaction or transactions)
+        are skipped.
 
         Raises:
-            DataError: messages are gone, or as for :meth:`ends`.
+            DataError: messages are gone, or the errors of :meth:`ends`.
             Stopped: ``stopped`` was set meanwhile.
         """
         library = self._library
@@ -203,7 +203,7 @@ class KafkaTopic:
         return codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED
 
     def _serve(self) -> None:
-        """Let the library tell what has happened."""
+        """Let the library call its error callback."""
         self._consumer.poll(0)
         self._raise_refused()
 
@@ -229,7 +229,7 @@ class KafkaTopic:
         self._failed(error)
 
     def _away(self, problem: str) -> None:
-        """Say that the brokers do not answer, once; after ``follow.away_seconds`` give up."""
+        """Report once that the brokers do not answer; raise after ``follow.away_seconds``."""
         now = time.monotonic()
         self._away_since = now if self._away_since is None else self._away_since
         limit, seconds = self._follow.away_seconds, now - self._away_since
@@ -250,7 +250,7 @@ class KafkaTopic:
 
 
 def gone(uri: str, partition: int, offset: int, why: str) -> DataError:
-    """Return the error for messages that the brokers do not have any more."""
+    """Return the error for messages that the brokers have deleted."""
     return DataError(
         f"messages from offset {offset} on are gone before they were read: {why}",
         where=f"{uri}, partition {partition}",
