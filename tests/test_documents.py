@@ -55,7 +55,9 @@ def test_files_that_where_a_change_goes_names_exist() -> None:
     missing = []
     for entry in text.split("\n- **")[1:]:
         paths = re.findall(r"`(\.?[\w./-]+\.(?:py|h|cpp|md|ya?ml|json|txt|toml|html|Dockerfile|example))`", entry)
-        folders = {folder for path in re.findall(r"`([\w./-]+/[\w./-]*)`", entry) for folder in (path, *Path(path).parents)}
+        folders = {
+            folder for path in re.findall(r"`([\w./-]+/[\w./-]*)`", entry) for folder in (path, *Path(path).parents)
+        }
         missing += [
             path
             for path in paths
