@@ -49,6 +49,25 @@ def test_named_source_files_exist(document: Path) -> None:
         assert (ROOT / path).exists() or "mean_product" in path, f"{document.name}: there is no {path}"
 
 
+def test_files_that_where_a_change_goes_names_exist() -> None:
+    """Also those named relative to a folder of their entry (`registry.py` there)."""
+    text = (ROOT / "docs" / "development" / "where_a_change_goes.md").read_text("utf-8")
+    missing = []
+    for entry in text.split("\n- **")[1:]:
+        paths = re.findall(r"`(\.?[\w./-]+\.(?:py|h|cpp|md|ya?ml|json|txt|toml|html|Dockerfile|example))`", entry)
+        folders = {
+            folder for path in re.findall(r"`([\w./-]+/[\w./-]*)`", entry) for folder in (path, *Path(path).parents)
+        }
+        missing += [
+            path
+            for path in paths
+            if not re.search(r"\b(NAME|FAMILY|GROUP)\b", path)
+            and not (ROOT / path).exists()
+            and not any((ROOT / folder / path).exists() for folder in folders)
+        ]
+    assert missing == []
+
+
 def test_the_index_of_documents_is_whole() -> None:
     index = ROOT / "docs" / "README.md"
     listed = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text("utf-8")) if target}

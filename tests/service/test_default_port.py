@@ -19,12 +19,14 @@ PRODUCT = (
     "Makefile",
     "README.md",
     "docker-compose.yml",
+    ".env.example",
 )
 HISTORY = {"adr", "reports"}
 PLACES = {
     "service/__init__.py": ("^[A-Z_]+ = PORT$",),
     "docker-compose.yml": (r"service on http://127\.0\.0\.1:PORT,", r"- 127\.0\.0\.1:\$\{\w+:-PORT\}:"),
     "deploy/prometheus/prometheus.yml": (r'"127\.0\.0\.1:PORT"',),
+    ".env.example": (r"^EVENKEEL_P\w+=PORT$",),
     "README.md": ("make serve .*:PORT,", "http://.*:PORT/v1/"),
     "docs/guides/operations.md": ("docker compose up .*:PORT$",),
     "docs/guides/several_hosts.md": ("EVENKEEL_INTERNAL_URL=.*:PORT$", "report to http://.*:PORT and"),
@@ -48,7 +50,7 @@ def files() -> dict[str, str]:
     found = [
         path for part in PRODUCT for path in ([ROOT / part] if (ROOT / part).is_file() else (ROOT / part).rglob("*"))
     ]
-    text = (".py", ".sh", ".yml", ".yaml", ".md", ".js", ".html", ".cfg", "Makefile", "Dockerfile")
+    text = (".py", ".sh", ".yml", ".yaml", ".md", ".js", ".html", ".cfg", ".example", "Makefile", "Dockerfile")
     return {
         str(path.relative_to(ROOT)): path.read_text("utf-8")
         for path in found
