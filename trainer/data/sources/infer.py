@@ -53,7 +53,10 @@ _MEAN_TEXT_LENGTH = 64
 _NUMBER = r"^\s*[-+]?\d[\d.,]*\s*$"
 _NUMBER_WITH_COMMA = r"^\s*[-+]?\d[\d.]*(,\d{3})*,\d+(\.\d+)?\s*$"
 _CODES = r"^\s*[^\s,;]*\d[^\s,;]*([\s,;]+[^\s,;]*\d[^\s,;]*)+\s*$|^[^,;]+([,;][^,;]+)+$"
-"""Pattern of texts that may be one id or a list: codes separated by blanks, ``,`` or ``;``, or words by the latter."""
+"""Pattern of texts that may be one id or a list: codes separated by blanks or commas, or words separated by commas.
+
+Semicolons count as commas.
+"""
 _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
 """A column holds texts, not names of categories, from this mean number of words and of distinct values on."""
 
