@@ -109,7 +109,7 @@ class RowLabels(Column):
 
 @dataclass(frozen=True)
 class RowWeights(Column):
-    """The weight of each row in the training loss, a number of at least 0 in ``column``."""
+    """The weight of each row, a number of at least 0 in ``column``."""
 
     column: str
     name = "row weights"
