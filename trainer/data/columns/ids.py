@@ -91,10 +91,10 @@ class IdColumn:
         return values.as_lists(chunk, self.column, split)
 
     def require_clear(self, source: Source) -> None:
-        """Check that lists written as text separate their ids clearly, by a pipe or in brackets.
+        """Check that the separator of a column's lists is clear, if lists are written as text.
 
         Raises:
-            DataError: a text may be one id or a list.
+            DataError: a value may be a list or one id, such as ``27,9``, and no value has a pipe.
         """
 
     def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
