@@ -325,7 +325,7 @@ class Assembly:
         return grown, counts
 
     def _seen_from_here(self, desk: Desk, spans: Sequence[int], num_rows: int) -> Encoded:
-        """Return the distinct ids of all rows, and samples of their numbers and vectors, without the rows themselves."""
+        """Return the distinct ids of all rows and samples of their numbers and vectors, without the rows' codes."""
         plan = self._plan
         codes = {
             domain: Codes(open_ids(desk.fetch(f"table-{number:05d}", [stages.IDS]) / stages.IDS))
