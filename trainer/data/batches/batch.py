@@ -29,8 +29,8 @@ class Batch:
         step: number of steps before this one since the first epoch (training), or number of the batch (evaluation).
         seen: for sequence models in evaluation, int64 [m, 2]: (sample, item row) of all items before the target.
         dense: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors); None if there are none.
-        shares: float32, shape of the labels: factors of the losses, applied before the mean over the global batch, if
-            rows have weights or several labels (trainer.data.batches.loss_shares); None: every factor is 1.
+        shares: float32, shape of the labels: factors of the losses, applied before the mean over the global batch
+            (trainer.data.batches.loss_shares). None, for a single label without weights: every factor is 1.
         id_keys: in one-pass training (trainer.data.one_pass), where ``features`` are hashes of ids: by table, all
             hashes of the global batch; None for prepared data, where features are table rows.
         place: in one-pass training, the position at which reading continues after this batch; else None.

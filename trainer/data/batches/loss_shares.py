@@ -1,7 +1,7 @@
 """Share of each sample's loss in the mean of its batch, from row weights and missing labels. Torch-free.
 
-The loss of label t is sum_i w_i m_it l_it / sum_i w_i m_it over all samples i of the global batch; w_i is the weight of
-a sample, and m_it is 1 if it has the label, else 0. Every rank can compute the sums from its own files, without
+The loss of label t is sum_i w_i m_it l_it / sum_i w_i m_it over all samples i of the global batch. A sample has the
+weight w_i, and m_it is 1 if it has the label, else 0. Every rank can compute the sums from its own files, without
 communication. The loss does not depend on the division of a batch into ranks and micro-batches.
 """
 

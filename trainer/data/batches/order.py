@@ -1,7 +1,7 @@
 """The global order of training rows, which all ranks share: a pure function of (seed, epoch, position). Torch-free.
 
 First blocks of consecutive rows are shuffled, then the rows inside windows of many blocks, so that a step reads a
-bounded part of the files; data that fit in one window are shuffled uniformly. The rows at any position are found
+bounded part of the files. Data that fit in one window are shuffled uniformly. The rows at any position are found
 without the rows before it, so resuming in the middle of an epoch costs nothing.
 """
 

@@ -40,7 +40,7 @@ def rule_for(column: str, low: float, high: float, distinct: int) -> str:
     """Return a rule, as a manifest writes it, that may turn a column of numbers other than 0 and 1 into labels.
 
     Of two distinct values the higher is positive. Of several, values from 80% of the highest on are positive, such as 4
-    of 5 stars; if the lowest is 0 or negative, as in counts, all values above 0 are.
+    of 5 stars. If the lowest is 0 or negative, as in counts, all values above 0 are.
 
     Args:
         column: name of the column.
@@ -53,8 +53,7 @@ def rule_for(column: str, low: float, high: float, distinct: int) -> str:
 
 
 def positive_of(texts: Sequence[str]) -> str | None:
-    """Return the affirmative one of two texts, such as yes of yes and no; None if there are not two or none is known.
-    """
+    """Return the affirmative one of two texts, such as yes of yes and no; None if there are not two or none is known."""
     if len(texts) != 2:
         return None
     first, second = (text.strip().lower() for text in texts)

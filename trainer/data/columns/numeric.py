@@ -1,8 +1,8 @@
 """Numeric features: values from columns, statistics of the training rows, and the transforms that use them. Torch-free.
 
-NaN and null are missing values; an infinite value, and text that is no number, are bad values. The feature's setting
-``missing`` replaces a missing value by the mean of the transformed training values or by a given number, which is
-transformed like others, or makes it a bad value (``error``).
+NaN and null are missing values; an infinite value, and text that is no number, are bad values. A missing value is
+replaced by the mean of the transformed training values, or by the number in the feature's setting ``missing``, which is
+transformed like others. With ``missing: error`` it is a bad value.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Let d be the mean distance of a column's values in pairs of rows with the same item and different users, and e that in
 pairs of any rows. The item determines the column to the degree 1 - d / e, Cohen's kappa: 1 wholly, 0 not at all. The
 degree to which the column determines the item is found likewise, from pairs of rows with the same value. A column that
-is no function of the item but indicates it, such as a variant or a query, may or may not describe the item: only the
-dataset's owner knows. Torch-free.
+is no function of the item may still indicate it, as a variant or a query does. Only the dataset's owner knows if such a
+column describes the item. Torch-free.
 
 Cohen, A coefficient of agreement for nominal scales, Educational and Psychological Measurement 1960.
 """

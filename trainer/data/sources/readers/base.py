@@ -237,8 +237,7 @@ class Reader(ABC):
 
 
 class TextReader(Reader):
-    """Reader of a format without declared types: a column gets the narrowest type that fits every value of every file.
-    """
+    """Reader of a format without declared types: a column gets the narrowest type that fits every value of every file."""
 
     has_types = False
     text: Collection[str] = ()
