@@ -236,7 +236,7 @@ class PreparedColumns:
 
     @cached_property
     def keeps_seen_items(self) -> bool:
-        """True if :attr:`seen_items` was written, which is so for BPR and for jobs that ask for rankings of all items."""
+        """True if :attr:`seen_items` was written, for BPR or for rankings of all items."""
         return (self.directory / "seen.items.bin").exists()
 
     @cached_property

@@ -198,7 +198,7 @@ class CalendarColumn(IdColumn):
         return 24 if self.unit == "hour" else 7
 
     def _ids(self, chunk: Chunk) -> tuple[pa.Array, Mask]:
-        """Return the ids, int64 with null for unreadable times, and a mask of values that are neither null nor times."""
+        """Return the ids, int64 with null for unreadable times, and a mask of values neither null nor times."""
         column = chunk.column(self.column)
         if self.unit == "hour":
             instants, is_time = read_instants(column)
@@ -227,7 +227,7 @@ def _are_lists_of_ids(array: pa.Array) -> Mask:
 
 
 def are_ids(array: pa.Array) -> Mask:
-    """Return a mask of the values that :func:`~trainer.data.columns.values.as_ids` can read as integers, or as missing."""
+    """Return a mask of the values that :func:`~trainer.data.columns.values.as_ids` reads as integers, or as missing."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(array.type):
         numbers = array.to_numpy(zero_copy_only=False)

@@ -53,7 +53,7 @@ def rule_for(column: str, low: float, high: float, distinct: int) -> str:
 
 
 def positive_of(texts: Sequence[str]) -> str | None:
-    """Return the affirmative one of two texts, such as yes of yes and no; None if there are not two or none is known."""
+    """Return the affirmative one of two texts, such as yes of yes and no; None unless one of exactly two is known."""
     if len(texts) != 2:
         return None
     first, second = (text.strip().lower() for text in texts)

@@ -144,7 +144,7 @@ class RowEncoder:
 
     @property
     def text_columns(self) -> frozenset[str]:
-        """Names of the rows' columns to read as text, even if all values in a file without declared types are digits."""
+        """Names of the rows' columns to read as text, even if a file without declared types has only digits."""
         features = {**self._dataset.features, **self._features}
         found = {self._column(name, features[name]) for name, join in self._joins.items() if join.has_text_keys}
         for name, feature in features.items():
@@ -247,7 +247,7 @@ class RowEncoder:
         return next(join.keys for feature, join in self._joins.items() if join_name(feature) == name)
 
     def _dense(self, chunk: Chunk, encoded: EncodedRows) -> npt.NDArray[np.float32]:
-        """Return the numbers and vectors of rows, float32 [b, n]; count missing values and found items in ``encoded``."""
+        """Return the numbers and vectors of rows, float32 [b, n]; count missing values and items in ``encoded``."""
         positions = np.empty(0, dtype=np.int64)
         if self._items is not None:
             items = Joined(ITEM_TABLE, self._items.lookup, self._dataset.column_of("item"))

@@ -59,7 +59,7 @@ def segments_file(directory: Path) -> Path:
 
 
 class GlobalBatch(NamedTuple):
-    """A batch of all ranks: ``size`` of the ``rows`` from number ``start`` on; reading continues at ``place`` after it."""
+    """A batch of all ranks: ``size`` of the ``rows`` from number ``start`` on; reading continues at ``place``."""
 
     rows: Rows
     start: int
@@ -115,7 +115,7 @@ class OnePassData(PreparedData):
         return replace(plan, kinds=plan.kinds | kinds)
 
     def _following(self, plan: DataPlan, follow: Follow, numeric: Sequence[Numeric]) -> FollowingReader:
-        """Return the reader of the followed folder or topic. Rank 0 finds its pieces and announces them to all ranks."""
+        """Return the reader of the followed folder or topic. Rank 0 finds its pieces and announces them."""
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         words = None if is_alone else dist.distributed_c10d._get_default_store()
         listeners = range(1, 1 if is_alone else dist.get_world_size())

@@ -27,7 +27,7 @@ NO_ID_KEY = 0x6E756C6C  # stands for a missing id in pair keys
 
 @dataclass(frozen=True)
 class Examples:
-    """Consecutive examples. Features hold codes, numbers of their table's distinct ids (-1: missing), or lists of them."""
+    """Consecutive examples. Features hold codes, numbers of their table's distinct ids (-1: missing), or lists."""
 
     features: dict[str, npt.NDArray[np.int32] | Jagged]  # and ITEM_TABLE: positions in it, where there is one
     labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [examples], of several [examples, labels]

@@ -157,7 +157,7 @@ class DataPlan:
 
     @property
     def raw_table(self) -> str | None:
-        """Name of the table whose id strings a one-pass job keeps, to publish vectors by them; None if there is none."""
+        """Name of the table whose id strings a one-pass job keeps, to publish vectors; None if there is none."""
         publish, job = self.job.publish, self.job
         feature = None if publish is None or not job.dataset.one_pass else self.feature(publish.feature)
         return None if feature is None or self.kinds[feature.table] == "int" else feature.table
@@ -233,13 +233,13 @@ class DataPlan:
 
     @property
     def feature_times(self) -> dict[str, str]:
-        """By feature, the column of the rows with the time at which its value was known; empty if splits ignore time."""
+        """By feature, the column of the rows with the time its value was known; empty if splits ignore time."""
         features = self.dataset.features.items() if self.splits_by_time else ()
         return {name: feature.timestamp for name, feature in features if feature.timestamp is not None}
 
     @property
     def join_times(self) -> dict[str, str]:
-        """By joined feature, the joined file's column of times at which values were known; empty if splits ignore time."""
+        """By joined feature, the joined file's column of times values were known; empty if splits ignore time."""
         joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
         return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
 

@@ -242,7 +242,7 @@ def _write(
 
 
 def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits, SeenPairs | None, SequenceRows | None]:
-    """Write the splits in this process; return them with the seen items and the sequences, which are not yet written."""
+    """Write the splits in this process; return them, with seen items and sequences that are not yet written."""
     plan, work, base, workers, progress = task.plan, task.work, task.base, task.workers, task.progress
     writers, seen, sequences = write_splits(plan, encoded, work, workers, progress)
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
@@ -275,7 +275,7 @@ def _finish(
     sequences: SequenceRows | None,
     bad_rows: BadRows | None,
 ) -> None:
-    """Write all files except the splits, the manifest last; tasks make no ``seen`` and ``sequences``, which are None."""
+    """Write all files except the splits, the manifest last; after tasks, ``seen`` and ``sequences`` are None."""
     plan, work, base, log = task.plan, task.work, task.base, task.progress.log
     encoded, grown, row_counts, numeric = splits.encoded, splits.grown, splits.row_counts, splits.numeric
     warnings = [*encoded.warnings, *check_parent_ids(base.vocabulary, grown, row_counts, plan.source.uri)]

@@ -253,7 +253,7 @@ def check_parent_ids(
 
 
 def _table_with(ids: Sequence[str], tables: Mapping[str, IdMap]) -> str | None:
-    """Return the name of the first table that has at least the share ``MOST`` of these ids; None without such a table."""
+    """Return the name of the first table that has at least the share ``MOST`` of these ids; None if none has."""
     asked = pa.array(ids, pa.large_string())
     for name, there in tables.items():
         is_there = pc.is_in(asked, there.ids.cast(pa.large_string()))

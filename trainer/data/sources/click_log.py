@@ -115,7 +115,7 @@ class ClickLog:
         )
 
     def logits(self, users: Int64s, items: Int64s, queries: Int64s, contexts: Int64s) -> Floats:
-        """Return the true log-odds of a click, float64 [n], for int64 [n] user, item, query and context numbers from 0."""
+        """Return the true log-odds of a click, float64 [n], for user, item, query and context numbers, int64 [n]."""
         clusters = self.item_clusters[items]
         likes = (self._tastes[users] == clusters[:, None]).any(axis=1)
         # Centred, so that the bias keeps its meaning: a user likes about 2 of the clusters.
@@ -124,7 +124,7 @@ class ClickLog:
         return self.bias + effects + self._context_effect[contexts] + affinity
 
     def _draw_items(self, day: int, users: Int64s, which: Floats, within: Floats, choice: Floats) -> Int64s:
-        """Draw an item for each user by popularity; in the targeted share of rows, from one of the user's two clusters."""
+        """Draw an item for each user by popularity; for the targeted share, from one of the user's two clusters."""
         weights = np.where(self._birth_days <= day, self._item_weights, 0.0)
         by_cluster = np.argsort(self.item_clusters, kind="stable")
         cdf = np.concatenate([[0.0], np.cumsum(weights[by_cluster])])
@@ -148,7 +148,7 @@ class ClickLog:
 
     @cached_property
     def item_clusters(self) -> Int64s:
-        """Return the cluster of each item, int64 [items], drawn at random; the most popular items cover all clusters."""
+        """Return the cluster of each item, int64 [items], drawn at random; the first items cover all clusters."""
         clusters = (self._world(0, self.num_items) * self.num_clusters).astype(np.int64)
         clusters[: self.num_clusters] = np.arange(self.num_clusters)
         return clusters

@@ -123,10 +123,10 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     """Return a DatasetSpec document for a file or directory, from its column names and first million rows.
 
     The label is a 0/1 column named like a label, or else a rating column, turned into 0/1 by a rule. Without either,
-    negatives are drawn if there are a user and an item column, or else any other 0/1 column is the label. Further 0/1 columns named like
-    labels become no features; the notes propose ``labels`` for all of them. A column that is named like a label and has
-    other values becomes no feature either. Columns that cannot be read from every file are left out, and the notes
-    give the reasons.
+    negatives are drawn if there are a user and an item column, or else any other 0/1 column is the label. Further 0/1
+    columns named like labels become no features; the notes propose ``labels`` for all of them. A column that is named
+    like a label and has other values becomes no feature either. Columns that cannot be read from every file are left
+    out, and the notes give the reasons.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.

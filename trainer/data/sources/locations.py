@@ -66,7 +66,7 @@ def local_path(uri: str) -> Path:
 
 
 def beside(uri: str, dataset_uri: str) -> str:
-    """Return the uri of the file of a join or graph; a mere name is a file in the parent folder of the dataset's uri."""
+    """Return the uri of the file of a join or graph; a mere name is a file beside the dataset's, in the same folder."""
     if "/" in uri:
         return uri
     if is_object(dataset_uri):

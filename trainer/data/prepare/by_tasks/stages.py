@@ -157,7 +157,7 @@ def number(desk: Desk, task: Task, out: Path) -> None:
 
 
 def rows(desk: Desk, task: Task, out: Path) -> None:
-    """Write the examples of a span in the form that ranks read; ``task.arguments``: numeric features with statistics."""
+    """Write the examples of a span as ranks read them; ``task.arguments``: numeric features with statistics."""
     plan, span = desk.plan, f"{task.number:05d}"
     source = desk.fetch(f"split-{span}")
     rows_of = {domain: _of_table(desk, f"rows-{span}.bin", index) for index, domain in enumerate(plan.kinds)}

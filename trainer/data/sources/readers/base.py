@@ -237,7 +237,7 @@ class Reader(ABC):
 
 
 class TextReader(Reader):
-    """Reader of a format without declared types: a column gets the narrowest type that fits every value of every file."""
+    """Reader of a format without declared types: a column's type is the narrowest that fits all values of all files."""
 
     has_types = False
     text: Collection[str] = ()
