@@ -2,12 +2,16 @@
 
 ``max_bad_rows`` limits their share.
 
-A row is bad where its label is missing (of several labels a missing one is absent, and no fault), no number, neither 0
-nor 1, or less than its loss can learn; its weight is missing or negative; a mask is neither 0 nor 1; its time, its day
-or the time of a feature is missing, cannot be read, or has a zone where others have none; a numeric feature is text,
-infinite, or missing where ``missing: error``; a vector has another length, a number that is missing or infinite, or is
-missing where ``missing: error``; an id is missing where ``missing: error``, or no integer where the table's are, in a
-list too; the weights of a list are not as many as its ids, missing, or negative.
+A row is bad in these cases:
+
+- its label is missing, no number, neither 0 nor 1, or less than its loss can learn. Several labels may be partly missing;
+- its weight is missing or negative, or a mask of a label is neither 0 nor 1;
+- its time, its day or the time of a feature is missing, cannot be read, or has a zone where others have none;
+- a numeric feature is text or infinite, or is missing although the feature has ``missing: error``;
+- a vector has another length or a missing or infinite number, or is missing although it has ``missing: error``;
+- an id is missing although the feature has ``missing: error``;
+- an id, also in a list, is no integer although the ids of its table are integers;
+- the weights of a list are not as many as its ids, or are missing or negative.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from trainer.spec.losses import LOSSES
 def profile(spec: DatasetSpec) -> dict[str, Any]:
     """Return figures of a dataset as a dictionary; reads every row, in a stream.
 
-    They are the number of rows, the rate of positive labels or the range of label values, the range of the ordering
-    column, and the numbers of nulls and distinct ids by feature. ``label_problem`` is the error that a job would fail
-    with if a label is invalid.
+    They are the number of rows, the rate of positive labels (or the range of label values) and the range of the
+    ordering column. For each feature there are the numbers of nulls and distinct ids. ``label_problem`` is the error
+    that a job would fail with if a label is invalid.
     """
     source = Source(spec.uri, row_filter=spec.filter, ids=spec.id_columns)
     columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
