@@ -4,7 +4,8 @@
 
 A row is bad in these cases:
 
-- its label is missing, no number, neither 0 nor 1, or less than its loss can learn. Several labels may be partly missing;
+- its label is missing, no number, neither 0 nor 1, or less than its loss can learn (one of several labels may be
+  missing);
 - its weight is missing or negative, or a mask of a label is neither 0 nor 1;
 - its time, its day or the time of a feature is missing, cannot be read, or has a zone where others have none;
 - a numeric feature is text or infinite, or is missing although the feature has ``missing: error``;
