@@ -1,4 +1,4 @@
-"""From prepared columns to a rank's batches of tensors, in one global order.
+"""Batches of tensors for each rank, from prepared columns, in one global order.
 
-``prepared.PreparedData`` is the way in.
+Start reading at ``prepared.PreparedData``.
 """

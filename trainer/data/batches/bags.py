@@ -1,4 +1,4 @@
-"""Samples from table rows, as a model looks them up."""
+"""Making of a model's input features from table rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from trainer.data.columns.jagged import Jagged
 def bags_of(
     keys: Sequence[Key], parts: Mapping[str, npt.NDArray[np.integer] | Jagged], num_samples: int
 ) -> KeyedJaggedTensor:
-    """Return samples with the table rows ``parts``, by feature one for each or lists, and nothing of other features."""
+    """Return the features of samples as a KeyedJaggedTensor.
+
+    Args:
+        keys: the keys of the features.
+        parts: by feature, a table row for each sample or a list of them; other features are empty in every sample.
+        num_samples: number of samples.
+    """
     lengths = np.zeros((len(keys), num_samples), dtype=np.int64)
     values: list[npt.NDArray[np.integer]] = [np.empty(0, dtype=np.int64)]
     for number, key in enumerate(keys):

@@ -22,19 +22,20 @@ class Batch:
 
     Attributes:
         features: table rows, int64, with keys in the fixed order of ``PreparedData.keys``.
-        labels: float32 [b]; of several labels [b, labels], NaN where one is absent.
+        labels: float32 [b], or [b, labels] if there are several labels; an absent label is NaN.
         sample_offset: index in the global batch of the slice's first sample.
         global_size: number of samples of the whole batch.
         part_offset: index in the global batch of the micro-batch's first sample, which rank 0 holds.
         step: number of steps before this one since the first epoch (training), or number of the batch (evaluation).
-        seen: for sequence models in evaluation, int64 [m, 2]: (sample, item row) of everything that came before.
-        dense: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors); None where there are none.
-        shares: float32, like the labels: what a loss is multiplied with before the mean over the global batch is taken,
-            where rows have weights or several labels (trainer.data.batches.loss_shares); None: 1.
-        id_keys: of rows that are trained on as they are read (trainer.data.one_pass), whose ``features`` are hashes of
-            ids: by table, those of the whole global batch; None where features are numbers of prepared ids.
-        place: of these, where reading goes on after this batch.
-        raw_ids: of these, the strings behind hashes of the published feature's table; None where none are kept.
+        seen: for sequence models in evaluation, int64 [m, 2]: (sample, item row) of all items before the target.
+        dense: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors); None if there are none.
+        shares: float32, shape of the labels: factors of the losses, applied before the mean over the global batch
+            (trainer.data.batches.loss_shares). None, for a single label without weights: every factor is 1.
+        id_keys: in one-pass training (trainer.data.one_pass), where ``features`` are hashes of ids: by table, all
+            hashes of the global batch; None for prepared data, where features are table rows.
+        place: in one-pass training, the position at which reading continues after this batch; else None.
+        raw_ids: in one-pass training, the strings behind the hashes of the published feature's table; None if strings
+            are not kept.
     """
 
     features: KeyedJaggedTensor
@@ -72,9 +73,9 @@ class Batch:
         return replace(self, features=features, labels=labels, dense=dense, shares=shares)
 
     def on(self, device: torch.device) -> Batch:
-        """Return the batch on the model's device; on the CPU the batch itself.
+        """Return the batch on the model's device; if that is the CPU, the batch itself.
 
-        A copy to a GPU does not wait for the work that runs there.
+        A copy to a GPU does not wait for work that the GPU is doing.
         """
         if device.type == "cpu":
             return self

@@ -1,4 +1,4 @@
-"""Batches as tensors: KeyedJaggedTensor, labels, and the position of the slice in the global batch."""
+"""Reading of batches as tensors: a KeyedJaggedTensor, labels, and the slice's position in the global batch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _training_reader(data: PreparedColumns, epoch: int) -> Callable[[Int64s, int
 
 
 class RowColumns(Protocol):
-    """Columns that rows of batches are gathered from: the ids and weights of each key, labels, numbers."""
+    """Columns from which the rows of batches are gathered: table rows and weights by key, labels, numbers."""
 
     @property
     def columns(self) -> Sequence[npt.NDArray[np.integer] | Jagged]: ...
@@ -109,7 +109,7 @@ class SplitColumns(NamedTuple):
 
 
 class BatchReader:
-    """Reader that gathers rows into tensors."""
+    """Reader that gathers rows of columns into the tensors of a batch."""
 
     def __init__(self, data: PreparedColumns, rows: RowColumns, negatives: FreshNegatives | None = None):
         self._negatives = negatives
@@ -137,9 +137,9 @@ class BatchReader:
         return Batch(features, labels, sample_offset, global_size, step, dense=dense)
 
     def _singles(self, rows: Int64s) -> KeyedJaggedTensor:
-        """Return features with one id per feature and row, as most click logs have.
+        """Return the features of rows in which every feature has exactly one id.
 
-        Lengths and offsets are shared with the last batch, and nobody writes to them.
+        The tensors of lengths and offsets are shared with the previous batch and must not be written to.
         """
         count, number = len(rows), len(self._columns)
         if self._ones is None or len(self._ones[0]) != number * count:
@@ -185,7 +185,7 @@ class BatchReader:
         )
 
     def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
-        """Return the weight of every id of the batch, 1 where its feature has none."""
+        """Return the weight of every id of the batch, float32; ids of features without weights have 1."""
         parts = [np.ones(len(values), dtype=np.float32) for values in flat]
         for number, weights in enumerate(self._weights):
             column = self._columns[number]

@@ -1,10 +1,10 @@
 """Negatives that are drawn anew in each epoch, each a function of (seed, epoch, sample). Torch-free.
 
-Any number of ranks, and a run after a resume, draw the same ones.
+So the negatives do not depend on the number of ranks, nor on a resume.
 
-``uniform``: over the items of training; ``popularity``: by how many training examples each has, to a power; both leave
-out what the user had in training. ``in_batch``: the item of another example of the global batch; IN_BATCH_DRAWS are
-drawn, and the first that the user never had counts; where there is none, a uniform item is taken.
+``uniform`` draws from the training items uniformly, ``popularity`` by their number of training examples to a power.
+Both exclude items that the user has in training. ``in_batch`` draws the items of IN_BATCH_DRAWS other examples of the
+global batch and takes the first that the user does not have in training, or else a uniform draw.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEGATIVES, _IN_BATCH = 21, 22
 
 
 class FreshNegatives:
-    """The negatives of BPR: one for each example, outside what its user had in the training split."""
+    """Drawer of BPR's negatives: for each example, an item that its user does not have in the training split."""
 
     def __init__(self, data: PreparedColumns, epoch: int):
         self._seen, self._items = data.seen_items
@@ -35,14 +35,19 @@ class FreshNegatives:
             self._in_batch = _InBatch(data, epoch, self._seen, self._items)
 
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
-        """Return item rows for consecutive examples of the epoch's global order, the first being ``first_sample``."""
+        """Return negatives, item rows int64 [b], for consecutive examples of the epoch's global order.
+
+        Args:
+            users: table row of each example's user, [b].
+            first_sample: number of the first example in the global order.
+        """
         samples = np.arange(first_sample, first_sample + len(users))
         negatives = self._items[self._unseen.draw(users, random_words(self._key, samples))]
         return negatives if self._in_batch is None else self._in_batch.instead_of(negatives, users, samples)
 
 
 class _InBatch:
-    """Items of other examples of the batch that each example is in."""
+    """Drawer of negatives from the items of the other examples in the same global batch."""
 
     def __init__(self, data: PreparedColumns, epoch: int, seen: SeenItems, items: Int64s):
         item = next(key for key in data.keys if key.name == "item")

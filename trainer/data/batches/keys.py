@@ -1,4 +1,4 @@
-"""The keys of the batches' KeyedJaggedTensor: which features a model looks up, in which tables. Torch-free."""
+"""The keys of the batches' KeyedJaggedTensor: the features that a model looks up, with their tables. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Key:
     pooling: str
     weighted: bool = False
     of_item: bool = False
-    """True if it is a feature of the item table."""
+    """True if the key is a feature of the item table."""
     usual_ids: float | None = None
-    """Expected number of ids of a text in an example, before the text is read."""
+    """For a text feature, the expected number of n-gram ids in an example; None for other features."""
 
 
 def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:

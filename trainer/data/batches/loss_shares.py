@@ -1,8 +1,8 @@
 """Share of each sample's loss in the mean of its batch, from row weights and missing labels. Torch-free.
 
-The loss of label t is sum_i w_i m_it l_it / sum_i w_i m_it over all samples i of the global batch; m_it is 1 where the
-label is present. Every rank has the data that the sums follow from, so no rank asks another. The loss is the same
-however a batch is cut into ranks and micro-batches.
+The loss of label t is sum_i w_i m_it l_it / sum_i w_i m_it over all samples i of the global batch. A sample has the
+weight w_i, and m_it is 1 if it has the label, else 0. Every rank can compute the sums from its own files, without
+communication. The loss does not depend on the division of a batch into ranks and micro-batches.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from trainer.data.columns.hashing import Int64s
 
 
 class LossShares:
-    """The shares of training rows, where rows have weights or several labels.
+    """The shares of training rows in the loss, for data with weights of rows or several labels.
 
     Args:
-        labels: [rows, labels] of several labels, else None.
-        weights: [rows], None where rows have none.
+        labels: float [rows, labels] if there are several labels, with NaN for absent ones; None for a single label.
+        weights: float32 [rows]; None if rows have no weights.
     """
 
     def __init__(self, labels: npt.NDArray[np.floating] | None, weights: npt.NDArray[np.float32] | None):

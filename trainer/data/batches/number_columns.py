@@ -1,4 +1,4 @@
-"""The numbers of a split's examples, its vectors among them, gathered for batches. Torch-free."""
+"""Gathering of the numeric features and vectors of a split's examples, for batches. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ Int64s = npt.NDArray[np.int64]
 
 
 class NumberColumns(Protocol):
-    """Numbers by row: an array [rows, n], or what gathers its rows from several."""
+    """Numbers by row: an array [rows, n], or an object that gathers such rows from several arrays."""
 
     def __getitem__(self, rows: Int64s) -> Float32s: ...
 
 
 def number_columns(data: PreparedColumns, split: str) -> NumberColumns | None:
-    """Return the numbers of a split's examples as trainer.data.columns.vectors arranges them, None without any."""
+    """Return the numbers and vectors of a split's examples, arranged as in :mod:`trainer.data.columns.vectors`.
+
+    None if the data have neither.
+    """
     if data.vectors:
         return _WithVectors(data, split)
     return data.numbers(split) if data.num_dense else None
 
 
 class _WithVectors:
-    """Numbers of examples beside vectors: of the rows by example, of items by the place of the example's item.
+    """Numbers and vectors of examples; the items' vectors are looked up in the catalogue by the example's item.
 
-    Vectors of items are in the prepared data once, in the catalogue, and not for each example.
+    Prepared data hold the items' vectors once, in the catalogue, and not for each example.
     """
 
     def __init__(self, data: PreparedColumns, split: str):
@@ -52,7 +55,7 @@ class _WithVectors:
 
 
 def item_vectors(catalogue: Catalogue, places: npt.NDArray[np.integer]) -> dict[str, Float32s]:
-    """Return the vectors of items by name, each [b, dim], zeros at place -1."""
+    """Return the vectors of the items at these places [b] in the catalogue: by name, [b, dim]; zeros at place -1."""
     found = {}
     for name, vectors in catalogue.vectors.items():
         found[name] = np.array(vectors[places])
@@ -61,7 +64,10 @@ def item_vectors(catalogue: Catalogue, places: npt.NDArray[np.integer]) -> dict[
 
 
 def item_numbers(data: PreparedColumns, places: npt.NDArray[np.integer]) -> Float32s | None:
-    """Return the numbers of items as an item tower reads them alone [b, n]; None without any."""
+    """Return the numbers and vectors of the items at these places, float32 [b, n], as an item tower reads them.
+
+    None if items have neither.
+    """
     catalogue = data.catalogue
     assert catalogue is not None
     if not (catalogue.numbers.shape[1] or catalogue.vectors):

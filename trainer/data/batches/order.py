@@ -1,8 +1,8 @@
-"""The one global order of training rows: a pure function of (seed, epoch, position). Torch-free.
+"""The global order of training rows, which all ranks share: a pure function of (seed, epoch, position). Torch-free.
 
-Rows are shuffled as blocks (the row groups of the encoded columns, contiguous on disk), then inside windows of many
-blocks, so that a step touches a bounded part of the files; data that fit in one window are shuffled uniformly. Any
-position is reached without what came before it, so resuming in the middle of an epoch costs nothing.
+First blocks of consecutive rows are shuffled, then the rows inside windows of many blocks, so that a step reads a
+bounded part of the files. Data that fit in one window are shuffled uniformly. The rows at any position are found
+without the rows before it, so resuming in the middle of an epoch costs nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GlobalOrder:
         self._window: tuple[int, int, Int64s] = (-1, -1, np.empty(0, dtype=np.int64))
 
     def rows(self, epoch: int, start: int, stop: int) -> Int64s:
-        """Return the row numbers at positions [start, stop) of ``epoch`` (from 0)."""
+        """Return the row numbers, int64, at positions ``start`` to ``stop`` (excluded) of ``epoch`` (from 0)."""
         if not 0 <= start <= stop <= self.num_rows:
             raise IndexError(f"positions [{start}, {stop}) of {self.num_rows} rows")
         self._enter(epoch)
@@ -68,10 +68,13 @@ class GlobalOrder:
 
 
 def shuffled(seed: int, epoch: int, window: int, count: int) -> Int64s:
-    """Return the numbers [0, count) in the order of a window's rows."""
+    """Return a permutation of 0 to ``count`` - 1, int64: the order in which a window's rows are trained on."""
     return np.argsort(random_words(derive_key(seed, epoch, _WINDOW, window), np.arange(count)))
 
 
 def rank_slice(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return [first, last) of a batch of ``size`` samples that ``rank`` holds; slices are contiguous, perhaps empty."""
+    """Return the bounds, first and last (excluded), of the contiguous slice of ``size`` samples that ``rank`` holds.
+
+    The slice is empty if there are fewer samples than ranks and this rank gets none.
+    """
     return rank * size // world_size, (rank + 1) * size // world_size

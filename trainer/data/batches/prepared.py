@@ -19,7 +19,7 @@ class PreparedData(PreparedColumns):
     ) -> Prefetched[Batch]:
         """Return the batches of an epoch from a step on.
 
-        Every rank sees the same steps, and its own slice of each.
+        Every rank gets the same steps, and its own slice of each step's global batch.
 
         Args:
             epoch: counted from 0.

@@ -54,7 +54,7 @@ GRAPHS = "graphs"
 
 @dataclass(frozen=True)
 class TableInfo:
-    """One embedding table: row 0 is padding, row 1 the unknown id, row r >= 2 is ``vocabulary[r - 2]``."""
+    """One embedding table: row 0 is padding, row 1 the unknown id, row r >= 2 belongs to ``vocabulary[r - 2]``."""
 
     name: str
     num_rows: int
@@ -68,8 +68,9 @@ class PreparedColumns:
     directory: Path
     tables: dict[str, TableInfo]
     keys: tuple[Key, ...]
-    """Keys in the order of the batches: the dataset's features, then ``item__negative`` for BPR. Sequence models have
-    those of :mod:`trainer.data.batches.sequence_batches`."""
+    """Keys of the batches, in their order: the dataset's features, then ``item__negative`` for BPR.
+
+    Sequence models have the keys of :mod:`trainer.data.batches.sequence_batches`."""
     tasks: tuple[LabelTask, ...]
     """The dataset's labels if there are several; () for one."""
     is_weighted: bool
@@ -77,23 +78,23 @@ class PreparedColumns:
     sequence: dict[str, Any] | None
     """Settings of a sequence model's batches, None for other models."""
     sampling: str
-    """Distribution of the negatives that are drawn anew in each epoch, and its power."""
+    """Distribution of the negatives that are drawn anew in each epoch: uniform, popularity or in_batch."""
     sampling_power: float
     unread: list[str]
     """Features of the dataset that a sequence model does not read."""
     draws_negatives: bool
     """True if examples of label 0 are negatives that the preparation drew."""
     num_examples: dict[str, int]
-    """By split: train, validation, test."""
+    """Number of examples by split: train, validation, test."""
     num_positives: dict[str, int]
     unknown_share: dict[str, dict[str, float]]
-    """Share of ids at row 1, by feature and split."""
+    """Share of ids that are unknown (table row 1), by feature and split."""
     graphs: dict[str, dict[str, Any]]
-    """By name, for the graphs that the job uses: table, edges in the file, those left out, entries."""
+    """Facts on the graphs that the job uses, by name: their table, and the numbers of edges read, left out and kept."""
     num_dense: int
-    """Numeric features of the batches, in the order of the dataset."""
+    """Number of numeric features in a batch."""
     num_item_numbers: int
-    """Numeric features of the item table, which are the last ones."""
+    """Number of numeric features of the item table, which come last among all numeric features."""
     vectors: tuple[Vector, ...]
     """Vectors of the rows, then of the item table."""
     bad_rows: dict[str, int] | None
@@ -103,7 +104,7 @@ class PreparedColumns:
     warnings: list[str]
     """Messages for the owner of the rows: joins and graphs that find few of their ids."""
     row_figures: dict[str, float | None]
-    """Figures of all rows (trainer.data.prepare.row_figures); empty where an earlier version prepared them."""
+    """Figures of all rows (trainer.data.prepare.row_figures); empty if an earlier version prepared the data."""
     dataset_fingerprint: str
     seed: int
     batch_size: int
@@ -154,7 +155,7 @@ class PreparedColumns:
         """Open a prepared directory.
 
         Raises:
-            DataError: nothing was prepared there, or something of another version.
+            DataError: the directory has no prepared data, or data of another format version.
         """
         directory = Path(directory)
         try:
@@ -176,31 +177,34 @@ class PreparedColumns:
     # --- tables
 
     def vocabulary(self, table: str) -> pa.Array:
-        """Return the raw ids (int64 or large_string), memory-mapped: row r >= 2 is entry r - 2."""
+        """Return a table's raw ids (int64 or large_string), memory-mapped: entry i belongs to table row i + 2."""
         return self.id_map(table).ids
 
     def id_map(self, table: str) -> IdMap:
-        """Return the ids with the number of the last run that had each, and tombstones of retired ids."""
+        """Return a table's ids with the number of the last run that had each, and tombstones of retired ids."""
         return IdMap.read(self.tables[table].vocabulary_path)
 
     def parent_rows(self, table: str) -> npt.NDArray[np.int64]:
-        """Return the row of the warm start's table that each row continues, int64 [num_rows], ascending.
+        """Return, for each row of a table, the row of the same id in the warm start's parent, int64 [num_rows].
 
-        Rows of new ids have -1; without a warm start these are all but the special rows.
+        Rows of new ids, which come last, have -1. Without a warm start all rows but the two special ones have -1.
         """
         return np.asarray(map_array(self.directory / "tables" / f"{table}.parent.bin", OFFSET))
 
     def row_keys(self, table: str) -> UInt64s:
-        """Return a stable hash of each row's raw id, uint64 [num_rows]: the seed of its hash initial value."""
+        """Return a stable hash of each row's raw id, uint64 [num_rows], from which its initial embedding is made."""
         special = np.array([derive_key(0), derive_key(1)], dtype=np.uint64)
         return np.concatenate([special, id_keys(self.vocabulary(table))])
 
     def row_counts(self, table: str) -> npt.NDArray[np.int64]:
-        """Return the occurrences of each row in the training split, over all features of the table."""
+        """Return the number of each row's occurrences in the training split, over all features of the table."""
         return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
 
     def example_counts(self, feature: str) -> npt.NDArray[np.int64]:
-        """Count a feature's training rows by row of its table; drawn negatives do not count."""
+        """Return, for each row of a feature's table, the number of training examples that have it in that feature.
+
+        Drawn negatives do not count.
+        """
         key = next(key for key in self.keys if key.name == feature)
         if self.sequence is not None:
             # Its splits are sequences, and its table has items alone.
@@ -227,20 +231,20 @@ class PreparedColumns:
         return -(-self.num_examples["train"] // self.batch_size)
 
     def order(self) -> GlobalOrder:
-        """Return the order of training rows; a new one for each reader, because it keeps the window it is in."""
+        """Return a new object for the order of training rows; each reader needs its own, because it has a state."""
         return GlobalOrder(self.num_examples["train"], self.seed)
 
     @cached_property
     def keeps_seen_items(self) -> bool:
-        """True if :attr:`seen_items` were written, for BPR and rankings of all items."""
+        """True if :attr:`seen_items` was written, for BPR or for rankings of all items."""
         return (self.directory / "seen.items.bin").exists()
 
     @cached_property
     def seen_items(self) -> tuple[SeenItems, npt.NDArray[np.int64]]:
-        """Items of each user in training, and the table rows of the items that negatives are drawn from.
+        """Items of each user in the training split, and table rows of the items that negatives are drawn from.
 
-        With an item table they are positions in the catalogue instead. Kept for BPR, and if a job asks for rankings of
-        all items.
+        If the dataset has an item table, positions in the catalogue replace the table rows. Only written for BPR and
+        for jobs that ask for rankings of all items.
         """
         parts = {
             name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
@@ -249,7 +253,7 @@ class PreparedColumns:
 
     @cached_property
     def catalogue(self) -> Catalogue | None:
-        """All items, where the dataset has an item table."""
+        """All items with their features, if the dataset has an item table; else None."""
         if self._items is None:
             return None
         is_list = {key.name: key.is_list for key in self.keys if key.of_item}
@@ -258,7 +262,7 @@ class PreparedColumns:
         return open_catalogue(folder, is_list, self.num_item_numbers, self._items["num_in_table"], dims)
 
     def item_places(self, split: str) -> npt.NDArray[np.int32]:
-        """Return the position in the catalogue of each example's item, -1 if it has none."""
+        """Return the position of each example's item in the catalogue, int32 [examples]; -1 if it is not there."""
         return map_array(self.directory / split / ITEM_PLACES, CODE)
 
     @cached_property
@@ -273,21 +277,21 @@ class PreparedColumns:
         return self.sequences.windows(self.sequence["length"])
 
     def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-        """Return the labels of a split: 0 or 1, or the values of a real-valued label.
+        """Return the labels of a split: uint8 [examples] of 0 and 1, or float32 [examples] for a real-valued label.
 
-        With several labels they are float32 [examples, labels], NaN for a missing label.
+        With several labels they are float32 [examples, labels], with NaN for an absent label.
         """
         labels = map_array(self.directory / split / LABELS, self.label_dtype)
         return labels.reshape(-1, len(self.tasks)) if self.tasks else labels
 
     def row_weights(self, split: str) -> npt.NDArray[np.float32]:
-        """Return the weights of the rows of a split, where the dataset has them (``is_weighted``)."""
+        """Return the weights of a split's rows, float32 [examples]; they exist only if ``is_weighted``."""
         return map_array(self.directory / split / ROW_WEIGHTS, VALUE)
 
     def user_codes(self, split: str) -> npt.NDArray[np.int32]:
-        """Return a number for the user of each example, also of users that were not trained on; -1 without a user.
+        """Return a number for each example's user, int32 [examples], also for users without training examples.
 
-        Only written if evaluation needs users.
+        It is -1 for an example without a user. The numbers are only written if evaluation needs users.
         """
         return map_array(self.directory / split / USER_CODES, CODE)
 
@@ -301,18 +305,18 @@ class PreparedColumns:
 
     @property
     def vectors_path(self) -> Path | None:
-        """The file that describes the vectors, if there are any."""
+        """The file that describes the vectors; None if there are no vectors."""
         return self.directory / VECTORS_FILE if self.vectors else None
 
     @property
     def profile_path(self) -> Path | None:
-        """The file with the profile of the rows; None where an earlier version prepared them."""
+        """The file with the profile of the rows; None if an earlier version prepared the data."""
         path = self.directory / PROFILE_FILE
         return path if path.exists() else None
 
     @property
     def numeric_path(self) -> Path | None:
-        """The file of numeric features and their statistics, where there are any."""
+        """The file of numeric features and their statistics; None if there are no numeric features."""
         return self.directory / NUMERIC_FILE if self.num_dense else None
 
     def weights(self, split: str, key: Key) -> npt.NDArray[np.float32]:
@@ -320,7 +324,7 @@ class PreparedColumns:
         return map_array(weight_file(self.directory / split, key.name), VALUE)
 
     def column(self, split: str, key: Key) -> npt.NDArray[np.int32] | Jagged:
-        """Return the table rows of one feature in a split."""
+        """Return the table rows of one feature in a split: int32 [examples], or lists of int32."""
         stem = self.directory / split / key.name
         return map_jagged(stem, CODE) if key.is_list else map_array(stem.with_name(key.name + ".bin"), CODE)
 

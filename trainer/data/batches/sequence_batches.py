@@ -1,10 +1,10 @@
-"""Batches of sequence models: keys ``item`` (what is read), ``item__target`` and ``item__negative``.
+"""Batches of sequence models: keys ``item`` (the items that are read), ``item__target`` and ``item__negative``.
 
 All keys hold rows of the item table as lists.
 
 Negatives are drawn by Philox4x32-10: key (seed, crc32("item__negative")), counter (epoch, sample, slot >> 1, 0), whose
 words 2 (slot & 1) and the next one are the halves of a 64-bit number. ``sample`` counts the examples of the epoch in
-their global order and ``slot`` the draws of one example, so that any ranks, cuts and resumes draw the same.
+their global order and ``slot`` the draws of one example, so that the draws do not depend on ranks, cuts and resumes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_BATCH = 1024
 
 
 def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> UInt64s:
-    """Return the 64-bit words [b, num_slots] of the counters that the module describes."""
+    """Return the random 64-bit words, uint64 [b, num_slots], of samples [b], as the module's docstring defines them."""
     slots = np.arange((num_slots + 1) // 2, dtype=np.uint64)[None, :]
     random = philox4x32((epoch, samples.astype(np.uint64)[:, None], slots, 0), key)
     pairs = np.stack([random[0] << np.uint64(32) | random[1], random[2] << np.uint64(32) | random[3]], axis=2)
@@ -43,10 +43,10 @@ def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> 
 
 
 class SkipGrams:
-    """item2vec: an example is an item of a training sequence; targets are those at most ``window`` places from it.
+    """Examples of item2vec: an item of a training sequence; its targets are the items at most ``window`` places away.
 
-    Each target has ``negatives`` draws, by unigram^0.75 of the training split where the job says nothing else; one that
-    is the target itself is left out, as word2vec does: its place holds the padding row 0.
+    Each target has ``negatives`` draws, by default with probabilities proportional to counts^0.75 in the training
+    split. A draw that is the target itself does not count, as in word2vec: the padding row 0 replaces it.
     """
 
     def __init__(self, data: PreparedColumns, epoch: int):
@@ -84,11 +84,12 @@ class SkipGrams:
 
 
 class NextItems:
-    """SASRec, GRU4Rec: an example is a piece of a training sequence (:class:`trainer.data.prepare.sequences.Windows`).
+    """Examples of SASRec, GRU4Rec and HSTU: pieces of training sequences.
 
-    ``item`` holds all but its last item, ``item__target`` all but its first, and ``item__negative`` for each target
-    ``negatives`` uniform items of training that the user never had there. Where targets share them, the first sample
-    of the rank's part has all of them (:class:`SharedItems`).
+    See :class:`trainer.data.prepare.sequences.Windows`. ``item`` holds all items of the piece but the last,
+    ``item__target`` all but the first. ``item__negative`` holds, for each target, ``negatives`` training items, by
+    default uniform, that the user does not have in the training split. If all targets share their negatives, the first
+    sample of the rank's part holds all of them (:class:`SharedItems`).
     """
 
     def __init__(self, data: PreparedColumns, epoch: int):
@@ -126,9 +127,13 @@ class NextItems:
         return gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
 
     def _draw(self, had: Jagged, owners: Int64s, random: UInt64s, whole: Int64s | None) -> Int64s:
-        """Return items by the words ``random`` for lists ``owners``.
+        """Return negatives, int64 [n], drawn by the words ``random`` [n] for the lists number ``owners`` [n].
 
-        They are items of the batch where its pieces, ``whole``, are given.
+        Args:
+            had: lists of the items that must not be drawn.
+            owners: number of the list for each draw.
+            random: random words.
+            whole: rows of the global batch, to draw from its targets; None: any training item is drawn.
         """
         negatives = self._unseen.draw(had, owners, random)
         if whole is None:
@@ -148,10 +153,10 @@ class NextItems:
 
 
 class SharedItems:
-    """Items that all targets of a global batch are compared with: all of training, or so many drawn ones.
+    """Items with which all targets of a global batch are compared: ``num_drawn`` drawn ones, or with 0 all of training.
 
-    Draws may repeat an item. The word of a draw has the counter of slots of the sample that the global batch begins
-    with, so that all ranks and micro-batches have the same ones.
+    Draws may repeat an item. They use the random words of the global batch's first sample, so that all ranks and
+    micro-batches have the same items.
     """
 
     def __init__(self, data: PreparedColumns, epoch: int, num_drawn: int):
@@ -164,7 +169,10 @@ class SharedItems:
             self._ends = np.cumsum(popularity_weights(counts[self._items], data.sampling_power))
 
     def rows(self, sample: int, targets: Int64s | None = None) -> Int64s:
-        """Return the rows for the global batch of ``sample``; drawn from ``targets``, its own, where they are given."""
+        """Return the item rows, int64 [n], for the global batch that contains ``sample``.
+
+        ``targets`` are the batch's own targets, to draw from; None: the training items are drawn from.
+        """
         if not self._num_drawn:
             return self._items
         random = words(self._key, self._epoch, np.array([sample // self._size * self._size]), self._num_drawn)[0]
@@ -176,7 +184,7 @@ class SharedItems:
 
 
 class Unseen:
-    """Items of the training split that are not among a list: uniform, or by popularity to a power."""
+    """Drawer of training items that a list lacks: uniformly, or by popularity to ``power``."""
 
     def __init__(self, data: PreparedColumns, power: float | None = None):
         counts = data.row_counts(data.keys[0].table)
@@ -186,7 +194,7 @@ class Unseen:
         self._weights = None if power is None else popularity_weights(counts[self._items], power)
 
     def draw(self, had: Jagged, owners: Int64s, random: UInt64s) -> Int64s:
-        """Return for each word an item that list ``owners[i]`` of ``had`` lacks; any item if the list has them all."""
+        """Return for word i an item that list ``owners[i]`` of ``had`` lacks; any item if the list has all items."""
         places = self._place[had.values]
         lists = np.repeat(np.arange(len(had.lengths)), had.lengths)
         known = places >= 0
@@ -196,11 +204,11 @@ class Unseen:
 
 
 class RankingReader:
-    """Held-out examples for rankings of the item that came next among 100 that did not.
+    """Reader of held-out examples, in which the item that came next is ranked among 100 other items.
 
-    ``item`` holds what came before, ``item__target`` the item that came, and ``item__negative`` 100 uniform items that
-    the user never had in any split. The negatives depend on the split and the example's number alone: they are the same
-    for every job on the same data.
+    ``item`` holds the user's items before it, ``item__target`` the item that came next, and ``item__negative`` 100
+    uniformly drawn items that the user has in no split. The negatives depend on the split and the example's number
+    alone, so they are the same for every job on the same data.
     """
 
     def __init__(self, data: PreparedColumns, split: str, *, num_negatives: int = NUM_EVALUATION_NEGATIVES):
@@ -221,7 +229,7 @@ class RankingReader:
         return self._against(examples, before, negatives, sample_offset, global_size, step)
 
     def against(self, examples: Int64s, negatives: Int64s, sample_offset: int, global_size: int, step: int) -> Batch:
-        """Return some examples [b] with negatives of the caller's, item rows [b, k]."""
+        """Return the batch of the examples with these numbers [b], with the given negatives, item rows [b, k]."""
         return self._against(examples, self._histories(examples)[0], negatives, sample_offset, global_size, step)
 
     def _histories(self, examples: Int64s) -> tuple[Jagged, Jagged]:
@@ -241,7 +249,7 @@ class RankingReader:
 
 
 class SequenceReader:
-    """Training batches, with the signature that :func:`trainer.data.batches.batches.train_batches` calls."""
+    """Reader of a sequence model's training batches, as :func:`trainer.data.batches.batches.train_batches` calls it."""
 
     def __init__(self, data: PreparedColumns, epoch: int):
         assert data.sequence is not None
@@ -266,7 +274,7 @@ def ranking_batches(
 ) -> Prefetched[Batch]:  # fmt: skip
     """Return the batches of a held-out split in the order of users. See :class:`RankingReader`.
 
-    ``sample``: so many examples, taken evenly from all.
+    ``sample`` is the number of examples to take, evenly spaced; None: all.
     """
     num_held = data.num_examples[split]
     num_examples = num_held if sample is None else min(sample, num_held)
@@ -284,7 +292,7 @@ def ranking_batches(
 
 
 def catalogue_features(num_rows: int) -> KeyedJaggedTensor:
-    """Return one sample whose ``item__negative`` are all rows of the item table, 0 to num_rows - 1."""
+    """Return features of one sample whose ``item__negative`` holds all rows of the item table, 0 to num_rows - 1."""
     nothing = Jagged(np.empty(0, dtype=np.int64), np.zeros(2, dtype=np.int64))
     return _features({ITEM: nothing, TARGET: nothing, NEGATIVE: _lists(np.arange(num_rows), np.array([num_rows]))})
 

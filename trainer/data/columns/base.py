@@ -1,7 +1,7 @@
-"""Columns of values: what each row has one of, such as a number, a vector, a label or a time. Torch-free.
+"""Base class of columns with one value per row, such as a number, a vector, a label or a time. Torch-free.
 
-A class for each kind says how it is read, which of its values are bad, and what of it is kept. Preparation on one host
-and on several, training in one pass and scoring ask the same object.
+A subclass for each kind of value defines how values are read, which are bad, and which file keeps them. Preparation on
+one or several hosts, one-pass training and scoring all use these objects.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from trainer.data.sources.source import Chunk
 
 Mask = npt.NDArray[np.bool_]
 Problem = tuple[str, str, Mask]
-"""Column, reason and rows of bad values."""
+"""Name of a column, reason why values are bad, and mask of the rows with such values, bool [rows]."""
 
 
 class Column(ABC):
-    """A column of values.
+    """A column with one value per row.
 
     Attributes:
-        name: its name among the columns of a plan; only that of a feature has no blank.
+        name: name of the column, unique among the values of a plan. Names of features have no blank, others have one.
     """
 
     name: str
 
     type_of_first: ClassVar[bool] = False
-    """True if its values have the type of the first rows, and not :attr:`dtype`."""
+    """True if the type of the values is found from the first rows read, and is not :attr:`dtype`."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of its values."""
+        """Type of the values."""
         return np.dtype(np.float32)
 
     @property
@@ -45,25 +45,30 @@ class Column(ABC):
 
     @property
     def split_file(self) -> str | None:
-        """File with its values of a split's examples; None: a split does not keep them."""
+        """Name of the file that keeps the values of a split's examples; None if they are not kept."""
         return None
 
     @abstractmethod
     def read(self, chunk: Chunk) -> npt.NDArray[Any]:
-        """Return the values of the rows, [rows, *shape].
+        """Return the values of the chunk's rows, [rows, *shape].
 
         Raises:
-            DataError: at the first bad one.
+            DataError: naming the first bad value.
         """
 
     def apply(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Return values as a model reads them."""
+        """Return values that :meth:`read` gave, converted to the form that a model reads."""
         return values
 
     def problems(self, chunk: Chunk) -> Iterator[Problem]:
-        """Yield bad values."""
+        """Yield the bad values of the chunk's rows, one entry for each reason."""
         yield from ()
 
     def matches(self, chunk: Chunk, found: npt.NDArray[Any]) -> KeyMatches | None:
-        """Count the keys that were found, where values are looked up."""
+        """Return counts of the keys that were found; None for columns that look no values up by keys.
+
+        Args:
+            chunk: the rows.
+            found: their values as :meth:`read` returned them.
+        """
         return None

@@ -60,7 +60,7 @@ class IdMap:
         return not pa.types.is_int64(self.ids.type)
 
     def hashed(self) -> IdMap:
-        """Return the map with the hashes of strings in their place."""
+        """Return the map with hashes in place of strings."""
         if not pa.types.is_large_string(self.ids.type):
             return self
         return replace(self, ids=pa.array(id_keys(self.ids)), retired=pa.array(id_keys(self.retired)))
@@ -93,8 +93,8 @@ class GrownTable:
 
     Attributes:
         ids: the new map.
-        row_of_code: int32 [len(ids in the data) + 1], the row of each id of the data; the last entry is for no id.
-        parent_rows: int64 [num_rows], ascending, the parent's row that each row continues, -1 for a new one.
+        row_of_code: int32 [n + 1], the table row of each of the data's n distinct ids; the last entry is for no id.
+        parent_rows: int64 [num_rows], the row of the same id in the parent's table; -1 for new ids, which come last.
     """
 
     ids: IdMap
@@ -107,7 +107,7 @@ class GrownTable:
 
 
 def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: int | None = None) -> GrownTable:
-    """Return the rows of a run: the parent's ids that keep a row, in their order, then the new ids, ascending.
+    """Assign rows in a run's table: first to the parent's ids that keep a row, in their order, then to new ids.
 
     Args:
         base: the parent's map; None without a parent.

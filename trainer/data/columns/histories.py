@@ -1,4 +1,4 @@
-"""The items that came before each row, of the rows themselves and of others that are scored. Torch-free.
+"""Histories: the items before each row's time, for rows of the dataset and for other rows to score. Torch-free.
 
 Sorting holds three integers per row in memory.
 """
@@ -23,9 +23,9 @@ Int64s = npt.NDArray[np.int64]
 
 
 class PreviousValues:
-    """For each row: the last ``length`` values of the same ``by`` with a strictly smaller ``order``, oldest first.
+    """Histories of rows: the last ``length`` values of rows with the same ``by`` and a smaller ``order``, oldest first.
 
-    Rows of equal order do not see each other (neither came first). Rows without a ``by`` (-1) have no history.
+    Rows of equal order are not in each other's history. Rows without a ``by`` (-1) have no history.
     """
 
     def __init__(self, by: npt.NDArray[Any], order: npt.NDArray[Any], previous: npt.NDArray[np.int32], length: int):

@@ -1,7 +1,7 @@
-"""Columns of ids: single ids, lists of them, and ids that are made of texts. Torch-free.
+"""Columns of ids: single ids, lists of ids, and ids that are made from texts or times. Torch-free.
 
-A class for each kind says which ids a row has. Preparation, training in one pass, scoring, joined files, profiles and
-predictions of memory ask the same object.
+A class for each kind reads the ids of rows. Preparation, one-pass training, scoring, joined files, profiles and
+predictions of memory all use these objects.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from trainer.spec import Feature
 from trainer.spec.ngrams import NGrams
 
 Lists = tuple[pa.Array, npt.NDArray[np.int64]]
-"""Ids of lists, and how many each list has."""
+"""Ids of all lists, one list after the other, and the length of each list, int64 [lists]."""
 Ids = tuple[pa.Array, npt.NDArray[np.int64] | None]
-"""Ids of rows, and how many each row has; None: one, or null."""
+"""Ids of all rows, one row after the other, and the number of each row's ids; None: every row has one id or null."""
 HOUR_MICROS = 3_600_000_000
 EPOCH_WEEKDAY = 3
-"""1970-01-01 was a Thursday, and weeks begin with Monday, 0."""
+"""Weekday of 1970-01-01, a Thursday, where Monday is 0."""
 # What may be one of 64 bits, as it is written.
 _INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 
 
 @dataclass(frozen=True)
 class IdColumn:
-    """One id in each row.
+    """A column with one id in each row.
 
     Attributes:
-        column: the column.
-        domain: whose ids it is coded by: a table's name, or ``by:COLUMN``.
-        weights: the column of the weights of a list.
+        column: name of the column.
+        domain: name of the set of ids that the column's codes refer to: a table's name, or ``by:COLUMN``.
+        weights: name of the column with the weights of a list's ids; None: they have no weights.
     """
 
     column: str
@@ -54,23 +54,23 @@ class IdColumn:
     weights: str | None = None
     is_list: ClassVar[bool] = False
     makes_ids: ClassVar[bool] = False
-    """True if ids are integers that are made of the column's values, whatever type that has."""
+    """True if ids are integers computed from the column's values, such as hashes of text or hours of times."""
     holds_text: ClassVar[bool] = False
-    """True if the column has text, also where all of a file that does not say so are digits."""
+    """True if the column is read as text, even if all values in a file without declared types are digits."""
 
     def kind(self, type_: pa.DataType, where: str) -> Kind:
-        """Return the kind of ids of a column type.
+        """Return the kind of ids, "int" or "string", that a column of this type has.
 
         Raises:
-            DataError: the type has none.
+            DataError: no ids can be read from the type.
         """
         return values.id_kind(values.element_type(type_), where)
 
     def raw(self, chunk: Chunk) -> Ids:
-        """Return the ids as the column has them.
+        """Return the ids of the chunk's rows, in the type that the column has.
 
         Raises:
-            DataError: the column cannot be read so.
+            DataError: the column does not hold ids of this form, such as lists where single ids are expected.
         """
         column = chunk.column(self.column)
         if values.is_list(column.type):
@@ -82,19 +82,23 @@ class IdColumn:
         return column, None
 
     def read(self, chunk: Chunk, kind: Kind) -> Ids:
-        """Return :meth:`raw` as ids of a kind."""
+        """Return the ids of :meth:`raw`, converted to a kind: int64 or large_string."""
         ids, lengths = self.raw(chunk)
         return values.as_ids(ids, kind, chunk.where(self.column)), lengths
 
     def elements(self, chunk: Chunk, split: bool) -> Lists:
-        """Return the ids of a joined file's rows as lists; ``split``: text is a list."""
+        """Return the ids of a joined file's rows as lists; with ``split``, a text is a list of ids."""
         return values.as_lists(chunk, self.column, split)
 
     def require_clear(self, source: Source) -> None:
-        """Check that it is clear what separates the ids of a list."""
+        """Check that the separator of a column's lists is clear, if lists are written as text.
+
+        Raises:
+            DataError: a value may be a list or one id, such as ``27,9``, and no value has a pipe.
+        """
 
     def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
-        """Yield bad values, where ids are of a kind."""
+        """Yield the bad values of the chunk's rows: those that cannot be read as ids of the kind."""
         array = chunk.column(self.column)
         if kind == "int" or not is_text(values.element_type(array.type)):
             yield self.column, "no integer id", ~(_are_lists_of_ids(array) if self.is_list else are_ids(array))
@@ -102,14 +106,14 @@ class IdColumn:
             yield self.column, "no list", values.raw_lists(array)[2]
 
     def most_ids(self, source: Source, num_rows: int) -> int:
-        """Return a bound on the number of its distinct ids, from the files' statistics."""
+        """Return an upper bound on the number of distinct ids in ``num_rows`` rows, from the files' statistics."""
         counts = pa.types.is_integer(values.element_type(source.column_type(self.column))) and not self.is_list
         span = source.reader.integer_span(self.column) if counts else None
         return num_rows if span is None else min(num_rows, span)
 
 
 class ListColumn(IdColumn):
-    """A list of ids in each row."""
+    """A column with a list of ids in each row."""
 
     is_list = True
 
@@ -127,7 +131,7 @@ class ListColumn(IdColumn):
 
 @dataclass(frozen=True)
 class TextColumn(IdColumn):
-    """A text in each row, read as the ids of its n-grams."""
+    """A column with a text in each row, from which the hashed ids of its n-grams are read as a list."""
 
     ngrams: NGrams = field(default_factory=NGrams)
     is_list = True
@@ -155,7 +159,7 @@ class TextColumn(IdColumn):
 
 @dataclass(frozen=True)
 class CalendarColumn(IdColumn):
-    """A time in each row, read as its hour, 0 to 23, or its weekday, 0 (Monday) to 6, in UTC."""
+    """A column with a time in each row, read as its hour, 0 to 23, or its weekday, 0 (Monday) to 6, in UTC."""
 
     unit: Literal["hour", "weekday"] = "hour"
     makes_ids = True
@@ -194,7 +198,7 @@ class CalendarColumn(IdColumn):
         return 24 if self.unit == "hour" else 7
 
     def _ids(self, chunk: Chunk) -> tuple[pa.Array, Mask]:
-        """Return the ids, null where there is none, and which values are there and no times."""
+        """Return the ids, int64 with null for unreadable times, and a mask of values neither null nor times."""
         column = chunk.column(self.column)
         if self.unit == "hour":
             instants, is_time = read_instants(column)
@@ -206,7 +210,7 @@ class CalendarColumn(IdColumn):
 
 
 def id_column(feature: Feature, column: str, domain: str) -> IdColumn:
-    """Return the column of a feature of ids."""
+    """Return the object that reads a feature's ids from a column, by the feature's settings."""
     if feature.effective_ngrams is not None:
         return TextColumn(column, domain, ngrams=feature.effective_ngrams)
     if feature.calendar is not None:
@@ -215,7 +219,7 @@ def id_column(feature: Feature, column: str, domain: str) -> IdColumn:
 
 
 def _are_lists_of_ids(array: pa.Array) -> Mask:
-    """Flag the lists that hold ids alone, as :func:`_are_ids` defines them."""
+    """Return a mask of the lists of which every element is an integer id or missing (:func:`are_ids`)."""
     elements, parents, unreadable = values.raw_lists(array)
     mask = ~unreadable
     mask[parents[~are_ids(elements)]] = False
@@ -223,7 +227,7 @@ def _are_lists_of_ids(array: pa.Array) -> Mask:
 
 
 def are_ids(array: pa.Array) -> Mask:
-    """Flag values that :func:`~trainer.data.columns.values.as_ids` reads as integers, or as missing."""
+    """Return a mask of the values that :func:`~trainer.data.columns.values.as_ids` reads as integers, or as missing."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(array.type):
         numbers = array.to_numpy(zero_copy_only=False)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class Jagged(NamedTuple):
-    """List i is ``values[offsets[i] : offsets[i + 1]]``; offsets int64 [n + 1], from 0 or from anywhere."""
+    """n lists: list i is ``values[offsets[i] : offsets[i + 1]]``; offsets are int64 [n + 1] and may begin above 0."""
 
     values: npt.NDArray[Any]
     offsets: npt.NDArray[np.int64]
@@ -30,12 +30,12 @@ class Jagged(NamedTuple):
         return gather_spans(self.values, starts, lengths)
 
     def part(self, start: int, stop: int) -> Jagged:
-        """Return lists [start, stop), not copied."""
+        """Return the lists ``start`` to ``stop`` (excluded), without a copy of their values."""
         first, last = self.offsets[start], self.offsets[stop]
         return Jagged(self.values[first:last], self.offsets[start : stop + 1] - first)
 
     def last(self, length: int) -> Jagged:
-        """Return the last ``length`` values of each list, or all where it has fewer."""
+        """Return the last ``length`` values of each list, or all values of a shorter list."""
         lengths = np.minimum(self.lengths, length)
         return gather_spans(self.values, self.offsets[1:] - lengths, lengths)
 

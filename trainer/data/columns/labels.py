@@ -1,4 +1,4 @@
-"""Labels from a column or a rule, or a column's values; several of them, and weights of rows. Torch-free."""
+"""Labels of rows (one or several, from a column, a rule or a column's values), and weights of rows. Torch-free."""
 
 from __future__ import annotations
 
@@ -37,16 +37,23 @@ _NO = frozenset(("no", "n", "not", "none", "false", "f", "off", "neg", "negative
 
 
 def rule_for(column: str, low: float, high: float, distinct: int) -> str:
-    """Return the label that a column of other numbers than 0 and 1 may be meant as: the higher of two, or four of five.
+    """Return a rule, as a manifest writes it, that may turn a column of numbers other than 0 and 1 into labels.
 
-    Below or from 0 on, such as a count, what is above 0 counts.
+    Of two distinct values the higher is positive. Of several, values from 80% of the highest on are positive, such as 4
+    of 5 stars. If the lowest is 0 or negative, as in counts, all values above 0 are.
+
+    Args:
+        column: name of the column.
+        low: its least value.
+        high: its greatest value.
+        distinct: number of its distinct values.
     """
     limit = f">= {high:g}" if distinct == 2 else f">= {0.8 * high:g}" if low > 0 else "> 0"
     return f"label: {{rule: '{column} {limit}'}}"
 
 
 def positive_of(texts: Sequence[str]) -> str | None:
-    """Find the affirmative one of two texts, such as yes of yes and no; None where neither is known."""
+    """Return the affirmative one of two texts, such as yes of yes and no; None unless one of exactly two is known."""
     if len(texts) != 2:
         return None
     first, second = (text.strip().lower() for text in texts)
@@ -56,7 +63,7 @@ def positive_of(texts: Sequence[str]) -> str | None:
 
 
 def as_numbers_remedy(column: str, texts: Sequence[str]) -> str:
-    """Return the remedy for a label of text: no rule reads it."""
+    """Return the advice, for error messages, to write a column of text as 0 and 1, because no rule reads text."""
     positive = positive_of(texts)
     example = f", in pandas: rows['{column}'] = (rows['{column}'] == {positive or 'WHAT IS POSITIVE'!r}).astype(int)"
     return f"write it as 0 and 1{example}"
@@ -64,7 +71,10 @@ def as_numbers_remedy(column: str, texts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class RowLabels(Column):
-    """The label of each row, of several [labels]; ``least``: the least value that one may have, by name."""
+    """The label of each row, or several labels per row, [rows, labels].
+
+    ``least`` is the least valid value by label name, for the labels that have one; a single label's name is ``label``.
+    """
 
     dataset: DatasetSpec
     least: Mapping[str, float]
@@ -98,7 +108,7 @@ class RowLabels(Column):
 
 @dataclass(frozen=True)
 class RowWeights(Column):
-    """The weight of each row."""
+    """The weight of each row, a number of at least 0 in ``column``."""
 
     column: str
     name = "row weights"
@@ -132,12 +142,17 @@ def label_dtype(dataset: DatasetSpec) -> np.dtype[Any]:
 def labels_of(
     chunk: Chunk, label: Label, least: float | None = None
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
-    """Return 0 or 1 per row, from ``label.column`` or ``label.rule``, or 1; the numbers of ``label.value``.
+    """Return the label of each row: uint8 [rows] of 0 and 1, or float32 [rows] if the spec has ``label.value``.
 
-    ``least``: what a value must be at least; None: any.
+    The labels come from ``label.column`` or ``label.rule``; with ``label.positive`` all are 1.
+
+    Args:
+        chunk: the rows.
+        label: the label's spec.
+        least: least valid number in ``label.value``; None: any number is valid.
 
     Raises:
-        DataError: at the first bad value.
+        DataError: naming the first bad value.
     """
     if label.positive is not None:
         return np.ones(len(chunk), dtype=np.uint8)
@@ -164,7 +179,7 @@ def labels_of(
 
 
 def label_problems(chunk: Chunk, label: Label, least: float | None) -> Iterator[Problem]:
-    """Yield bad values of one label."""
+    """Yield the bad values of one label, an entry for each reason; ``least``: least valid value, None for any."""
     column = label.source_column
     if column is None:
         return
@@ -195,10 +210,12 @@ def _require_numbers(chunk: Chunk, column: str) -> None:
 
 
 def _numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
-    """Return int64 or float64 of numbers, also written as text, of dates or times.
+    """Return a column of numbers (or numbers as text), dates or times as int64 or float64; times in microseconds.
+
+    ``purpose`` names the use of the column in errors.
 
     Raises:
-        DataError: at the first null or NaN.
+        DataError: a value is null or NaN, or the column has another type.
     """
     array = chunk.column(column)
     kind = array.type
@@ -260,12 +277,12 @@ def _values_of(chunk: Chunk, column: str, least: float | None) -> npt.NDArray[np
 def several_labels_of(
     chunk: Chunk, labels: Mapping[str, OneOfSeveral], least: Mapping[str, float]
 ) -> npt.NDArray[np.float32]:
-    """Return the labels of each row, [rows, labels], NaN where one is absent: its source is null, or its mask 0.
+    """Return several labels of each row, float32 [rows, labels]; an absent label is NaN.
 
-    ``least``: the least value that a label may have, by name.
+    A label is absent if its source column is null or its mask is 0. ``least`` is the least valid value by label name.
 
     Raises:
-        DataError: at the first bad value of a label that is there, or of a mask.
+        DataError: naming the first bad value of a present label or of a mask.
     """
     found = np.full((len(chunk), len(labels)), np.nan, dtype=VALUE)
     for number, (name, label) in enumerate(labels.items()):
@@ -276,7 +293,7 @@ def several_labels_of(
 
 
 def present(chunk: Chunk, label: OneOfSeveral) -> npt.NDArray[np.bool_]:
-    """Flag the rows that have one of several labels.
+    """Return a mask of the rows in which the given label, one of several, is present.
 
     Raises:
         DataError: a mask is neither 0 nor 1.
@@ -298,6 +315,6 @@ def present(chunk: Chunk, label: OneOfSeveral) -> npt.NDArray[np.bool_]:
 
 
 def mask_of(array: pa.Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return (where a mask is 1, where it is neither 0 nor 1)."""
+    """Return two flags for each value of a column of masks: it is 1; it is neither 0 nor 1."""
     numbers, bad = as_floats(array)
     return numbers == 1, bad | ~((numbers == 0) | (numbers == 1))

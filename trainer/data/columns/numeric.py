@@ -1,7 +1,8 @@
 """Numeric features: values from columns, statistics of the training rows, and the transforms that use them. Torch-free.
 
-NaN and null are missing; an infinite value, and text that is no number, are bad. What is missing takes ``missing`` of
-the feature: the mean of the transformed training values, a number that is transformed like any other, or it is bad.
+NaN and null are missing values; an infinite value, and text that is no number, are bad values. A missing value is
+replaced by the mean of the transformed training values, or by the number in the feature's setting ``missing``, which is
+transformed like others. With ``missing: error`` it is a bad value.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Numeric(Column):
     - standardize: (x - mean) / std, of training, and x - mean where that is constant;
     - quantile: the share of training values below x, interpolated between NUM_QUANTILES of them, in [0, 1].
 
-    ``fill`` is what stands for a missing value, after the transform.
+    ``fill`` replaces a missing value after the transform.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Numeric(Column):
     shares: tuple[float, ...] = ()
 
     def apply(self, values: Float64s) -> npt.NDArray[np.float32]:
-        """Transform ``values`` [n], NaN where missing."""
+        """Return transformed ``values`` [n] as float32 [n]; NaN, a missing value, becomes ``fill``."""
         return np.where(np.isnan(values), self.fill, self._transformed(values)).astype(VALUE)
 
     def _transformed(self, values: Float64s) -> Float64s:
@@ -75,7 +76,10 @@ class Numeric(Column):
         return values
 
     def original(self, values: Float64s) -> Float64s:
-        """Return the numbers that :meth:`apply` made ``values`` [n] of; ends of the range for quantiles beyond."""
+        """Return the numbers [n] that :meth:`apply` transforms into ``values`` [n].
+
+        With transform quantile, values below 0 or above 1 give the least or the greatest training value.
+        """
         if self.transform == "log1p":
             return np.sign(values) * np.expm1(np.abs(values))
         if self.transform == "standardize":
@@ -95,14 +99,14 @@ class Numeric(Column):
 
     @property
     def split_file(self) -> str:
-        """The file with values as they come, before there are statistics."""
+        """Name of the file with untransformed values, which is kept until the statistics are known."""
         return f"{self.name}.raw"
 
     def read(self, chunk: Chunk) -> Float64s:
-        """Return values [rows], NaN where missing.
+        """Return the untransformed values, float64 [rows]; missing values are NaN.
 
         Raises:
-            DataError: at the first bad value.
+            DataError: naming the first bad value.
         """
         column = chunk.column(self.column)
         values, bad = self._checked(column)
@@ -127,13 +131,13 @@ class Numeric(Column):
         yield self.column, "missing", bad
 
     def _checked(self, array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-        """Return (values, which of them are bad for this feature)."""
+        """Return the values, and a mask of those that are bad for this feature."""
         values, bad = as_floats(array)
         return values, bad | np.isnan(values) if self.missing == "error" else bad
 
 
 def numeric_of(document: Mapping[str, Any]) -> Numeric:
-    """Return the feature that :meth:`Numeric.as_json` gave."""
+    """Return the feature that :meth:`Numeric.as_json` turned into this document."""
     lists = {name: tuple(document[name]) for name in ("quantiles", "shares")}
     return Numeric(**{**document, **lists})
 
@@ -143,12 +147,12 @@ def write_numeric(features: Sequence[Numeric], path: Path) -> None:
 
 
 def open_numeric(path: Path) -> tuple[Numeric, ...]:
-    """Read what :func:`write_numeric` wrote."""
+    """Return the features of a file that :func:`write_numeric` wrote."""
     return tuple(numeric_of(document) for document in json.loads(path.read_text("utf-8")))
 
 
 def planned(features: Mapping[str, Feature]) -> list[Numeric]:
-    """Return the numeric ones of these features, before anything is known of their values."""
+    """Return the numeric features among the given ones, still without statistics of their values."""
     return [
         Numeric(name, feature.column or name, feature.transform, "mean" if feature.missing is None else feature.missing)
         for name, feature in features.items()
@@ -189,23 +193,23 @@ def fitted(feature: Numeric, values: Float64s, where: str) -> Numeric:
 
 
 def with_fill(feature: Numeric) -> Numeric:
-    """Return the feature with the number that stands for a missing value, where one was given."""
+    """Return the feature with its ``fill`` set, if ``missing`` is a number; otherwise the feature unchanged."""
     if isinstance(feature.missing, str):
         return feature
     return replace(feature, fill=float(feature._transformed(np.array([feature.missing]))[0]))
 
 
 def _pieces(values: Float64s) -> Iterator[Float64s]:
-    """Yield the values that are not missing, in pieces."""
+    """Yield the values that are not missing, in pieces of up to ``_PIECE_ROWS`` rows each."""
     for start in range(0, len(values), _PIECE_ROWS):
         piece = np.asarray(values[start : start + _PIECE_ROWS])
         yield piece[~np.isnan(piece)]
 
 
 def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return distinct values, ascending, and the share of training below each.
+    """Return the distinct quantiles of the training values, ascending, and the share of training values below each.
 
-    A value that is several quantiles at once has the mean of their shares.
+    A value that equals several quantiles gets the mean of their shares.
     """
     sample = np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])
     shares = np.linspace(0.0, 1.0, NUM_QUANTILES + 1)
@@ -218,7 +222,10 @@ def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """Return (values, NaN where missing; which of them are bad: infinite, beyond float32, or no numbers at all)."""
+    """Return a column's values, float64 with NaN for missing, and a mask of the bad values.
+
+    Values are bad if they are infinite, beyond the range of float32, or no numbers.
+    """
     if is_text(array.type):
         values, bad = _parsed(array)
     elif pa.types.is_null(array.type):
@@ -239,7 +246,7 @@ def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
 
 
 def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """Parse numbers written as text, as CSV files have them where one of them is no number."""
+    """Return (values, mask of bad values) of a column of text; CSV columns are text if one value is no number."""
     values, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
     for number, text in enumerate(array.to_pylist()):
         if text is None or not text.strip():
@@ -252,5 +259,5 @@ def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
 
 
 def has_comma(value: Any) -> bool:
-    """Return True for text such as ``2,5`` and ``1,234.5``."""
+    """Return True for text of a number with a comma, such as ``2,5`` and ``1,234.5``."""
     return isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d[\d.]*(,\d+)+(\.\d+)?\s*", value) is not None

@@ -30,19 +30,21 @@ from trainer.data.sources.types import is_text
 
 Mask = npt.NDArray[np.bool_]
 _NEARLY_ALL = 0.9
-"""Share of positive numbers that are times since 1970, from which on all are meant as such."""
+"""From this share on of positive numbers that can be times since 1970, all positive numbers count as such times."""
 
 Kind = Literal["number", "time without a zone", "time with a zone"]
 
 
 @dataclass(frozen=True)
 class Order:
-    """The kind of a column's values: by its type, of text by the first one that can be read.
+    """The kind of the values in a column that orders rows.
+
+    The column's type decides the kind; in a column of text, the first value that can be read decides.
 
     Attributes:
-        kind: of every value; a value of another kind is refused, or makes its row bad.
-        first: the text that decided, empty where the type did.
-        is_whole: True if numbers of text are integers.
+        kind: the kind of every value; a value of another kind is an error, or makes its row bad.
+        first: the text that decided the kind; empty if the type did.
+        is_whole: True if all numbers in a column of text are integers.
     """
 
     kind: Kind
@@ -54,10 +56,10 @@ class Order:
         return self.kind != "number"
 
     def read(self, array: pa.Array) -> tuple[npt.NDArray[Any], Mask, Mask]:
-        """Read int64 or float64, times as microseconds since 1970.
+        """Read numbers as int64 or float64, and times as int64 microseconds since 1970.
 
         Returns:
-            The values, where none can be read (null, NaN, no time), and where one of another kind is.
+            The values; a mask of those that cannot be read (null, NaN, no time); a mask of those of another kind.
         """
         if not (is_text(array.type) or pa.types.is_temporal(array.type)):
             numbers, unreadable = _numbers(array)
@@ -72,13 +74,13 @@ class Order:
         return numbers, unreadable | (~is_read & (times.forms == NUMBER)), times.forms > NUMBER
 
     def problems(self, array: pa.Array) -> Iterator[tuple[str, Mask]]:
-        """Yield (reason, rows) of values that order no row."""
+        """Yield (reason, mask) of the values that cannot order rows, for each reason."""
         _, unreadable, other = self.read(array)
         yield "no time", unreadable
         yield f"no {self.kind}" + (f", as '{self.first}' is" if self.first else ""), other
 
     def shown(self, value: Any) -> str:
-        """Return a number of :meth:`read` as messages write it."""
+        """Return a value that :meth:`read` gave as text for messages: a number, or a time in ISO 8601."""
         if not self.is_timed:
             return f"{value}"
         at = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=int(value))
@@ -99,14 +101,15 @@ class RowOrder(Column):
 
 
 def order_name(column: str) -> str:
-    """Return the name of an order of rows among the columns of a plan."""
+    """Return the name, among a plan's columns of values, of the order of rows by a column."""
     return f"order {column}"
 
 
 def order_of(source: Source, column: str) -> Order:
-    """Return the kind of a column that was required; of text it reads the first rows.
+    """Return the kind of the values in a column, which :meth:`Source.require` must have checked.
 
-    Numbers in text are read to the end: a single fraction makes all of them floats.
+    In a column of text the first rows are read; if they hold numbers, all rows are, because a single fraction makes
+    every number a float.
     """
     type_ = source.column_type(column)
     found = _of_type(type_)
@@ -126,7 +129,7 @@ def order_of(source: Source, column: str) -> Order:
 
 
 def order_in(array: pa.Array) -> Order:
-    """Return the kind of the values of one array."""
+    """Return the kind of the values in an array, as :func:`order_of` does for a column of a source."""
     found = _of_type(array.type)
     if found is None:
         found = _of_text(array) or Order("time without a zone")
@@ -135,10 +138,10 @@ def order_in(array: pa.Array) -> Order:
 
 
 def as_order(chunk: Chunk, column: str, order: Order, purpose: str = "order of rows") -> npt.NDArray[Any]:
-    """Return int64 or float64 of a column that orders rows.
+    """Return the values, int64 or float64 [rows], of a column that orders rows; ``purpose`` names it in errors.
 
     Raises:
-        DataError: at the first value that is missing, cannot be read, or is of another kind.
+        DataError: naming the first value that is missing, cannot be read, or is of another kind.
     """
     array = chunk.column(column)
     numbers, unreadable, other = order.read(array)
@@ -168,7 +171,7 @@ def as_order(chunk: Chunk, column: str, order: Order, purpose: str = "order of r
 
 
 def unit_of(numbers: npt.NDArray[Any]) -> str | None:
-    """Return the unit that all of some numbers have as times since 1970; None without one."""
+    """Return the unit, such as "seconds", in which all these numbers are times since 1970; None if there is none."""
     found = (
         name
         for name, (_, first, end) in UNITS.items()
@@ -178,10 +181,10 @@ def unit_of(numbers: npt.NDArray[Any]) -> str | None:
 
 
 def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
-    """Check that numbers which order rows are not times since 1970 in several units.
+    """Check that the numbers that order rows are not times since 1970 in different units.
 
     Raises:
-        DataError: nearly all numbers above 0 are such times, some in one unit and some in another.
+        DataError: nearly all numbers above 0 are such times, in at least two units.
     """
     high = numbers.max()
     low = numbers.min(initial=high, where=numbers > 0)
@@ -200,7 +203,7 @@ def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
 
 
 def _of_type(type_: pa.DataType) -> Order | None:
-    """Return the kind that a type fixes; None for text."""
+    """Return the kind of values that a column type implies; None for text."""
     if is_text(type_):
         return None
     if pa.types.is_timestamp(type_) and type_.tz is not None:
@@ -234,7 +237,10 @@ def _numbers_of_text(array: pa.Array, is_whole: bool) -> tuple[npt.NDArray[Any],
 
 
 def _numbers(array: pa.Array) -> tuple[npt.NDArray[Any], Mask]:
-    """Return int64 or float64 of numbers, and where there is none; of anything else there is none."""
+    """Return the values of a column of numbers, int64 or float64, and a mask of those that are missing or unreadable.
+
+    Every value of a column of another type is unreadable.
+    """
     type_ = array.type
     unreadable = array.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(type_) or pa.types.is_decimal(type_):

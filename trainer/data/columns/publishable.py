@@ -1,4 +1,4 @@
-"""Ids that vectors can be published by: a collection has no text longer than a limit, nor with a NUL. Torch-free."""
+"""Check of ids for the publication of vectors: a collection takes no id that is too long or has a NUL. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainer.data.errors import DataError
 
 
 def require_publishable(ids: pa.Array, where: Callable[[int], str]) -> None:
-    """Check that vectors can be published by these ids.
+    """Check that vectors can be published under these ids.
 
     Args:
-        ids: int64, of which all can, or large_string; nulls are no ids.
-        where: says of the place of an id where it comes from.
+        ids: int64, which always pass, or large_string; nulls pass too.
+        where: returns, for the position of an id, its origin as an error message writes it.
 
     Raises:
-        DataError: at the first that cannot.
+        DataError: naming the first id that cannot be published.
     """
     if not pa.types.is_large_string(ids.type):
         return

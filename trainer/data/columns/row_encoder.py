@@ -1,7 +1,7 @@
-"""Encoding of rows for a trained model: from raw columns to table rows, as in its training. Torch-free.
+"""Encoding of rows for a trained model: from raw columns to rows of its embedding tables. Torch-free.
 
-An id that the vocabulary lacks, and a missing id, become row 1, the unknown id. So did ids of held-out rows that no
-training row had.
+An id that the vocabulary lacks, and a missing id, become table row 1, the unknown id. In the model's own evaluation,
+ids of held-out rows that no training row had became row 1 as well.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
 
 _MOST_LOOKED_AT = 100
-"""Most unknown ids of a chunk that are split at separators, to detect lists that were read as one id."""
+"""Number of a chunk's unknown ids, at most, that are checked for being a list that was read as one id."""
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
 class EncodedRows:
-    """Some rows as a model reads them: for each feature their table rows, int64 [b], or lists of them.
+    """Some rows as a model reads them.
 
-    ``weights``: factors of the table rows, by list feature that has weights.
-    ``dense``: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors), None without any.
-    ``unknown`` and ``missing``: by feature, the number of ids that the vocabulary lacks, and of null ids.
-    ``matches``: counts of ids that the model knows, by feature, and of keys that the joined file has, by
-    :func:`join_name`.
+    Attributes:
+        num_rows: number b of rows.
+        rows: by id feature, the rows of its embedding table: int64 [b], or lists of int64.
+        unknown: by feature, the number of ids that the vocabulary lacks.
+        missing: by feature, the number of null ids or missing values.
+        matches: counts of found and unknown ids by feature, and of found and unknown keys by :func:`join_name`.
+        weights: by list feature with weights, a factor for each element of its lists.
+        dense: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors); None if there are none.
     """
 
     num_rows: int
@@ -59,7 +62,7 @@ class EncodedRows:
     dense: npt.NDArray[np.float32] | None = None
 
     def part(self, start: int, stop: int) -> EncodedRows:
-        """Return rows [start, stop), without the counts."""
+        """Return the rows ``start`` to ``stop`` (excluded), without the counts."""
 
         rows, weights = {}, {}
         for name, column in self.rows.items():
@@ -71,23 +74,25 @@ class EncodedRows:
         return EncodedRows(stop - start, rows, weights=weights, dense=dense)
 
     def replaced(self, **rows: Int64s | Jagged) -> EncodedRows:
-        """Return the same with other rows of some features."""
+        """Return a copy in which these features have the given table rows."""
         return replace(self, rows=self.rows | rows)
 
 
 class RowEncoder:
-    """Encoder of the given features of a dataset's rows.
+    """Encoder of rows that have the given features.
 
-    If the rows have a column of a derived history's name, the history is read from it: lists, oldest first. Otherwise
-    it is looked up in the dataset's rows of the same user: those before the row's own time, or all if it has no time.
+    If the rows have a column named like a derived history, the history is read from that column: lists, oldest first.
+    Otherwise it is looked up in the dataset's rows of the same user before the row's own time. Rows without a column of
+    times get the user's latest history.
 
     Args:
+        dataset: the dataset that the model was trained on.
         features: the id features to encode, by name.
-        numeric: numeric features, with the statistics of training, those of the item table last.
-        vectors: the vectors that the model reads, those of the item table last.
-        vocabularies: the raw ids of each table, or uint64, the hashes of strings: row r >= 2 is entry r - 2.
-        joins: by feature, the file to read in place of the dataset's joined file; for the item table by ITEM_TABLE.
-        history_source: opens the rows of the dataset, in which histories may be looked up.
+        numeric: numeric features with the statistics of training; features of the item table come last.
+        vectors: the vectors that the model reads; vectors of the item table come last.
+        vocabularies: by table, its raw ids, or uint64 hashes of string ids; entry i belongs to table row i + 2.
+        joins: by feature (for the item table: ITEM_TABLE), the uri of a file to read instead of the dataset's.
+        history_source: opens the dataset's rows, to look up histories; None: histories must be columns of the rows.
     """
 
     def __init__(
@@ -128,18 +133,18 @@ class RowEncoder:
 
     @property
     def dense_columns(self) -> dict[str, slice]:
-        """Columns of :attr:`EncodedRows.dense` that hold each numeric feature and vector, by name."""
+        """By numeric feature and vector, the range of its columns in :attr:`EncodedRows.dense`."""
         of_rows, of_items = ([one.name for one in numeric] for numeric in (self._numeric, self._item_numeric))
         return columns_of(of_rows, of_items, self._vectors)
 
     @property
     def id_columns(self) -> frozenset[str]:
-        """Columns of rows that ids are read from."""
+        """Names of the rows' columns that ids are read from."""
         return self._dataset.id_columns
 
     @property
     def text_columns(self) -> frozenset[str]:
-        """Columns of rows whose values are text, even if a file without declared types has nothing but digits."""
+        """Names of the rows' columns to read as text, even if a file without declared types has only digits."""
         features = {**self._dataset.features, **self._features}
         found = {self._column(name, features[name]) for name, join in self._joins.items() if join.has_text_keys}
         for name, feature in features.items():
@@ -154,7 +159,9 @@ class RowEncoder:
         return frozenset(found)
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """Return the columns to read of rows that have the columns ``there``.
+        """Return the names of the columns to read from rows that have the columns ``there``.
+
+        ``where`` is the rows' origin, for errors.
 
         Raises:
             DataError: a column is missing.
@@ -181,10 +188,11 @@ class RowEncoder:
         return list(dict.fromkeys(columns))
 
     def encode(self, chunk: Chunk) -> EncodedRows:
-        """Encode rows with the columns that :meth:`columns` gave.
+        """Encode rows, which must have the columns that :meth:`columns` returned.
 
         Raises:
-            DataError: ids are of another type.
+            DataError: ids or other values of a column have a type that cannot be read, or an id is missing that must
+                not be.
         """
         encoded = EncodedRows(len(chunk))
         if self._numeric or self._item_numeric or self._vectors:
@@ -215,7 +223,7 @@ class RowEncoder:
         return encoded
 
     def warnings(self, matches: Mapping[str, KeyMatches]) -> list[str]:
-        """Return a warning for each feature and join if none, or nearly none, of its ids are known."""
+        """Return a warning for each feature and join of which none, or nearly none, of the ids are known."""
         warnings: list[str] = []
         for name, found in matches.items():
             if not found.exceeds(max(1.0 - LEAST_FOUND, self._dataset.max_unmatched)):
@@ -239,7 +247,7 @@ class RowEncoder:
         return next(join.keys for feature, join in self._joins.items() if join_name(feature) == name)
 
     def _dense(self, chunk: Chunk, encoded: EncodedRows) -> npt.NDArray[np.float32]:
-        """Return numbers and vectors as a batch has them; count missing values and matched items."""
+        """Return the numbers and vectors of rows, float32 [b, n]; count missing values and items in ``encoded``."""
         positions = np.empty(0, dtype=np.int64)
         if self._items is not None:
             items = Joined(ITEM_TABLE, self._items.lookup, self._dataset.column_of("item"))
@@ -269,14 +277,18 @@ class RowEncoder:
         return arranged(of_rows, of_table, self._vectors, found)
 
     def _encode(self, table: str, ids: pa.Array, where: str) -> Int64s:
-        """Return the table rows of raw ids, row 1 where null or unknown."""
+        """Return the table rows of raw ids, int64; null and unknown ids have row 1."""
         codes = self._codes[table]
         known = values.as_ids(ids, self._kind(table), where)
         indices = codes.encode(_hashed(known) if pa.types.is_uint64(codes.ids.type) else known)
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW)
 
     def _require_clear(self, name: str, feature: Feature, chunk: Chunk, unknown: pa.Array) -> None:
-        """Check that no unknown id of a list is several known ids joined by a separator other than a pipe."""
+        """Check that none of a list's unknown ids is a text of several known ids with a separator other than a pipe.
+
+        Raises:
+            DataError: one of them is.
+        """
         for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
             parts = pa.array(text_lists.parts(text))
             if (self._encode(feature.shares or name, parts, "") != UNKNOWN_ROW).all():
@@ -360,6 +372,6 @@ class RowEncoder:
 
 
 def _hashed(ids: pa.Array) -> pa.Array:
-    """Return the hashes of strings, uint64, null where one is."""
+    """Return the hashes of strings, uint64; the hash of null is null."""
     missing = ids.is_null().to_numpy(zero_copy_only=False)
     return pa.array(id_keys(pc.fill_null(ids, "")), mask=missing)

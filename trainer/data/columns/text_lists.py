@@ -40,7 +40,7 @@ _NULLS = frozenset(("None", "null", "NULL", "nan", "NaN"))
 
 
 def split(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-    """Return the lists of a column of text, null for null and the empty text, and which texts cannot be read."""
+    """Return the lists of a column of text (null for null and empty texts), and a mask of the unreadable texts."""
     array = pc.if_else(pc.equal(array, ""), None, pc.if_else(pc.equal(array, _EMPTY_SET), "[]", array))
     bracketed = in_brackets(array)
     if not pc.any(bracketed).as_py():
@@ -66,7 +66,7 @@ def _split_at_pipes(array: pa.Array) -> pa.Array:
 
 
 def in_brackets(array: pa.Array) -> pa.Array:
-    """Mark texts in brackets, well-formed lists or not; null is none."""
+    """Return a mask of the texts in brackets, well-formed or not; False for null."""
     maybe = pc.fill_null(pc.match_substring_regex(array, _MAYBE_BRACKETS), False)
     if not pc.any(maybe).as_py():
         return maybe

@@ -44,7 +44,7 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
     """Return ids as int64 or large_string, nulls kept; NaN is null.
 
     Raises:
-        DataError: a value is not of this kind; a float must be a whole number, and none that stands for several.
+        DataError: a value is not of this kind; a float must be a whole number, small enough to be exact.
     """
     try:
         if kind == "string":
@@ -66,7 +66,7 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
 
 
 def _require_written_as_integers(texts: pa.Array, where: str) -> None:
-    """Check that no two texts are one integer, as 7 and 007 are."""
+    """Check that every text is written as its integer is, because 7 and 007 would be one integer but two ids."""
     if are_written_as_integers(texts):
         return
     wrong = next(one for one in texts if one.is_valid and not are_written_as_integers(pa.array([one.as_py()])))
@@ -130,9 +130,9 @@ def as_lists(chunk: Chunk, column: str, split: bool = True) -> tuple[pa.Array, n
 
 
 def raw_lists(array: pa.Array, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return (elements, null ones too; the row of each; rows that are no lists) of a column of lists.
+    """Return the elements of a column's lists, nulls included; the row of each element; a mask of unreadable rows.
 
-    They are read as by :func:`as_lists`.
+    Lists are read as by :func:`as_lists`.
     """
     unreadable = np.zeros(len(array), dtype=bool)
     if pa.types.is_null(array.type):

@@ -30,17 +30,17 @@ from trainer.data.sources.source import Chunk
 from trainer.spec import DatasetSpec, Feature
 
 VECTORS_FILE = "vectors.json"
-"""Beside prepared data, and under this name in checkpoints."""
+"""Name of the file that describes the vectors, in prepared data and in checkpoints."""
 
 Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Vector(Column):
-    """A vector of ``dim`` numbers in a column.
+    """A feature whose values are vectors of ``dim`` numbers in a column.
 
-    With ``normalize`` it is scaled to length 1. ``projected``: a model reads a projection of it, not its numbers.
-    ``required``: a missing one is bad. ``of_item``: it is a feature of the item table.
+    With ``normalize`` they are scaled to length 1. With ``projected`` a model reads a learned projection of a vector,
+    not its numbers. With ``required`` a missing vector is a bad value. ``of_item`` marks features of the item table.
     """
 
     name: str
@@ -60,10 +60,10 @@ class Vector(Column):
         return vector_file(Path(), self.name).name
 
     def read(self, chunk: Chunk) -> Float32s:
-        """Return vectors [rows, dim] as a model reads them, zeros where missing.
+        """Return the vectors as a model reads them, float32 [rows, dim]; a missing vector is zeros.
 
         Raises:
-            DataError: at the first bad one.
+            DataError: naming the first bad vector.
         """
         column = chunk.column(self.column)
         found, missing, bad = vector_problems(self, column)
@@ -139,7 +139,7 @@ def write_vectors(vectors: Sequence[Vector], path: Path) -> None:
 
 
 def open_vectors(path: Path) -> tuple[Vector, ...]:
-    """Read what :func:`write_vectors` wrote."""
+    """Return the vectors in a file that :func:`write_vectors` wrote."""
     return vectors_from(json.loads(path.read_text("utf-8")))
 
 
@@ -170,7 +170,7 @@ def require_lists(type_: pa.DataType, vector: Vector, where: str) -> None:
 
 
 def vector_problems(vector: Vector, array: pa.Array) -> tuple[Float32s, Mask, Mask]:
-    """Return (vectors [rows, dim], zeros where missing or bad; which are missing; which are bad, whatever is there)."""
+    """Return vectors, float32 [rows, dim], zeros where missing or bad; a mask of missing ones; a mask of bad ones."""
     count = len(array)
     found = np.zeros((count, vector.dim), dtype=VALUE)
     if pa.types.is_null(array.type):
@@ -191,7 +191,7 @@ def vector_problems(vector: Vector, array: pa.Array) -> tuple[Float32s, Mask, Ma
 
 
 def scaled(vector: Vector, found: Float32s) -> Float32s:
-    """Return x / |x| of each row where the feature says so; zeros stay zeros."""
+    """Return the vectors [rows, dim], each divided by its length if ``vector.normalize``; zeros stay zeros."""
     if not vector.normalize:
         return found
     lengths = np.linalg.norm(found.astype(np.float64), axis=1, keepdims=True)

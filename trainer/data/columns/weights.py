@@ -19,7 +19,7 @@ from trainer.data.sources.source import Chunk
 
 
 class Weighted(NamedTuple):
-    """Lists of ids with their weights; ``bad`` [rows]: lists that do not fit each other, whose ids are left out."""
+    """Lists of ids with their weights; ``bad`` [rows] marks rows whose ids and weights do not match, left out here."""
 
     elements: pa.Array
     lengths: npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The rows of a job that trains on them as they are read: what was written beforehand, and the batches."""
+"""Data of a one-pass job, which trains on rows as they are read: its prepared folder, and its batches."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ from trainer.data.sources.topics.followed_topic import FollowedTopic
 from trainer.spec import DatasetSpec, Follow, JobSpec
 
 SEGMENTS_SUFFIX = ".segments.jsonl"
-"""Suffix of the file beside a run's data that records the segments of a topic."""
+"""Suffix of the file, in the parent folder of a run's data, that records the segments of a topic."""
 UNKNOWN_STEPS = 1 << 62
-"""Stands for the number of steps before the last row is read."""
+"""Placeholder for the number of steps, which is unknown before the last row is read."""
 
 
 def segments_file(directory: Path) -> Path:
-    """Return the file of segments beside a run's data."""
+    """Return the path of the file that records the segments of a topic, in the parent folder of a run's data."""
     return directory.with_name(directory.name + SEGMENTS_SUFFIX)
 
 
 class GlobalBatch(NamedTuple):
-    """A batch of all ranks: ``size`` of the rows from ``start`` on, and where reading goes on after it."""
+    """A batch of all ranks: ``size`` of the ``rows`` from number ``start`` on; reading continues at ``place``."""
 
     rows: Rows
     start: int
@@ -68,21 +68,21 @@ class GlobalBatch(NamedTuple):
 
 
 class OnePassData(PreparedData):
-    """Batches of rows that are read while they are trained on, once, in the order of the files.
+    """Batches of rows that are read once, in the order of the files, while they are trained on.
 
-    Every rank reads all rows and takes its slice of each batch: it has the ids of the whole batch, as dynamic tables
-    need them. Rows that train are shuffled inside a window, and cut into batches over the borders of windows.
+    Every rank reads all rows and takes its slice of each batch; so it has the ids of the whole batch, which dynamic
+    tables need. Training rows are shuffled inside a window, and batches may cross the borders of windows.
 
     Attributes:
-        place: where the window of the next row to train on begins.
+        place: the beginning of the window that has the next row to train on.
     """
 
     place: Place
     _windows: RowReader
     followed: Followed | None = None
-    """The folder or topic that is followed, on rank 0 alone."""
+    """The followed folder or topic; None on other ranks than 0, and for jobs that follow nothing."""
     notes: queue.SimpleQueue[str]
-    """Notes for the job's owner."""
+    """Messages for the job's owner."""
     _pieces: PieceRows
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
@@ -92,10 +92,10 @@ class OnePassData(PreparedData):
 
     @classmethod
     def of(cls, directory: Path | str, dataset: DatasetSpec, job: JobSpec) -> OnePassData:
-        """Open what trainer.data.prepare wrote for the job.
+        """Open the folder that :func:`trainer.data.prepare.preparation.prepare` wrote for a one-pass job.
 
         Raises:
-            DataError: nothing was written there, or the files do not fit the dataset.
+            DataError: the folder holds no prepared data, or the files do not fit the dataset.
         """
         data = cls.open(directory)
         numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
@@ -110,12 +110,12 @@ class OnePassData(PreparedData):
         return data
 
     def _as_begun(self, plan: DataPlan) -> DataPlan:
-        """Return the plan with ids of the kinds that the tables began with."""
+        """Return the plan with the kinds of ids, integers or strings, that the prepared tables have."""
         kinds: dict[str, Kind] = {name: "string" if self.id_map(name).is_text else "int" for name in self.tables}
         return replace(plan, kinds=plan.kinds | kinds)
 
     def _following(self, plan: DataPlan, follow: Follow, numeric: Sequence[Numeric]) -> FollowingReader:
-        """Return the reader of what is followed. Rank 0 looks at it, and tells the others."""
+        """Return the reader of the followed folder or topic. Rank 0 finds its pieces and announces them."""
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         words = None if is_alone else dist.distributed_c10d._get_default_store()
         listeners = range(1, 1 if is_alone else dist.get_world_size())
@@ -134,18 +134,18 @@ class OnePassData(PreparedData):
         return FollowingReader(plan, self.keys, numeric, finder(followed, words, listeners), self._pieces)
 
     def begin(self, place: Place) -> None:
-        """Set the position from which training goes on."""
+        """Set the position from which training continues."""
         self.place = place
         counts = place.examples if place.is_end else (0, 0, 0)
         self.num_examples = dict(zip(SPLIT_NAMES, counts, strict=True))
 
     def begin_files(self, checkpoint_files: Path | None) -> None:
-        """Go on after what a checkpoint says was read (:data:`FILES`); only rank 0 has a use for it."""
+        """Continue after the pieces in a checkpoint's file :data:`FILES`; has an effect on rank 0 alone."""
         if self.followed is not None and checkpoint_files is not None:
             self.followed.begin(read_pieces(checkpoint_files, self._pieces.of_json))
 
     def write_files(self, directory: Path, step: int) -> dict[str, Path]:
-        """Write files for a checkpoint after so many steps, and return them by their names in it."""
+        """Write the extra files of a checkpoint after ``step`` steps; return their paths by their names in it."""
         if self.followed is None:
             return {}
         is_begun = self.place.row > 0 or step * self.batch_size > self.place.examples[TRAIN]
@@ -154,7 +154,10 @@ class OnePassData(PreparedData):
         return {FILES: directory / FILES}
 
     def lag(self) -> dict[str, float | int]:
-        """Return the delay of training behind its source, for events; empty on other ranks than 0."""
+        """Return figures, for the job's events, on the lag of training behind the followed folder or topic.
+
+        Empty on other ranks than 0, and for jobs that follow nothing.
+        """
         if self.followed is None:
             return {}
         bad = {"bad_rows": self.place.bad} if isinstance(self._pieces, TopicRows) else {}
@@ -162,15 +165,15 @@ class OnePassData(PreparedData):
 
     @property
     def steps_per_epoch(self) -> int:
-        """:data:`UNKNOWN_STEPS` before the last row is read."""
+        """Number of steps of an epoch; :data:`UNKNOWN_STEPS` before the last row is read."""
         return -(-self.num_examples["train"] // self.batch_size) if self.place.is_end else UNKNOWN_STEPS
 
     def train_batches(
         self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
     ) -> Prefetched[Batch]:
-        """Return the batches from a step on, whose first row lies in the window that begins at :attr:`place`.
+        """Return the batches from a step on; its first row must lie in the window that begins at :attr:`place`.
 
-        See :meth:`PreparedData.train_batches`. Each says where reading goes on after it (:attr:`Batch.place`).
+        See :meth:`PreparedData.train_batches`. :attr:`Batch.place` of each is the position to continue from after it.
         """
         stopped = threading.Event()
         steps = self._global_batches(epoch, start_step_in_epoch, self.place, stopped)
@@ -180,11 +183,14 @@ class OnePassData(PreparedData):
     def eval_batches(
         self, split: str, batch_size: int | None = None, rank: int = 0, world_size: int = 1
     ) -> Prefetched[Batch]:
-        """Return the batches of a held-out split, whose rows are read again; after the last row was trained on."""
+        """Return the batches of a held-out split, whose rows are read again.
+
+        Call it only after the last row was trained on.
+        """
         return read_ahead(self._held_out(split, batch_size or self.batch_size, rank, world_size), PREFETCH_BATCHES)
 
     def all_windows(self) -> Iterator[Window]:
-        """Yield all rows as they are read, from the first on."""
+        """Yield the windows of all rows, from the first row on."""
         return self._windows.windows(Place(), threading.Event())
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -207,9 +213,9 @@ class OnePassData(PreparedData):
             step += 1
 
     def _global_batches(self, epoch: int, step: int, place: Place, stopped: threading.Event) -> Iterator[GlobalBatch]:
-        """Yield the batches of every step from ``step`` on, the window of whose first row begins at ``place``.
+        """Yield the global batches from ``step`` on; the window of that step's first row must begin at ``place``.
 
-        A batch comes when a row behind it is there, or the end: so the place after it is known.
+        A batch is yielded once a row after it, or the end, was read, because then the place after it is known.
         """
         if place.is_end:
             return
@@ -242,7 +248,7 @@ class OnePassData(PreparedData):
         yield GlobalBatch(rows, begin, len(rows) - begin, replace(place, is_end=True))
 
     def _shuffled(self, epoch: int, window: Window) -> Rows:
-        """Return the rows of a window that train, in their order of training."""
+        """Return the training rows of a window, in the order in which they are trained on."""
         mine = np.flatnonzero(window.sides == TRAIN)
         return window.rows.take(mine[shuffled(self.seed, epoch, window.place.window, len(mine))])
 
@@ -252,7 +258,7 @@ class OnePassData(PreparedData):
         return LossShares(rows.labels if self.tasks else None, rows.row_weights)
 
     def _id_keys(self, rows: Rows, start: int, stop: int) -> Mapping[str, Int64s]:
-        """Return, by table, the hashes of all ids of rows ``start`` to ``stop``: key by key, missing ones left out."""
+        """Return, by table, the hashes of all ids in rows ``start`` to ``stop`` (excluded), without missing ids."""
         found: dict[str, list[Int64s]] = {name: [] for name in self.tables}
         for key, column in zip(self.keys, rows.columns, strict=True):
             if isinstance(column, Jagged):

@@ -1,4 +1,4 @@
-"""Rows of the files of a folder that is followed. Torch-free."""
+"""Rows of the files of a followed folder. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainer.data.sources.locations import FilePath, as_it_is, located
 from trainer.data.sources.source import Chunk, Source, file_below
 
 UNSEEN_SECONDS = 120.0
-"""Longest delay until a host sees a file that rank 0 has found."""
+"""Longest time that a host waits to see a file that rank 0 has found, as in a network file system."""
 _REMEDY = "bring it back as it was, with its time of change, or start a new job"
 
 
 class FolderRows:
-    """Reader of the files that were found in a folder.
+    """Reader of the rows of files that were found in a folder.
 
     Args:
-        plan: of the job, with the columns of a first file.
-        unseen_seconds: for how long a file that was found elsewhere may not be seen from here.
+        plan: plan of the job, with the columns of the folder's first file.
+        unseen_seconds: longest time to wait until this host sees a file that rank 0 has found.
     """
 
     def __init__(self, plan: DataPlan, unseen_seconds: float):
@@ -36,7 +36,7 @@ class FolderRows:
         return Taken.of_json(document)
 
     def count(self, place: Place, num_rows: int, num_bad: int) -> Place:
-        """Return the place after so many more rows: the first bad one has ended the attempt."""
+        """Return the place after ``num_rows`` more rows; there are no bad rows, because the first one is an error."""
         return replace(place, rows=place.rows + num_rows)
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class FolderRows:
         """Yield the rows of a file from ``place`` on.
 
         Raises:
-            DataError: it cannot be read, or is not as it was when its reading began.
+            DataError: the file cannot be read, or was changed after its reading began.
         """
         only = [file_below(taken.parts, self._seen(taken, stopped))]
         source = Source(self._dataset.uri, None, self._dataset.filter, only=only, ids=self._dataset.id_columns)
@@ -56,10 +56,10 @@ class FolderRows:
             yield chunk
 
     def _seen(self, taken: Taken, stopped: threading.Event) -> FilePath:
-        """Return the path of a file that rank 0 has found, once this host sees it as it was found.
+        """Return the path of a file that rank 0 has found, once this host sees it with the same size and time.
 
         Raises:
-            DataError: it is gone, or another.
+            DataError: the file is gone, or was changed.
         """
         path: FilePath | None = None
         give_up = time.monotonic() + self._unseen_seconds
@@ -81,7 +81,7 @@ class FolderRows:
 
 
 def _is_still(taken: Taken, path: FilePath) -> bool:
-    """Return True if a file is as it was when its reading began, by what is there now."""
+    """Return True if a file exists and still has the size and time of change of when its reading began."""
     try:
         return taken.is_still(as_it_is(path))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Windows of rows of a followed folder or topic: each ends with its file or segment, or when it is full. Torch-free."""
+"""Reading of a followed folder or topic in windows, which end with a file or segment, or when full. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.data.sources.source import Chunk
 from trainer.spec import Follow
 
 FILES = "followed.json"
-"""Checkpoint entry: the files, or segments of a topic, that were read."""
+"""Name of the checkpoint's file that lists the files, or segments of a topic, that were read."""
 _END = json.dumps(None)
 
 
@@ -57,7 +57,7 @@ class PieceRows(Protocol):
 
 
 Take = Callable[[int, threading.Event], Piece | None]
-"""Waits for the piece of a number, and returns it; None at the end of the folder or topic."""
+"""Function that waits for the piece of a number and returns it; it returns None at the end of the folder or topic."""
 
 
 class Words(Protocol):
@@ -70,9 +70,9 @@ class Words(Protocol):
 
 
 def finder(followed: Followed, words: Words | None = None, listeners: Iterable[int] = ()) -> Take:
-    """Return a function that finds pieces on rank 0, and announces them in ``words`` until all listeners took them.
+    """Return the function by which rank 0 finds pieces and announces them in ``words`` until all listeners took them.
 
-    A process takes each piece once, in their order.
+    The function must be called once for each piece, in the order of their numbers.
     """
     taken_by = [_taken_by(followed.uri, rank) for rank in listeners]
     told: deque[int] = deque()
@@ -101,7 +101,7 @@ def finder(followed: Followed, words: Words | None = None, listeners: Iterable[i
 
 
 def listener(words: Words, rank: int, uri: str, follow: Follow, of_json: Callable[[Any], Piece]) -> Take:
-    """Return a function that asks rank 0 for the next piece, and reports the one that this rank has read."""
+    """Return the function by which another rank waits until rank 0 announces a piece, and reports that it took it."""
 
     def take(number: int, stopped: threading.Event) -> Piece | None:
         while not words.check([_word(uri, number)]):
@@ -122,24 +122,24 @@ def _taken_by(uri: str, rank: int) -> str:
 
 
 def pause(stopped: threading.Event, seconds: float) -> None:
-    """Wait.
+    """Wait for some seconds.
 
     Raises:
-        Stopped: the reader was stopped.
+        Stopped: ``stopped`` was set before they passed.
     """
     if stopped.wait(seconds):
         raise Stopped
 
 
 class FollowingReader(RowReader):
-    """Reader of pieces as they appear.
+    """Reader of the rows of pieces (files or segments) as they appear.
 
     Args:
-        plan: plan of the job, with the columns of the first file, or those that the spec declares.
+        plan: plan of the job, with the columns of the folder's first file, or the columns that the spec declares.
         keys: keys of the batches.
-        numeric: numeric features.
-        take: finds the pieces.
-        pieces: reads their rows.
+        numeric: numeric features, with their statistics.
+        take: function that returns the piece of a number.
+        pieces: reader of the pieces' rows.
     """
 
     def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric], take: Take, pieces: PieceRows):
@@ -185,7 +185,7 @@ def _first_rows(chunk: Chunk, number: int) -> Chunk:
 
 
 def _with_last(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, bool]]:
-    """Yield each chunk with True if it is the last."""
+    """Yield (chunk, True if it is the last) for each chunk."""
     before = next(chunks, None)
     for chunk in chunks:
         assert before is not None
@@ -196,10 +196,10 @@ def _with_last(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, bool]]:
 
 
 def write_pieces(followed: Followed, number: int, path: Path) -> None:
-    """Write the pieces that were read, up to ``number``, for a checkpoint."""
+    """Write the pieces that were read, up to number ``number``, to a checkpoint's file, as JSON."""
     path.write_text(json.dumps([asdict(piece) for piece in followed.pieces_until(number)]), "utf-8")
 
 
 def read_pieces(path: Path, of_json: Callable[[Any], Piece]) -> list[Piece]:
-    """Read the pieces that :func:`write_pieces` wrote."""
+    """Return the pieces in a file that :func:`write_pieces` wrote."""
     return [of_json(document) for document in json.loads(path.read_text("utf-8"))]

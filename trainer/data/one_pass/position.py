@@ -1,4 +1,4 @@
-"""Position of a one-pass training in the rows. Torch-free."""
+"""Position of one-pass training in the rows that it reads. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """The beginning of a window of rows, or the end of them all.
+    """Position at the beginning of a window of rows, or at the end of all rows.
 
     Attributes:
         file: number of the next file, or of the next segment of a topic.
-        row: number of its next row.
-        window: number of windows before it.
-        rows: number of rows before it.
-        examples: of these rows, the numbers that train, validate and test.
+        row: number of the next row in that file or segment.
+        window: number of windows before this position.
+        rows: number of rows before this position.
+        examples: numbers of training, validation and test rows among them.
         is_end: True if no row follows.
-        bad: number of bad rows before it, which were left out and are not counted in ``rows``.
-        bad_of_block: number of these in its own block of rows (trainer.data.one_pass.topic_rows).
+        bad: number of bad rows before this position, which were left out and are not counted in ``rows``.
+        bad_of_block: number of bad rows in the block of rows at this position (trainer.data.one_pass.topic_rows).
     """
 
     file: int = 0
@@ -33,7 +33,7 @@ class Place:
 
     @staticmethod
     def of_json(document: Mapping[str, Any] | None) -> Place:
-        """Return the position of a document that ``dataclasses.asdict`` made; the beginning for None."""
+        """Return the position described by a dictionary that ``dataclasses.asdict`` made; for None, the beginning."""
         if document is None:
             return Place()
         train, validation, test = document["examples"]

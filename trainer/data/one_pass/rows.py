@@ -1,4 +1,4 @@
-"""Rows as batches are cut from them: hashes of ids, labels, numbers, weights. Torch-free."""
+"""Rows of one-pass training, from which batches are cut: hashes of ids, labels, numbers, weights. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 
 MISSING = int(mix(np.array([1 << 63], dtype=np.uint64)).view(np.int64)[0])
-"""Stands for a missing id among hashes: that of the integer -2^63, which is read as missing."""
+"""Hash that represents a missing id: the hash of the integer -2^63, which is thereby read as missing, too."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Rows:
     """Some rows, in the order in which they are read or trained on.
 
     Attributes:
-        columns: for each key of the batches the hash of each row's id, int64 [rows], or lists of them.
-        weights: for each key what the values of its lists are multiplied with; None where it has none.
-        labels: [rows], of several [rows, labels].
-        numbers: float32 [rows, numeric features], None without any.
-        row_weights: float32 [rows], None where rows have none.
-        raw_ids: the strings behind the hashes of one table, of these rows at least; None where none are kept.
+        columns: for each key of the batches, the hash of each row's id, int64 [rows], or lists of hashes.
+        weights: for each key, a factor for each element of its lists, float32; None if the key has no weights.
+        labels: [rows], or [rows, labels] if there are several labels.
+        numbers: numeric features, float32 [rows, features]; None if there are none.
+        row_weights: float32 [rows]; None if rows have no weights.
+        raw_ids: strings behind the hashes of one table, at least for these rows' ids; None if strings are not kept.
     """
 
     columns: tuple[Int64s | Jagged, ...]
@@ -46,7 +46,7 @@ class Rows:
         return len(self.labels)
 
     def take(self, rows: Int64s) -> Rows:
-        """Return the rows of these numbers, in their order."""
+        """Return the rows with these numbers, in the order of the numbers."""
         columns, weights = [], []
         for column, factors in zip(self.columns, self.weights, strict=True):
             columns.append(column.take(rows) if isinstance(column, Jagged) else column[rows])
@@ -65,7 +65,7 @@ class Rows:
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
-        """Return the rows of all parts after each other; lists of each begin at 0."""
+        """Return the rows of all parts, one part after the other; offsets of lists in each part must begin at 0."""
         first = parts[0]
         if len(parts) == 1:
             return first
@@ -82,7 +82,7 @@ class Rows:
 
 
 def hashed_with_strings(ids: pa.Array) -> tuple[Int64s, pa.Array | None]:
-    """Return (the hash of each id, :data:`MISSING` where it is null; the distinct ids where they are strings)."""
+    """Return the hash of each id, int64, with :data:`MISSING` for null; and the distinct ids if they are strings."""
     if pa.types.is_int64(ids.type):
         keys = id_keys(pc.fill_null(ids, 0)).view(np.int64)
         valid = ids.is_valid().to_numpy(zero_copy_only=False)
@@ -115,8 +115,8 @@ class RawIds:
     """Distinct strings, in ascending order of their hashes.
 
     Attributes:
-        keys: the hash of each, int64 [n].
-        ids: large_string [n].
+        keys: hashes of the strings, int64 [n], ascending.
+        ids: the strings, large_string [n].
     """
 
     keys: Int64s
@@ -124,7 +124,7 @@ class RawIds:
 
     @staticmethod
     def of(distinct: pa.Array) -> RawIds:
-        """Return those of distinct strings without nulls."""
+        """Return the given strings with their hashes; the strings must be distinct and not null."""
         keys = id_keys(distinct).view(np.int64)
         order = np.argsort(keys)
         return RawIds(keys[order], distinct.take(pa.array(order)))
@@ -138,6 +138,6 @@ class RawIds:
         return RawIds(keys, pa.concat_arrays([part.ids for part in parts]).take(pa.array(first)))
 
     def of_keys(self, keys: Int64s) -> list[str]:
-        """Return the strings of hashes, each of which is one of :attr:`keys`."""
+        """Return the string of each hash; every hash must be in :attr:`keys`."""
         strings: list[str] = self.ids.take(pa.array(np.searchsorted(self.keys, keys))).to_pylist()
         return strings

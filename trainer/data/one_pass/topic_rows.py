@@ -1,7 +1,7 @@
-"""Rows of the segments of a topic that is followed, without those that are bad. Torch-free.
+"""Rows of the segments of a followed topic, without bad rows. Torch-free.
 
-``max_bad_rows`` is the share of each block of :data:`BLOCK_ROWS` rows: of a stream there is no "all rows". A message
-that cannot be read counts as one row.
+``max_bad_rows`` limits the share of bad rows in each block of :data:`BLOCK_ROWS` rows, because a stream has no end. A
+message that cannot be read counts as one row.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NUM_EXAMPLES = 3
 
 
 class TopicRows:
-    """Reader of the segments that were decided on.
+    """Reader of the rows of a topic's segments.
 
     Args:
-        plan: of the job.
-        note: takes what the owner of the job should know, in words.
+        plan: plan of the job.
+        note: called with each message for the job's owner.
     """
 
     def __init__(self, plan: DataPlan, note: Callable[[str], None] = lambda message: None):
@@ -43,17 +43,17 @@ class TopicRows:
         return Segment.of_json(document)
 
     def close(self) -> None:
-        """Leave the brokers."""
+        """Close the connection to the brokers."""
         if self._rows is not None:
             self._rows.close()
             self._rows = None
 
     def chunks(self, segment: Segment, place: Place, stopped: threading.Event) -> Iterator[Chunk]:
-        """Yield the rows of a segment from ``place`` on that are not bad.
+        """Yield the rows of a segment from ``place`` on, without bad rows.
 
         Raises:
-            DataError: messages are gone, or the brokers refuse this run or stay away.
-            Stopped: ``stopped`` was set meanwhile.
+            DataError: messages were deleted, or the brokers refuse this run or do not answer.
+            Stopped: ``stopped`` was set in the meantime.
         """
         plan, follow = self._plan, self._plan.job.dataset.follow
         assert follow is not None
@@ -71,10 +71,10 @@ class TopicRows:
             self._note(f"{plan.dataset.uri}: {num_bad:,} bad rows of segment {segment.number} were left out: {shown}")
 
     def count(self, place: Place, num_rows: int, num_bad: int) -> Place:
-        """Return the place after so many more rows, with the bad ones among them counted.
+        """Return the place after ``num_rows`` more good rows and ``num_bad`` more bad rows.
 
         Raises:
-            DataError: more are bad than may be.
+            DataError: more rows are bad than ``max_bad_rows`` allows.
         """
         dataset = self._plan.dataset
         before, after = place.rows + place.bad, place.rows + place.bad + num_rows + num_bad
@@ -99,7 +99,7 @@ class TopicRows:
         return replace(place, rows=place.rows + num_rows, bad=place.bad + num_bad, bad_of_block=of_block)
 
     def _good(self, chunk: MessageChunk) -> MessageChunk:
-        """Return the rows that are not bad; the others are counted."""
+        """Return the chunk without its bad rows, whose number is added to ``num_bad``."""
         bad = np.zeros(len(chunk), dtype=bool)
         topic = self._plan.dataset.uri
         told = [

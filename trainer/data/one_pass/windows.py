@@ -1,4 +1,4 @@
-"""Windows of rows, read in the order of the files, each row with its side of the split. Torch-free."""
+"""Windows of rows for one-pass training, in the order of the files, each row with its split. Torch-free."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from trainer.data.sources.locations import as_it_is, is_still
 from trainer.data.sources.source import Chunk, SourceFile, no_rows_in_window
 
 WINDOW_ROWS = 1 << 18
-"""A window ends with the chunk that fills it: rows in memory, and rows among which those to train on are shuffled."""
+"""Number of rows from which on a window is full; it then ends with its last chunk.
+
+A window is held in memory, and its training rows are shuffled among each other.
+"""
 
 
 _REMEDY = "bring it back as it was, with its time of change, or start a new job"
@@ -37,7 +40,14 @@ _REMEDY = "bring it back as it was, with its time of change, or start a new job"
 
 @dataclass(frozen=True)
 class Window:
-    """Rows in the order of their files, with their sides of the split; where they begin, and where the next do."""
+    """Consecutive rows in the order of their files.
+
+    Attributes:
+        place: position at which the window begins.
+        after: position at which the next window begins.
+        rows: the rows.
+        sides: uint8 [rows], the split of each row as its number in ``SPLIT_NAMES``.
+    """
 
     place: Place
     after: Place
@@ -46,12 +56,12 @@ class Window:
 
 
 class RowReader(ABC):
-    """Reader of the rows of a dataset as a job trains on them.
+    """Base class of readers of a dataset's rows for a one-pass job.
 
     Args:
-        plan: of a job that :mod:`trainer.spec.checks.one_pass` has no problem with.
-        keys: of the batches.
-        numeric: numeric features, with what stands for a missing value.
+        plan: plan of a job that :mod:`trainer.spec.checks.one_pass` accepts.
+        keys: keys of the batches.
+        numeric: numeric features, each with the number that replaces a missing value.
     """
 
     def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric]):
@@ -61,14 +71,14 @@ class RowReader(ABC):
 
     @abstractmethod
     def windows(self, start: Place, stopped: threading.Event) -> Iterator[Window]:
-        """Yield the windows from ``start`` on, where one begins, until the end or until it is ``stopped``.
+        """Yield the windows from ``start`` on, at which one must begin, until the end or until ``stopped`` is set.
 
         Raises:
             DataError: a file cannot be read, or a value cannot be used.
         """
 
     def _read(self, chunk: Chunk, first_row: int) -> tuple[Rows, npt.NDArray[np.uint8]]:
-        """Return the rows of a chunk and their sides; ``first_row``: how many rows were read before."""
+        """Return a chunk's rows and the split of each, uint8 [rows]; ``first_row``: number of rows read before it."""
         plan = self._plan
         for column in plan.required:
             values.require_ids(chunk, column)
@@ -101,7 +111,7 @@ class RowReader(ABC):
         return rows, self._sides(chunk, columns, first_row)
 
     def _sides(self, chunk: Chunk, columns: dict[str, Int64s | Jagged], first_row: int) -> npt.NDArray[np.uint8]:
-        """Return the side of each row, as trainer.data.prepare.examples has it."""
+        """Return the split of each row, uint8 [rows], by the same rules as :mod:`trainer.data.prepare.examples`."""
         split, plan = self._plan.job.evaluation.split, self._plan
         if plan.sides is not None:
             return plan.sides.read(chunk)
@@ -115,14 +125,13 @@ def _where_of(chunk: Chunk, column: str, owners: Int64s, place: int) -> str:
 
 
 class WindowReader(RowReader):
-    """Reader of files that are all there.
+    """Reader of a fixed set of files, all of which exist when the run begins.
 
     Args:
-        plan: of a job that :mod:`trainer.spec.checks.one_pass` has no problem with.
-        files: path, size and time of change of the files that are read, as they were when the run began; others that
-            have come since are not.
-        keys: of the batches.
-        numeric: numeric features, with what stands for a missing value.
+        plan: plan of a job that :mod:`trainer.spec.checks.one_pass` accepts.
+        files: [path, size, time of change in ns] of each file when the run began; files added later are not read.
+        keys: keys of the batches.
+        numeric: numeric features, each with the number that replaces a missing value.
     """
 
     def __init__(self, plan: DataPlan, files: Sequence[Sequence[Any]], keys: Sequence[Key], numeric: Sequence[Numeric]):
@@ -167,7 +176,7 @@ def _pair_keys(column: Int64s | Jagged) -> UInt64s:
 
 
 class Held:
-    """Rows of the window in work, and their sides."""
+    """Rows, and their splits, of a window that is still being filled."""
 
     def __init__(self) -> None:
         self.rows: list[Rows] = []
@@ -183,7 +192,15 @@ class Held:
 def window_of(
     place: Place, held: Held, file: int, row: int, bad: tuple[int, int] = (0, 0)
 ) -> tuple[Place, list[Window]]:
-    """Return (the next window's position, this window); ``bad``: rows before it, and rows of its block."""
+    """Return the next window's position, and a list with this window alone.
+
+    Args:
+        place: position at which this window begins.
+        held: rows of this window.
+        file: number of the file in which the next window begins.
+        row: number of the next window's first row in that file.
+        bad: numbers of bad rows before the next window: in all, and in its block.
+    """
     sides = np.concatenate(held.sides)
     after = replace(_after(place, sides, file, row), bad=bad[0], bad_of_block=bad[1])
     return after, [Window(place, after, Rows.joined(held.rows), sides)]

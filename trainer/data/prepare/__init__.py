@@ -1,4 +1,4 @@
-"""Preparation of a dataset for a job: a folder of coded, memory-mapped columns, all or nothing. Without torch.
+"""Preparation of a dataset for a job as a folder of coded, memory-mapped columns. Without torch.
 
-``preparation.prepare`` is the way in.
+Start reading at ``preparation.prepare``.
 """

@@ -1,13 +1,18 @@
-"""Rows that cannot be trained on: counted by reason, left out and written down. Torch-free.
+"""Rows that cannot be trained on: counted by reason, left out and written to a file. Torch-free.
 
 ``max_bad_rows`` limits their share.
 
-A row is bad where its label is missing (of several labels a missing one is absent, and no fault), no number, neither 0
-nor 1, or less than its loss can learn; its weight is missing or negative; a mask is neither 0 nor 1; its time, its day
-or the time of a feature is missing, cannot be read, or has a zone where others have none; a numeric feature is text,
-infinite, or missing where ``missing: error``; a vector has another length, a number that is missing or infinite, or is
-missing where ``missing: error``; an id is missing where ``missing: error``, or no integer where the table's are, in a
-list too; the weights of a list are not as many as its ids, missing, or negative.
+A row is bad in these cases:
+
+- its label is missing, no number, neither 0 nor 1, or less than its loss can learn (one of several labels may be
+  missing);
+- its weight is missing or negative, or a mask of a label is neither 0 nor 1;
+- its time, its day or the time of a feature is missing, cannot be read, or has a zone where others have none;
+- a numeric feature is text or infinite, or is missing although the feature has ``missing: error``;
+- a vector has another length or a missing or infinite number, or is missing although it has ``missing: error``;
+- an id is missing although the feature has ``missing: error``;
+- an id, also in a list, is no integer although the ids of its table are integers;
+- the weights of a list are not as many as its ids, or are missing or negative.
 """
 
 from __future__ import annotations
@@ -50,10 +55,10 @@ _SCHEMA = pa.schema(
 
 
 class BadRows:
-    """The bad rows of a plan; written to ``path`` if there are any. To be closed.
+    """Collector of bad rows, which :meth:`close` writes to ``path`` if there are any.
 
-    Until then they are in files of ``folder``, a new one after each :meth:`state`: a process that is killed leaves what
-    another can go on from.
+    Until then the rows are in files of ``folder``, a new file after each :meth:`state`, so that another process can
+    continue after a kill.
     """
 
     def __init__(self, plan: DataPlan, path: Path, folder: Path):
@@ -69,7 +74,7 @@ class BadRows:
         return sum(self.by_reason.values())
 
     def good(self, chunk: Chunk) -> Chunk:
-        """Return the rows that are not bad; count the others, and write them down."""
+        """Return the chunk's good rows; count its bad rows and write them to a file."""
         bad = np.zeros(len(chunk), dtype=bool)
         for column, reason, mask in bad_values(self._plan, chunk):
             first = mask & ~bad
@@ -86,7 +91,7 @@ class BadRows:
         """Check the number of bad rows.
 
         Raises:
-            DataError: more rows were bad than may be; the message has examples.
+            DataError: more rows are bad than ``max_bad_rows`` allows; the message has examples.
         """
         limit = self._plan.dataset.max_bad_rows
         assert limit is not None
@@ -105,7 +110,7 @@ class BadRows:
         return f"{self.num_bad:,} of {self.num_rows:,} rows ({share:.2%}) are bad" + (f": {counts}" if counts else "")
 
     def state(self) -> dict[str, Any]:
-        """Return the findings so far, as JSON, once the rows are on disk."""
+        """Write the bad rows found so far to disk, and return their counts and examples, as JSON."""
         self._close_file()
         return {
             "num_rows": self.num_rows,
@@ -115,20 +120,20 @@ class BadRows:
         }
 
     def files(self) -> list[Path]:
-        """Return the files in which the rows are that were found up to :meth:`state`."""
+        """Return the files with the bad rows that were found until the last call of :meth:`state`."""
         return [self._file(number) for number in range(self._num_files)]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state`."""
+        """Continue from counts that :meth:`state` returned in an earlier process."""
         self.num_rows, self.by_reason = state["num_rows"], Counter(state["by_reason"])
         self._examples, self._num_files = state["examples"], state["num_files"]
 
     def take_over(self, state: dict[str, Any], files: Sequence[Path]) -> None:
-        """Add what another has found in the rows that follow.
+        """Add the bad rows that another collector found in later rows.
 
         Args:
-            state: its :meth:`state`.
-            files: its :meth:`files`, which are linked.
+            state: result of its :meth:`state`.
+            files: result of its :meth:`files`; the files are linked or copied.
         """
         self.num_rows += state["num_rows"]
         self.by_reason.update(state["by_reason"])
@@ -140,7 +145,7 @@ class BadRows:
             self._num_files += 1
 
     def close(self) -> None:
-        """Write ``path``."""
+        """Write all bad rows to the Parquet file ``path``, if there are any."""
         self._close_file()
         if self._is_written or not self.num_bad:
             return
@@ -178,7 +183,7 @@ class BadRows:
 
 
 def with_numbers(plan: DataPlan, chunk: Chunk) -> pa.RecordBatch:
-    """Return labels as numbers, where a column has them as text because of a bad row."""
+    """Return the chunk's columns, with numbers in label columns that are text because of a bad row."""
     batch = chunk.batch
     for column in plan.label_columns:
         if is_text(chunk.column(column).type):
@@ -188,7 +193,7 @@ def with_numbers(plan: DataPlan, chunk: Chunk) -> pa.RecordBatch:
 
 
 def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[Problem]:
-    """Yield (column, reason, rows) of what is bad in a chunk."""
+    """Yield (column, reason, mask of rows) for each kind of bad value in a chunk."""
     for column in filter(None, (plan.labels, plan.row_weights)):
         yield from column.problems(chunk)
     window = plan.bad_window
@@ -210,7 +215,7 @@ def bad_values(plan: DataPlan, chunk: Chunk) -> Iterator[Problem]:
 
 
 def bad_events(chunk: Chunk, ids: Mapping[str, Kind], label: Label | None) -> Mask:
-    """Mark rows that are bad by their ids, and by the label if there is one."""
+    """Return a mask of the rows with a bad id, or with a bad label if ``label`` is given."""
     bad = np.zeros(len(chunk), dtype=bool)
     for column, kind in ids.items():
         bad |= (kind == "int") & ~are_ids(chunk.column(column))
@@ -220,9 +225,9 @@ def bad_events(chunk: Chunk, ids: Mapping[str, Kind], label: Label | None) -> Ma
 
 
 class GoodRows(Source):
-    """The rows of a dataset that are not bad: what training read of it, where some rows may be bad.
+    """Source of a dataset's good rows, which are the rows that training reads if bad rows are allowed.
 
-    ``uri``: of other rows than the dataset's own, all of which are read. ``text``: as of :class:`Source`.
+    ``uri`` names other rows to read instead of the dataset's, without its window. ``text`` is as in :class:`Source`.
     """
 
     def __init__(self, dataset: DatasetSpec, job: JobSpec, uri: str | None = None, text: Collection[str] = ()):
@@ -231,7 +236,7 @@ class GoodRows(Source):
         self._plan = make_plan(dataset, job, self)
 
     def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Generator[Chunk]:
-        """Yield rows as :meth:`Source.stream` does, with the columns of the plan beside those that are named."""
+        """Yield good rows as :meth:`Source.stream` does, with all columns of the plan besides the named ones."""
         for chunk in super().stream([*columns, *self._plan.columns()], *arguments, **options):
             bad = np.zeros(len(chunk), dtype=bool)
             for _, _, mask in bad_values(self._plan, chunk):
@@ -240,6 +245,6 @@ class GoodRows(Source):
 
 
 def _value(array: pa.Array, position: int) -> Any:
-    """Return a value for messages; Python has not every time that Arrow has."""
+    """Return a value for messages; times are text, because Python cannot represent all of Arrow's times."""
     is_time = pa.types.is_temporal(array.type) and array[position].is_valid
     return written(array, position) if is_time else array[position].as_py()

@@ -44,7 +44,7 @@ class Catalogue:
 
     Attributes:
         ids: raw ids.
-        rows: int32 [items], the row of each in the table of items, that of the unknown id where it has none.
+        rows: int32 [items], each item's row in its embedding table; the unknown id's row if it has none.
         features: by feature of the item table, table rows [items], or lists of them.
         numbers: float32 [items, numeric features of the item table].
         vectors: by name float32 [items, dim], the vectors of the item table, zeros where it has none.

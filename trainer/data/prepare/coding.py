@@ -31,12 +31,12 @@ class CodedPart(NamedTuple):
 
 
 class TableIds:
-    """The distinct ids of one table, in memory or in runs on disk; of every chunk's, on disk, the place among these.
+    """The distinct ids of one table, in memory or in runs on disk, with the place of every chunk's ids among them.
 
     Args:
-        kind: integers or strings.
-        name: how its files begin.
-        parts: where they lie.
+        kind: kind of the ids, integers or strings.
+        name: beginning of the names of its files.
+        parts: cache that holds the files.
         runs: number of runs that an earlier process has written.
     """
 
@@ -48,7 +48,7 @@ class TableIds:
 
     @property
     def num_bytes(self) -> int:
-        """Of the ids in memory."""
+        """Size of the ids in memory, in bytes."""
         return self.distinct.num_bytes
 
     @property
@@ -101,9 +101,9 @@ class CodedColumn:
 
     Args:
         use: the column.
-        name: how its files begin.
-        parts: where they lie.
-        table: the ids that it is coded by.
+        name: beginning of the names of its files.
+        parts: cache that holds the files.
+        table: the distinct ids that its codes refer to.
         chunks: :attr:`chunks` of an earlier process.
     """
 

@@ -26,7 +26,10 @@ _NEGATIVES = 11
 
 
 class _Pool(NamedTuple):
-    """Draws of places, the item at each place, the place of each item (-1: none; last: that of no item), weights."""
+    """Items to draw from: a drawer of places, the item at each place, each item's place (-1: none), items' weights.
+
+    The last entry of ``place`` is the place of a missing item.
+    """
 
     draws: UnseenUntil
     items: Int64s
@@ -35,12 +38,12 @@ class _Pool(NamedTuple):
 
 
 class DrawnNegatives:
-    """The negatives of all rows.
+    """Drawer of negatives for all rows of a dataset with ``label: {negatives: ...}``.
 
     Args:
-        plan: which are drawn, and of what.
+        plan: plan of the preparation.
         encoded: all rows.
-        sides: the split of each row, DROPPED where it is in none.
+        sides: uint8 [rows], the split of each row; DROPPED if it is in none.
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded, sides: npt.NDArray[np.uint8]):
@@ -73,7 +76,7 @@ class DrawnNegatives:
         exhausted = in_split & has_item & ~repeats
         exhausted[exhausted] = self._had_all(np.flatnonzero(exhausted))
         self.sides = np.where(has_item & ~repeats & ~exhausted, sides, DROPPED).astype(np.uint8)
-        """The split of each row, DROPPED where it is left out."""
+        """Split of each row, uint8 [rows]; DROPPED for rows that are left out."""
         self._left_out = {
             "without an item": int((in_split & ~has_item).sum()),
             "held out whose user and item are a pair of training, as no negative is": int(repeats.sum()),
@@ -89,7 +92,7 @@ class DrawnNegatives:
         times: npt.NDArray[Any] | None,
         weights: Int64s | None,
     ) -> _Pool:
-        """Return the draws of the items that are in it, beside what the users of some rows had."""
+        """Return the pool of the items that ``is_in`` marks, excluding each user's items in the marked ``rows``."""
         items = np.flatnonzero(is_in)
         place = np.full(len(is_in) + 1, -1, dtype=np.int64)
         place[items] = np.arange(len(items))
@@ -101,7 +104,7 @@ class DrawnNegatives:
         return _Pool(UnseenUntil(pairs, of, num_users, len(items), weights), items, place, weights)
 
     def _repeats_training(self) -> npt.NDArray[np.bool_]:
-        """Find held-out rows whose user and item occur together in training."""
+        """Return a mask of the held-out rows whose user and item occur together in a training row."""
         pool, repeats = self._pools[0], ~self._is_training & (self._users >= 0)
         rows = np.flatnonzero(repeats)
         places = pool.place[self.items[rows]]
@@ -113,7 +116,7 @@ class DrawnNegatives:
         return repeats
 
     def _had_all(self, rows: Int64s) -> npt.NDArray[np.bool_]:
-        """Find rows whose user had every item of the pool."""
+        """Return a mask of the given rows whose user had every item of the row's pool."""
         had_all = np.zeros(len(rows), dtype=bool)
         for number, pool in enumerate(self._pools):
             mine = self._pool_of[rows] == number
@@ -130,17 +133,17 @@ class DrawnNegatives:
         return self._spec.per_positive
 
     def in_words(self) -> str:
-        """Return a line for the log, empty where nothing was left out."""
+        """Return a line for the log; empty if no row was left out."""
         shown = [f"{count:,} {why}" for why, count in self._left_out.items() if count]
         return f"left out, of {self._num_rows:,} rows: {'; '.join(shown)}" if shown else ""
 
     def draw(self, rows: Int64s, positions: Int64s, *, needs_rows: bool) -> tuple[npt.NDArray[np.int32], Int64s]:
-        """Return (an item, the row that it has its columns from) for negatives of ``rows``.
+        """Return, for each negative, its item and the number of the row that gives the item's features.
 
         Args:
-            rows: the row that each negative is of, which is in a split.
-            positions: a number of each negative, which no other one has: what is drawn is a function of it.
-            needs_rows: whether columns are asked for; else each has those of its own row.
+            rows: number of the positive row of each negative, which must be in a split.
+            positions: a distinct number for each negative, which determines its draw.
+            needs_rows: True to look up rows of the drawn items; False: each negative's own row is returned.
         """
         # By users, whose items then lie side by side in memory: a draw is a function of its position alone.
         order = np.argsort(self._users[rows], kind="stable")
@@ -167,7 +170,7 @@ class DrawnNegatives:
         return drawn
 
     def _rows_of(self, items: Int64s, rows: Int64s, words: UInt64s) -> Int64s:
-        """Return the row that each drawn item has its columns from: of training for a training row."""
+        """Return the row that gives each drawn item's features; for a training row it is a training row, too."""
         found = rows.copy()
         for of_training in (True, False):
             if of_training not in self._rows:
@@ -180,12 +183,14 @@ class DrawnNegatives:
 
 
 class RowsOfItems:
-    """A row for an item and a time: the item's latest up to that time, else its first; without times any of its rows.
+    """Lookup of a row by item and time: the item's latest row up to the time, else its first one.
+
+    Without times, any row of the item is chosen at random.
 
     Args:
-        items: the item of each row, -1 where it has none [rows].
-        chosen: which rows there are to choose from [rows].
-        times: of each row; None: there are none.
+        items: the item of each row, [rows]; -1 if it has none.
+        chosen: mask of the rows to choose from, [rows].
+        times: the time of each row, [rows]; None without times.
         num_items: items are in [0, num_items).
     """
 
@@ -207,7 +212,7 @@ class RowsOfItems:
             self._keys = of[order] * (len(self._times) + 1) + np.searchsorted(self._times, known[order])
 
     def at(self, items: Int64s, times: npt.NDArray[Any] | None, words: UInt64s) -> Int64s:
-        """Return a row for each item, which has one among the chosen."""
+        """Return the number of a row for each item, which must have a row among the chosen ones."""
         first, end = self._starts[items], self._starts[items + 1]
         if times is None:
             return self._rows[first + below(words, end - first)]

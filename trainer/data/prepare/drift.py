@@ -1,7 +1,7 @@
-"""Comparison of a refresh's rows with those of the run that it goes on from: reported, never refused. Torch-free.
+"""Comparison of a warm-started run's rows with its parent's rows: reported, never an error. Torch-free.
 
-What cannot be trained on is refused where it is read: a column that is missing, ids that were integers and are text,
-numbers that are none. What is found here is for a person to look at.
+Rows that cannot be trained on are errors when they are read: a missing column, ids that were integers and are now text,
+invalid numbers. The differences found in this module are for a person to look at.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.workers import Workers
 
 PROFILE_FILE = "profile.json"
-"""Beside prepared data, and under this name in a run's checkpoints."""
+"""Name of the profile's file in prepared data and in a run's checkpoints."""
 HELD_OUT_FROM = "held_out_from"
-"""Key of a profile: the time from which on a split by time holds rows out, in the numbers of its column."""
+"""Key of a profile for the earliest held-out time of a split by time, as a number of the ordering column."""
 NEW_IDS = 0.2
-"""A larger share of examples of ids that the parent did not have has moved."""
+"""Limit of the share of examples whose ids the parent did not have; a larger share counts as moved."""
 MISSING = 0.05
-"""A share of missing values, or of positive labels, that differs by more has moved."""
+"""Limit of the difference in the share of missing values, or in the mean label; a larger one counts as moved."""
 PSI = 0.2
-"""A population stability index above this is commonly read as a shift."""
+"""Limit of the population stability index of a numeric feature; a higher index is commonly read as a shift."""
 VECTOR = 0.2
-"""A mean vector that is further from the parent's, in mean lengths of the parent's vectors, has moved."""
+"""Limit of a mean vector's distance from the parent's, as a share of the mean length of the parent's vectors."""
 ROWS = 2.0
-"""More than so many times as many rows, or as few."""
+"""Limit of the ratio of the two runs' numbers of rows, in either direction."""
 _BINS = 10
 _SAMPLE_ROWS = 1 << 20
 _LEAST_SHARE = 1e-4
@@ -47,8 +47,12 @@ Float64s = npt.NDArray[np.float64]
 class Comparison:
     """One comparison with the parent's rows.
 
-    ``what``: columns, type, window, rows, label, missing, new_ids, numeric, vector. ``moved``: whether it is beyond its
-    limit.
+    Attributes:
+        what: kind of figure: columns, type, window, rows, label, missing, new_ids, numeric or vector.
+        name: column, label, feature or table that is compared; empty for the rows as a whole.
+        before: the parent's figure.
+        now: this run's figure, or its distance from the parent's.
+        moved: True if the difference is beyond its limit.
     """
 
     what: str
@@ -80,12 +84,11 @@ def profile_of(
     labels: Sequence[LabelFigures],
     workers: Workers,
 ) -> dict[str, Any]:
-    """Return the profile of the rows that runs are compared by.
+    """Return the profile of a run's rows, by which runs are compared.
 
-    These are the types of the columns that are read and the names of all, the days of the window, the number of rows,
-    the mean label (with several labels that of the first, and those of all) and the shares of missing ids of the
-    training rows, and for every numeric feature the shares of all rows between deciles; of every vector of the rows the
-    mean and its length.
+    It has the names of all columns, the types of the columns that are read, the days of the window and the number of
+    rows. Of the training rows it has the mean of each label and the shares of missing ids. Of all rows it has the
+    deciles of each numeric feature with the shares between them, and the mean and mean length of each vector.
     """
     window = plan.job.dataset.window
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
@@ -112,7 +115,7 @@ def drift(
     grown: Mapping[str, GrownTable],
     row_counts: Mapping[str, npt.NDArray[np.int64]],
 ) -> list[Comparison]:
-    """Compare the parent's profile with this run's; what moved comes first."""
+    """Return the comparisons of the parent's profile with this run's; comparisons that moved come first."""
     comparisons = [
         Comparison("columns", name, name, None, True) for name in before["columns"] if name not in now["columns"]
     ]
@@ -195,15 +198,16 @@ def write_profile(profile: Mapping[str, Any], path: Path) -> None:
 
 
 def open_profile(path: Path) -> dict[str, Any]:
-    """Read what :func:`write_profile` wrote."""
+    """Return the profile in a file that :func:`write_profile` wrote."""
     profile: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return profile
 
 
 def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
-    """Return the population stability index of values against what :func:`profile_of` kept.
+    """Return the population stability index of values against a numeric feature's entry in a profile.
 
-    It is the sum over bins of (p - q) log(p / q), where shares of less than .0001 count as .0001.
+    It is the sum over bins of (p - q) log(p / q), with p and q the shares of values now and before. Shares below .0001
+    count as .0001.
     """
     if not len(values) or not before["shares"]:
         return float("inf") if len(values) != len(before["shares"]) else 0.0
@@ -213,7 +217,7 @@ def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
 
 
 def _vector_shape(vectors: npt.NDArray[np.float32]) -> dict[str, Any]:
-    """Return the share of missing vectors, of the others the mean vector and the mean length."""
+    """Return the share of missing vectors, and the mean and mean length of the others."""
     there = vectors[vectors.any(axis=1)].astype(np.float64)
     mean = there.mean(axis=0) if len(there) else np.zeros(vectors.shape[1])
     length = float(np.linalg.norm(there, axis=1).mean()) if len(there) else 0.0
@@ -228,7 +232,7 @@ def _shape_of(values: Float64s) -> dict[str, Any]:
 
 
 def _shares(values: Float64s, edges: Float64s) -> list[float]:
-    """Return the share of the values in each of the bins that the edges cut, [len(edges) + 1]; [] without values."""
+    """Return the share of values in each bin between edges, [len(edges) + 1]; an empty list without values."""
     if not len(values):
         return []
     counts = np.bincount(np.searchsorted(edges, values, side="right"), minlength=len(edges) + 1)
@@ -237,10 +241,13 @@ def _shares(values: Float64s, edges: Float64s) -> list[float]:
 
 
 def _sample(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the values of at most so many numbers, evenly spaced over the rows."""
+    """Return values of rows at even distances, with at most ``_SAMPLE_ROWS`` numbers in all."""
     return np.asarray(values[:: sample_stride(len(values), math.prod(values.shape[1:]))])
 
 
 def sample_stride(num_rows: int, width: int = 1) -> int:
-    """Return of how many rows, each of ``width`` numbers, one is in the sample by which numbers are compared."""
+    """Return the distance s of sampled rows: every s-th row is in the sample by which runs are compared.
+
+    ``width`` is the number of numbers in a row.
+    """
     return max(1, -(-num_rows // max(1, _SAMPLE_ROWS // width)))

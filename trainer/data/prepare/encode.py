@@ -1,7 +1,7 @@
-"""Encoding in one streaming pass over the source, the columns of a chunk side by side. Torch-free.
+"""Encoding of all rows in one streaming pass over the source, the columns of a chunk in parallel. Torch-free.
 
-Codes first number the distinct ids of their own chunk (trainer.data.prepare.coding). Memory grows with the chunk size
-and, up to a limit, with the number of distinct ids, never with the number of rows.
+Codes, numbers in place of ids, first count the distinct ids of their own chunk (trainer.data.prepare.coding). Memory
+grows with the chunk size and, up to a limit, with the number of distinct ids, never with the number of rows.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ from trainer.data.sources.join import join_name
 from trainer.data.sources.source import Chunk, Source, no_rows_in_window
 
 PART_ROWS = 1 << 21
-"""Rows between saves of the progress: 5 to 10 s of work, the most that a killed preparation loses."""
+"""Number of rows after which the progress is saved: 5 to 10 s of work, which a killed preparation loses at most."""
 IDS_BYTES = 1 << 29
-"""Memory for distinct ids of all tables together; beyond that the largest sets of ids are written to disk."""
+"""Bytes of memory for the distinct ids of all tables together; beyond it the largest tables' ids go to disk."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Every row of the window, as codes into the ids of its domain (all splits together; -1 is null)."""
+    """Encoded rows of all splits: by column, each id's position among the distinct ids of its domain, or -1 for null.
+
+    A domain is a set of ids that columns share, such as a table.
+    """
 
     num_rows: int
     codes: dict[str, Codes]  # by domain; ids ascending
     columns: dict[IdColumn, npt.NDArray[np.int32] | Jagged]
     values: Mapping[str, npt.NDArray[Any]]
-    """Values by column name, [rows, *shape]; the weights of a list have one value for each of its ids."""
+    """Values by column name, [rows, *shape]; weights of lists have one value per id instead of one per row."""
     warnings: tuple[str, ...] = ()  # what the owner of the rows should know
 
     def column(self, use: IdColumn) -> npt.NDArray[np.int32]:
@@ -59,14 +62,14 @@ class Encoded:
         return codes
 
     def joined(self, join: str) -> npt.NDArray[np.int32]:
-        """Return the position of each row's key in a joined file."""
+        """Return the position of each row's key in a joined file, int32 [rows]; -1 if the file lacks it."""
         return self.values[join_name(join)]
 
     def order(self, column: str) -> npt.NDArray[Any]:
         return self.values[order_name(column)]
 
     def weights(self, use: IdColumn) -> Jagged:
-        """Return the weights of the ids of lists."""
+        """Return the weights of the ids in a column of lists, as lists of the same lengths."""
         lists = self.columns[use]
         assert isinstance(lists, Jagged)
         return Jagged(self.values[weights_name(use)], lists.offsets)
@@ -79,13 +82,13 @@ def encode(
     bad_rows: BadRows | None,
     progress: Progress,
 ) -> Encoded:
-    """Read the source once and leave the coded columns in ``parts``; continue after the rows saved there.
+    """Encode all rows, in one pass over the source, with the coded columns in files of ``parts``.
 
-    Progress is saved after every :data:`PART_ROWS` rows and at the end.
-    With ``bad_rows``, bad rows are left out and recorded.
+    Rows that an earlier attempt saved in ``parts`` are not read again. Progress is saved after every :data:`PART_ROWS`
+    rows and at the end. With ``bad_rows``, bad rows are left out and recorded; with None they are errors.
 
     Raises:
-        DataError: rows cannot be trained on; the error is that of the first such chunk.
+        DataError: rows cannot be trained on; the first chunk with such rows decides the message.
     """
     with contextlib.closing(_EncodedWriter(plan, parts, workers, bad_rows)) as writer:
         progress.start_reading(plan.source, PART_ROWS, writer.num_read)
@@ -115,10 +118,10 @@ def encode(
 
 
 def check_order(plan: DataPlan, column: str, order: npt.NDArray[Any]) -> None:
-    """Check the values of a column that orders rows, once all rows were read.
+    """Check ``order``, the values of all rows in a column that orders rows.
 
     Raises:
-        DataError: its numbers are times in several units.
+        DataError: the values are numbers that are times since 1970 in different units.
     """
     if not plan.orders[column].is_timed:
         require_one_unit(order, f"{plan.source.uri}, column '{column}'")
@@ -127,11 +130,12 @@ def check_order(plan: DataPlan, column: str, order: npt.NDArray[Any]) -> None:
 def encode_span(
     plan: DataPlan, parts: PartCache, workers: Workers, bad_rows: BadRows | None, span: Span
 ) -> tuple[Encoded, dict[str, Any]]:
-    """Read some of the rows and leave their coded columns in ``parts``.
+    """Encode the rows of a span, with the coded columns in files of ``parts``.
 
     Returns:
-        The rows, in codes of their own distinct ids, and the counts, as JSON: ``num_rows``, ``num_read``, and the
-        states of ``times``, ``matches`` and ``bad_rows``. The caller checks the counts of all spans together.
+        The rows, with codes that number the span's own distinct ids; and the span's counts, as JSON: ``num_rows``,
+        ``num_read``, and the states of ``times``, ``matches`` and ``bad_rows``. The caller checks the counts of all
+        spans together.
 
     Raises:
         DataError: a row cannot be trained on.
@@ -153,7 +157,8 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinM
     """Check the counts of all rows, and return the warnings.
 
     Raises:
-        DataError: there are no rows, features are from after their rows, or a joined file has nearly none of the keys.
+        DataError: there are no rows, values of features were known only after their rows' times, or a joined file has
+            nearly none of the rows' keys.
     """
     if num_rows == 0:
         if plan.source.filter is not None:
@@ -168,9 +173,9 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinM
 
 
 class _Step(NamedTuple):
-    """Processing of one column of each chunk: ``read`` runs in any thread, ``append`` in the order of chunks.
+    """Work on one column, repeated for each chunk: ``read`` runs in any thread, ``append`` in the order of chunks.
 
-    ``group``: steps of one group append to the same files or tables, so they append one after the other.
+    Steps with the same ``group`` append to the same files or tables, so they run ``append`` one after the other.
     """
 
     group: str
@@ -179,14 +184,14 @@ class _Step(NamedTuple):
 
 
 class _EncodedWriter:
-    """Files of coded columns under ``scratch``, to which chunks are appended."""
+    """Writer that appends chunks to the files of coded columns in ``parts``."""
 
     def __init__(self, plan: DataPlan, parts: PartCache, workers: Workers, bad_rows: BadRows | None):
         saved = parts.state
         self.num_rows: int = saved["num_rows"] if saved else 0
         self.num_read: int = saved["num_read"] if saved else 0
         self.position: tuple[int, int] = (saved["position"][0], saved["position"][1]) if saved else (0, 0)
-        """The number of the next file, and of its next row."""
+        """Number of the file to read next, and number of the row in it to read next."""
         self.is_complete = bool(saved and saved["is_complete"])
         self.num_unsaved = 0
         self.times = PointInTime(plan, saved["times"] if saved else None)
@@ -213,7 +218,7 @@ class _EncodedWriter:
         self._steps = list(self._make_steps())
 
     def save(self, is_complete: bool = False) -> None:
-        """Save the appended values, to continue from after a kill."""
+        """Save the appended values and the position, so that a later attempt continues from here after a kill."""
         tables = list(self._tables.values())
         self._workers.map(lambda table: table.settle(), tables)
         self.is_complete, self.num_unsaved = is_complete, 0
@@ -232,10 +237,10 @@ class _EncodedWriter:
         self._parts.save(state, self._workers, [] if self._bad_rows is None else self._bad_rows.files())
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk without its bad rows.
+        """Append a chunk's rows; with a ``bad_rows`` writer, bad rows are left out.
 
         Raises:
-            DataError: a value cannot be used; the error of the first failing step, for any number of threads.
+            DataError: a value cannot be used; the first failing step decides the message, for any number of threads.
         """
         self.position = self._plan.source.files.index(chunk.file, self.position[0]), chunk.end
         self.num_read += len(chunk)
@@ -287,7 +292,7 @@ class _EncodedWriter:
         self._parts.close()
 
     def encoded(self) -> Encoded:
-        """Close the files, and return the appended columns, memory-mapped, with codes in the order of ids.
+        """Close the files, and return the appended columns, memory-mapped, with codes in ascending order of ids.
 
         Raises:
             DataError: a table has too many ids.
@@ -330,22 +335,22 @@ def _nothing(found: None) -> None:
 
 
 SPAN_ROWS = 1 << 20
-"""Most rows of a span, if files can be cut: some seconds of work, which is lost if a host is."""
+"""Largest number of rows in a span, if its file can be cut: the seconds of work that the loss of a host costs."""
 _ALL = 1 << 62
 
 
 class Span(NamedTuple):
-    """Range of rows from ``start`` to before ``stop``, each (number of a file, number of a row in it)."""
+    """Range of rows from ``start`` to ``stop`` (excluded), which are (number of a file, number of a row in it)."""
 
     start: tuple[int, int]
     stop: tuple[int, int]
 
 
 def cut_spans(source: Source, span_rows: int) -> list[Span]:
-    """Return spans that hold all rows, in their order.
+    """Divide all rows of a source into spans, in the order of rows.
 
-    A file that can be read from any row on is cut after each ``span_rows`` rows; small files share a span.
-    If the chunk size divides ``span_rows``, chunks are the same as in one stream.
+    A file that can be read from any row on is cut after each ``span_rows`` rows; small files share a span. If
+    ``span_rows`` is a multiple of the chunk size, the spans' chunks are those of one stream over all rows.
     """
     spans: list[Span] = []
     size = span_rows

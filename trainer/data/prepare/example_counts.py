@@ -1,6 +1,6 @@
 """Number of training examples that have each table row in one feature. Torch-free.
 
-Not to be confused with a table's row counts: these are over all its features, read or not, and count drawn negatives.
+A table's row counts differ: they cover all features of the table, and drawn negatives count.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ _PIECE_EXAMPLES = 1 << 22
 def example_counts(
     split: Path, feature: str, num_rows: int, *, is_list: bool = False, drawn_negatives: bool = False
 ) -> npt.NDArray[np.int64]:
-    """Count the examples of a split that have each table row in a feature; every value of a list counts.
+    """Return, for each table row, the number of a split's examples that have it in a feature.
+
+    In a feature of lists every element counts.
 
     Args:
         split: folder of the split, with columns of table rows.
         feature: name of the feature.
-        num_rows: rows of its table.
+        num_rows: number of rows of the feature's table.
         is_list: True if an example has several values.
-        drawn_negatives: True if examples of label 0 are drawn negatives, which do not count.
+        drawn_negatives: True if examples with label 0 are drawn negatives, which do not count.
 
     Returns:
         Counts, int64 [num_rows].

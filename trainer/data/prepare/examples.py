@@ -1,4 +1,4 @@
-"""Examples from coded rows: joins and histories filled in, negatives added, splits assigned. Torch-free."""
+"""Making of examples from encoded rows: adds joined features, histories and negatives, assigns splits. Torch-free."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_ID_KEY = 0x6E756C6C  # stands for a missing id in pair keys
 
 @dataclass(frozen=True)
 class Examples:
-    """Consecutive examples. Features hold codes of their table's domain (-1: missing), lists as Jagged."""
+    """Consecutive examples. Features hold codes, numbers of their table's distinct ids (-1: missing), or lists."""
 
     features: dict[str, npt.NDArray[np.int32] | Jagged]  # and ITEM_TABLE: positions in it, where there is one
     labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [examples], of several [examples, labels]
@@ -40,12 +40,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class AllRows:
-    """Facts about all rows that are needed to make the examples of some of them.
+    """Facts about all rows that are needed to make the examples of a span of them.
 
     Attributes:
-        first_row: number of the first of these rows among all rows.
-        time_limits: limits of a split by time.
-        names_validation: of a split by a column, True if the column marks validation rows.
+        first_row: number of the span's first row among all rows.
+        time_limits: times that separate the splits of a split by time.
+        names_validation: for a split by a column, True if the column marks any row of all as validation.
     """
 
     first_row: int = 0
@@ -54,7 +54,7 @@ class AllRows:
 
 
 def limits_by_time(plan: DataPlan, order: npt.NDArray[Any]) -> splits.TimeLimits:
-    """Return the limits of a split by time from the times of all rows.
+    """Return the times that separate the splits of a split by time, given the times of all rows.
 
     Raises:
         DataError: a split is left without rows, because rows of equal times all go to one split.
@@ -107,9 +107,9 @@ class ExampleRows:
         self._shares_validation = plan.job.evaluation.split.kind == "column" and not self._names_validation()
         self._pair_keys: dict[str, UInt64s] = {}
         self.negatives = self._make_negatives()
-        """Drawn negatives; None where the dataset draws none."""
+        """Drawer of negatives; None if the dataset draws none."""
         self.item_features = ItemFeatures() if self.negatives is None else item_features(plan, encoded)
-        """Features that a negative takes from rows of its own item."""
+        """Names of the features that a negative takes from a row of its own item."""
         self._follows_item = bool(self.item_features.names) or any(
             feature.by is not None and feature.by == plan.direct(plan.dataset.negatives.of)
             for feature in plan.features
@@ -179,7 +179,7 @@ class ExampleRows:
         return DrawnNegatives(self._plan, self._encoded, np.concatenate(parts))
 
     def _with_negatives(self, examples: Examples) -> Examples:
-        """Return the examples, each followed by its negatives, in the same split."""
+        """Return the examples, each followed by its negatives, which are in the same split."""
         assert self.negatives is not None
         group = self.negatives.per_positive + 1
         repeat = np.repeat(np.arange(len(examples.rows)), group)
@@ -204,9 +204,9 @@ class ExampleRows:
         """Return the features that are determined by the item.
 
         Args:
-            items: code of each example's item, -1 for none.
-            rows: row of each example, from which it has its user and time.
-            item_rows: row from which the features of its item are read.
+            items: code of each example's item; -1 if it has none.
+            rows: number of the row that gives each example its user and time.
+            item_rows: number of the row that gives each example the features of its item.
         """
         spec = self._plan.dataset.negatives
         assert spec is not None
@@ -247,7 +247,7 @@ class ExampleRows:
     # --- splits
 
     def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
-        """Return the split of each row by a column or its time; None for the random split by (user, item)."""
+        """Return the split of each row, uint8 [rows], if a column or the time decides it; None for a random split."""
         split, ordering = self._plan.job.evaluation.split, self._plan.dataset.ordering
         if split.kind == "random":
             return None
@@ -280,7 +280,7 @@ class ExampleRows:
         return sides
 
     def _pairs(self, features: dict[str, npt.NDArray[np.int32] | Jagged], rows: npt.NDArray[np.int64]) -> UInt64s:
-        """Return a key of each example's (user, item), or of its row if it has no user and item."""
+        """Return a hash of each example's (user, item), or of its row number if the dataset lacks user or item."""
         keys = [random_words(0, rows + self._all_rows.first_row)]
         if self._user is not None and self._item is not None:
             keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]

@@ -1,4 +1,4 @@
-"""Distinct ids that do not fit in memory: runs on disk, each ascending, and their merge, range by range. Torch-free."""
+"""Sorting of distinct ids that do not fit in memory: runs of ascending ids on disk, and their merge. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.data.prepare.arrays import CODE
 from trainer.data.prepare.part_cache import PartCache
 
 _SAMPLES = 8
-"""Samples of each run for each range: ranges then differ by a small part in their number of ids."""
+"""Number of sampled ids per run and range, enough that the ranges of a merge have similar numbers of ids."""
 
 
 class IdFile:
-    """Raw ids without nulls, which grow on disk: integers, or bytes of UTF-8 and where each id's begin."""
+    """File of raw ids without nulls, which can be appended to: integers, or UTF-8 bytes with each id's offset."""
 
     def __init__(self, kind: Kind, name: str, parts: PartCache):
         self._type = id_type(kind)
@@ -56,16 +56,19 @@ class IdFile:
 
 
 class IdRun:
-    """A run: its ids, ascending, and for each in order of first appearance its position in that order."""
+    """A run: its distinct ids, ascending, and their positions in it, listed in the ids' order of first appearance."""
 
     def __init__(self, kind: Kind, name: str, parts: PartCache):
         self.ids = IdFile(kind, f"{name}.ids", parts)
         self.ranks = parts.appender(f"{name}.ranks", CODE)
         self.codes = parts.appender(f"{name}.codes", CODE)
-        """By position in the run, the position among the ids of all runs."""
+        """For each id of the run, in ascending order, its position among the distinct ids of all runs."""
 
     def codes_of(self, places: Int32s) -> Int32s:
-        """Return the positions among the ids of all runs, of ids by their order of first appearance in this one."""
+        """Return the positions among the distinct ids of all runs, int32, of ids of this run.
+
+        ``places`` are the ids' numbers in this run's order of first appearance.
+        """
         found: Int32s = self.codes.mapped()[self.ranks.mapped()[places]]
         return found
 
@@ -74,9 +77,9 @@ def merge_runs(runs: Sequence[IdRun], merged: IdFile, piece_bytes: int) -> None:
     """Append the distinct ids of all runs to ``merged``, ascending, and to each run its codes.
 
     Args:
-        runs: of one kind.
+        runs: runs of ids of one kind.
         merged: an empty file.
-        piece_bytes: of the ids that are in memory at once, about.
+        piece_bytes: approximate size of the ids that are in memory at once.
     """
     ids = [run.ids.read() for run in runs]
     num_pieces = -(-sum(one.nbytes for one in ids) // piece_bytes)
@@ -97,7 +100,7 @@ def merge_runs(runs: Sequence[IdRun], merged: IdFile, piece_bytes: int) -> None:
 
 
 def _cuts(ids: Sequence[pa.Array], num_pieces: int) -> list[npt.NDArray[np.int64]]:
-    """Return for each run where the ranges of ids begin that every run is cut into, and its length."""
+    """Cut the runs at the same ids into ``num_pieces`` ranges each; return, for each run, the ranges' bounds."""
     samples = []
     for one in ids:
         places = np.linspace(0, len(one), min(len(one), num_pieces * _SAMPLES), endpoint=False).astype(np.int64)

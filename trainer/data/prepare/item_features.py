@@ -1,9 +1,10 @@
-"""Features whose column describes the row's item, found by looking: a drawn negative has them from its own item's rows.
+"""Detection of features that describe the row's item, which a drawn negative takes from rows of its own item.
 
-For pairs of rows of one item by two users, and for pairs of any rows, compare how far their values differ: d and e. The
-item's hold on a column is 1 - d / e, Cohen's kappa: 1 where the item determines it, 0 where it says nothing. Likewise a
-column's hold on the item, from rows of one value: where it is no function of the item but tells it, as a variant or a
-query does, nobody but the dataset's owner knows which of these it is. Torch-free.
+Let d be the mean distance of a column's values in pairs of rows with the same item and different users, and e that in
+pairs of any rows. The item determines the column to the degree 1 - d / e, Cohen's kappa: 1 wholly, 0 not at all. The
+degree to which the column determines the item is found likewise, from pairs of rows with the same value. A column that
+is no function of the item may still indicate it, as a variant or a query does. Only the dataset's owner knows if such a
+column describes the item. Torch-free.
 
 Cohen, A coefficient of agreement for nominal scales, Educational and Psychological Measurement 1960.
 """
@@ -24,19 +25,19 @@ from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
 
 SAMPLE_ROWS = 100_000
-"""About the number of rows that are compared, all of some items."""
+"""Approximate number of rows that are compared: all rows of randomly chosen items."""
 LIST_PAIRS = 20_000
-"""At most the number of pairs of lists that are compared."""
+"""Largest number of pairs of lists that are compared."""
 COORDINATES = 16
-"""At most the number of a vector's coordinates that are compared."""
+"""Largest number of a vector's coordinates that are compared."""
 DETERMINED, RELATED = 0.8, 0.25
-"""Kappa from which on a column is the item's, and from which on the dataset has to say whether it is."""
+"""Kappa from which on a column counts as the item's; kappa from which on a doubtful column must be declared."""
 ERRORS = 3.0
-"""Standard errors by which kappa exceeds RELATED where it is not a matter of chance."""
+"""Number of standard errors by which kappa must exceed ``RELATED`` to count as more than chance."""
 
 
 class Pairs(NamedTuple):
-    """Pairs of rows."""
+    """Pairs of rows, given by the numbers of their left and right rows, int64 [pairs] each."""
 
     left: Int64s
     right: Int64s
@@ -46,18 +47,18 @@ class Values(Protocol):
     """A view of a feature's values at the compared rows."""
 
     def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
-        """Return for each pair how far its values differ, 0 to 1; a missing value equals another one alone."""
+        """Return the distance, 0 to 1, of each pair's values; a missing value equals only another missing value."""
         ...
 
     def are_missing(self, rows: Int64s) -> npt.NDArray[np.bool_]: ...
 
     def keys(self, rows: Int64s) -> UInt64s:
-        """Return equal words for equal values."""
+        """Return a 64-bit word for each row's value; equal values have equal words."""
         ...
 
 
 class Kappa(NamedTuple):
-    """An estimate, and what it exceeds by more than chance."""
+    """An estimate of kappa, and a lower bound that is ``ERRORS`` standard errors below it."""
 
     value: float = 0.0
     least: float = 0.0
@@ -65,13 +66,13 @@ class Kappa(NamedTuple):
 
 @dataclass(frozen=True)
 class ItemFeatures:
-    """The features that a negative has from rows of its own item, and the kappa of each that was looked at."""
+    """Names of the features that a negative takes from a row of its own item, and kappa of each examined feature."""
 
     names: frozenset[str] = frozenset()
     kappas: Mapping[str, float] = field(default_factory=dict)
 
     def in_words(self) -> str:
-        """Return a line for the log, empty where no feature is the item's."""
+        """Return a line for the log; empty if no feature belongs to the item."""
         if not self.names:
             return ""
         shown = (f"{name} ({self.kappas[name]:.2f})" if name in self.kappas else name for name in sorted(self.names))
@@ -79,10 +80,10 @@ class ItemFeatures:
 
 
 def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
-    """Find the features of the item, or take those that the dataset names.
+    """Return the features of the item: the ones that the dataset names, or else the ones detected in the rows.
 
     Raises:
-        DataError: the rows leave open whether a feature is the item's.
+        DataError: the rows leave open whether a feature describes the item.
     """
     spec, user = plan.dataset.negatives, plan.direct("user")
     assert spec is not None
@@ -116,12 +117,14 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
 
 
 def kappa(values: Values, same: Pairs, every: Pairs) -> Kappa:
-    """Compute how far what pairs of rows share determines a column: 0 not at all, 1 wholly.
+    """Return the degree to which something that pairs of rows share determines a column: 0 not at all, 1 wholly.
+
+    It is computed with and without missing values, and the greater kappa is returned.
 
     Args:
-        values: the column. Of both that missing values count and that they do not the greater kappa is returned.
-        same: rows of pairs that share it; without any kappa is 0.
-        every: rows of any pairs.
+        values: the column.
+        same: pairs of rows that share it, such as the item; kappa is 0 if there are none.
+        every: pairs of any rows.
     """
     kappas = [Kappa()]
     for missing_count in (True, False):
@@ -150,7 +153,7 @@ def _distances(values: Values, pairs: Pairs, missing_count: bool) -> npt.NDArray
 
 
 def _pairs(shared: npt.NDArray[Any], other: npt.NDArray[np.int32], rows: Int64s) -> Pairs:
-    """Return pairs of rows that agree in ``shared`` [rows] and not in ``other`` [all rows]."""
+    """Return pairs of ``rows`` that agree in ``shared`` [rows] and differ in ``other``, indexed by row number."""
     order = np.argsort(shared, kind="stable")
     left, right = order[:-1], order[1:]
     chosen = (shared[left] == shared[right]) & (other[rows[left]] != other[rows[right]])
@@ -158,7 +161,7 @@ def _pairs(shared: npt.NDArray[Any], other: npt.NDArray[np.int32], rows: Int64s)
 
 
 def _columns(plan: DataPlan, encoded: Encoded, sample: Int64s) -> Iterator[tuple[str, Sequence[Values]]]:
-    """Yield (feature, views of its values at a sample of rows) of features that neither user nor drawn item gives."""
+    """Yield (feature, views of its values at sampled rows) for features not read from the user's or item's column."""
     spec = plan.dataset.negatives
     assert spec is not None
     given = {plan.dataset.column_of(name) for name in ("user", spec.of)}
@@ -188,7 +191,7 @@ def _view(column: npt.NDArray[np.int32] | Jagged, sample: Int64s) -> Values:
 
 
 class Codes:
-    """Ids, which are equal or not."""
+    """Single ids as values: the distance of two is 0 if they are equal, else 1."""
 
     def __init__(self, column: npt.NDArray[np.int32]):
         self._column = column
@@ -204,11 +207,11 @@ class Codes:
 
 
 class Lists:
-    """Lists of ids, whose distance is that of Bray and Curtis: the weight that they do not share, of all they have.
+    """Lists of ids as values, with the distance of Bray and Curtis: the share of two lists' weight not in common.
 
     Args:
-        column: of the compared rows.
-        weights: of their elements; None: 1.
+        column: the lists of the compared rows.
+        weights: weights of the lists' elements; None: every weight is 1.
     """
 
     def __init__(self, column: Jagged, weights: npt.NDArray[np.float32] | None = None):
@@ -250,7 +253,7 @@ class Lists:
 
 
 class Numbers:
-    """Numbers, whose distance is that of their ranks among the compared rows."""
+    """Numbers as values: the distance of two is the difference of their ranks among the compared rows, 0 to 1."""
 
     def __init__(self, column: npt.NDArray[np.floating[Any]]):
         self._column = column

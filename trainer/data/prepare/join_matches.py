@@ -1,4 +1,4 @@
-"""Check that the files of joins and the item table have the keys of the rows. Torch-free."""
+"""Check that joined files and the item table have the keys that occur in the rows. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, column_wit
 
 
 class JoinMatches:
-    """Count of the keys of the rows that each joined file has, chunk by chunk.
+    """Counter of the rows' keys that each joined file has or lacks, filled chunk by chunk.
 
     Args:
-        plan: what is read.
-        state: :meth:`state` of the rows before these; None: there are none.
+        plan: plan of the preparation.
+        state: result of :meth:`state` for earlier rows, to continue from; None: there are none.
     """
 
     def __init__(self, plan: DataPlan, state: Mapping[str, Any] | None = None):
@@ -28,7 +28,7 @@ class JoinMatches:
             self.take_over(state)
 
     def add(self, name: str, matches: KeyMatches) -> None:
-        """Add the counts of a column of the plan."""
+        """Add the counts of a chunk for the join with this :func:`join_name`."""
         self._by_join[name].add(matches)
 
     def state(self) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class JoinMatches:
         return {name: asdict(one) for name, one in self._by_join.items()}
 
     def take_over(self, state: Mapping[str, Any]) -> None:
-        """Add the :meth:`state` of the rows that follow."""
+        """Add the counts of other rows, as their counter's :meth:`state` returned them."""
         for name, one in state.items():
             self._by_join[name].add(KeyMatches(**one))
 
@@ -44,7 +44,7 @@ class JoinMatches:
         """Return a warning for each file that lacks the keys of more rows than ``max_unmatched`` allows.
 
         Raises:
-            DataError: a file has the keys of nearly none.
+            DataError: a file has the keys of nearly no rows.
         """
         plan, limit, warnings = self._plan, self._plan.dataset.max_unmatched, []
         for (name, on, column), features in self._files().items():
@@ -76,7 +76,10 @@ class JoinMatches:
         return tuple(warnings)
 
     def _files(self) -> dict[tuple[str, str, str], list[str]]:
-        """Return the features that the model reads of each joined file, by (its first join, key there, key here)."""
+        """Return, for each joined file, the features that the model reads from it.
+
+        The keys are (name of the file's first join, key column in the file, key column in the rows).
+        """
         plan = self._plan
         joins = [(one.name, one.join.on, one.join_on) for one in plan.trained if one.join is not None]
         if plan.items is not None:

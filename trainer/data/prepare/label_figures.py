@@ -1,4 +1,4 @@
-"""Figures of the labels of a split, as they are appended: how many, their sum, their range. Torch-free."""
+"""Count, sum and range of a split's labels, added up while labels are appended. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.data.errors import DataError
 
 
 class LabelFigures:
-    """Figures of one label of a split. ``name``: "" where it is the only one; absent labels, NaN, are in none."""
+    """Figures of one label of a split; absent labels, NaN, do not count. ``name`` is "" for a dataset's only label."""
 
     def __init__(self, name: str = ""):
         self.name = name
@@ -19,7 +19,7 @@ class LabelFigures:
         self.sum, self.low, self.high = 0.0, np.inf, -np.inf
 
     def add(self, labels: npt.NDArray[Any]) -> None:
-        """Add labels [n]."""
+        """Add the labels [n] of n examples to the figures."""
         labels = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
         self.count += len(labels)
         self.num_positives += int((labels == 1).sum())
@@ -33,7 +33,10 @@ class LabelFigures:
         return {"count": self.count, "num_positives": self.num_positives, "sum": self.sum} | there
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Add the :meth:`state` of other labels; the sum of labels that are no integers depends on how they are cut."""
+        """Add the figures of other labels, as their :meth:`state` returned them.
+
+        Rounding makes the sum of labels that are no integers depend on the division into such parts.
+        """
         self.count += state["count"]
         self.num_positives += state["num_positives"]
         self.sum += state["sum"]
@@ -45,14 +48,14 @@ class LabelFigures:
         return self.sum / max(self.count, 1)
 
     def check(self, where: str, *, positives_suffice: bool = False) -> None:
-        """Check that there is something to learn.
+        """Check that a model can learn something from the labels.
 
         Args:
-            where: of what these are, for the message.
-            positives_suffice: whether the model finds its negatives itself.
+            where: dataset and split of the labels, for the message.
+            positives_suffice: True if the model needs no negative labels, because it draws negatives.
 
         Raises:
-            DataError: the label is absent everywhere, or the same everywhere.
+            DataError: the label is absent in every row, or equal in all of them.
         """
         if self.name and not self.count:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Numeric features of splits: their statistics, of the training split or a warm start, and what a model reads."""
+"""Statistics of numeric features, from the training split or a warm start, and the transformed values of splits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PIECE_VALUES = 1 << 22
 def finish_numeric(
     plan: DataPlan, directory: Path, base: Sequence[Numeric] | None, workers: Workers
 ) -> tuple[Numeric, ...]:
-    """Write the numbers as the model reads them, ``NUMBERS`` of each split.
+    """Write the transformed numeric features to the file ``NUMBERS`` of each split; return them with statistics.
 
-    Statistics are those of a warm start; of features that it did not read, of the training split.
+    The statistics of features that a warm start's parent read are kept; others are computed from the training split.
     """
     if not plan.all_numeric:
         return ()
@@ -43,12 +43,12 @@ def finish_numeric(
 
 
 def fit_numbers(plan: DataPlan, feature: Numeric, raw: Path) -> Numeric:
-    """Return a numeric feature with the statistics of the training split, whose values as they come are in ``raw``."""
+    """Return a numeric feature with the statistics of the training split, whose untransformed values are in ``raw``."""
     return fitted(feature, map_array(raw, np.float64), f"dataset '{plan.dataset.name}', training split")
 
 
 def write_numbers(features: Sequence[Numeric], directory: Path, workers: Workers) -> None:
-    """Write ``NUMBERS`` of each split in the place of the values as they come."""
+    """Replace the files of untransformed values of each split by one file ``NUMBERS`` of transformed values."""
     piece_rows = max(1, _PIECE_VALUES // len(features))
     for name in SPLIT_NAMES:
         raw = [map_array(directory / name / one.split_file, np.float64) for one in features]
@@ -62,6 +62,6 @@ def write_numbers(features: Sequence[Numeric], directory: Path, workers: Workers
 
 
 def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> dict[str, Numeric]:
-    """Return the job's numeric features that a warm start has, by name, with its statistics."""
+    """Return, by name, the job's numeric features that the warm start's parent read, with the parent's statistics."""
     columns = {one.name: one.column for one in plan.all_numeric}
     return {one.name: replace(one, column=columns[one.name]) for one in base if one.name in columns}

@@ -37,7 +37,17 @@ NEGATIVE_SUFFIX = "__negative"
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """One feature: its table and exactly one of ``use``, ``join`` and ``derive``."""
+    """One feature of ids: its table, and its source, which is exactly one of ``use``, ``join`` and ``derive``.
+
+    Attributes:
+        name: name of the feature.
+        table: name of the table with the feature's ids, its own or a shared one.
+        is_list: True if an example has a list of ids.
+        pooling: pooling of a list.
+        use: column of the rows with the ids.
+        join: joined file with the ids, looked up by the column ``join_on`` of the rows.
+        derive: settings of a history: the ids that earlier rows with the same ``by`` have in ``previous``.
+    """
 
     name: str
     table: str
@@ -71,7 +81,10 @@ class DataPlan:
     notes: tuple[str, ...] = ()  # messages for the user about ids that are read as text
 
     def with_text(self, tables: Collection[str]) -> DataPlan:
-        """Return the plan with ids of text in these tables; their integers are read as they are written."""
+        """Return the plan with text as the ids of these tables; integers in the files become text.
+
+        Tables that are no tables of integer ids, or whose ids are made (such as n-grams), stay as they are.
+        """
         features = self.dataset.joined_features.items()
         made = {one.shares or name for name, one in features if id_column(one, "", "").makes_ids}
         changed = sorted(table for table in {*tables} - made if self.kinds.get(table) == "int")
@@ -85,13 +98,16 @@ class DataPlan:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """All files that are read: the rows, joined ones, and edges of graphs."""
+        """Sources of all files that are read: of the rows, then of joined files, then of edges of graphs."""
         joined = (join.source for join in self.joins.values())
         return (self.source, *joined, *(file.source for file in self.graphs.values()))
 
     @property
     def needs_all_rows(self) -> str | None:
-        """The first setting that needs other rows to make an example; None if rows can be prepared span by span."""
+        """Name of the first setting that makes an example depend on other rows; None if there is no such setting.
+
+        Without one, spans of rows can be prepared independently.
+        """
         needs = {
             "histories": any(feature.derive is not None for feature in self.features),
             "drawn negatives": self.dataset.negatives is not None,
@@ -108,17 +124,17 @@ class DataPlan:
 
     @property
     def is_sequence(self) -> bool:
-        """True if the model is trained on each user's items in order, and reads nothing else."""
+        """True if the model is trained on each user's sequence of items, and reads no other features."""
         return self.job.model.reads_sequences
 
     @property
     def positives_only(self) -> bool:
-        """True if only positive rows are trained on."""
+        """True if the model is trained on positive rows alone."""
         return self.is_bpr or self.is_sequence
 
     @property
     def keeps_users(self) -> bool:
-        """True if evaluation needs the user of each held-out example, also of users that were not trained on."""
+        """True if evaluation needs the user of each held-out example, even if that user has no training row."""
         return needs_users(self.job, self.tasks)
 
     @property
@@ -141,7 +157,7 @@ class DataPlan:
 
     @property
     def raw_table(self) -> str | None:
-        """Table whose id strings a one-pass job keeps, to publish vectors under them; None if there is none."""
+        """Name of the table whose id strings a one-pass job keeps, to publish vectors; None if there is none."""
         publish, job = self.job.publish, self.job
         feature = None if publish is None or not job.dataset.one_pass else self.feature(publish.feature)
         return None if feature is None or self.kinds[feature.table] == "int" else feature.table
@@ -153,12 +169,12 @@ class DataPlan:
 
     @property
     def tasks(self) -> tuple[LabelTask, ...]:
-        """The dataset's labels, where there are several."""
+        """The dataset's labels, if it has several; empty for one label."""
         return label_tasks(self.dataset)
 
     @property
     def least_labels(self) -> dict[str, float]:
-        """Smallest valid value of each label whose loss has such a limit, by name."""
+        """Smallest valid value by label name, for the labels whose loss has such a limit."""
         return least_labels(self.job, self.dataset)
 
     @property
@@ -177,7 +193,7 @@ class DataPlan:
 
     @cached_property
     def labels(self) -> RowLabels | None:
-        """The labels of the rows; None where negatives are drawn."""
+        """The column of the rows' labels; None if the dataset draws negatives, because all its rows are positive."""
         return None if self.dataset.negatives is not None else RowLabels(self.dataset, self.least_labels)
 
     @cached_property
@@ -192,7 +208,7 @@ class DataPlan:
 
     @cached_property
     def values(self) -> tuple[Column, ...]:
-        """The columns of values of the rows, in the order in which they are read."""
+        """All columns of the rows that have values, not ids, in the order in which they are read."""
         found: list[Column | None] = [*self.numeric, *self.row_vectors]
         found += [ListWeights(weights_name(use), use) for use in self.uses if use.weights is not None]
         found += [Joined(join_name(name), join, self.join_on(name)) for name, join in self.joins.items()]
@@ -201,12 +217,12 @@ class DataPlan:
         return tuple(one for one in found if one is not None)
 
     def value_file(self, name: str) -> str:
-        """Return the name of the file of one of :attr:`values`."""
+        """Return the name of the file for the values of the column ``name`` of :attr:`values`."""
         return f"value-{[one.name for one in self.values].index(name)}"
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns of ids in which a missing id makes a row bad."""
+        """Names of id columns in which a missing id makes a row bad (``missing: error``)."""
         features = self.dataset.features.items()
         columns = (spec.column or name for name, spec in features if spec.type == "id" and spec.missing == "error")
         return tuple(dict.fromkeys(columns))
@@ -217,29 +233,29 @@ class DataPlan:
 
     @property
     def feature_times(self) -> dict[str, str]:
-        """Column of the rows with the time at which a feature was known, by feature, if the plan checks it."""
+        """By feature, the column of the rows with the time its value was known; empty if splits ignore time."""
         features = self.dataset.features.items() if self.splits_by_time else ()
         return {name: feature.timestamp for name, feature in features if feature.timestamp is not None}
 
     @property
     def join_times(self) -> dict[str, str]:
-        """Column of the joined file with the time at which a feature was known, by feature, if the plan checks it."""
+        """By joined feature, the joined file's column of times values were known; empty if splits ignore time."""
         joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
         return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
 
     @property
     def bad_window(self) -> Window | None:
-        """The window, if a row without a valid day is a bad row; else None."""
+        """The window of days, if a row without a valid day counts as a bad row; else None."""
         window = self.source.window
         return window if window is not None and window.keeps_undated else None
 
     def join_on(self, join: str) -> str:
-        """Return the column of the rows by which one of ``joins`` is joined."""
+        """Return the column of the rows whose values are the keys of the join ``join``, a key of :attr:`joins`."""
         feature = self.feature(join)
         return self.dataset.column_of("item") if feature is None else feature.join_on
 
     def columns(self) -> list[str]:
-        """Return every column of the rows that is read."""
+        """Return the names of all columns of the rows that are read."""
         columns = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
         columns += [use.weights for use in self.uses if use.weights is not None]
         columns += [feature.column for feature in self.numeric]
@@ -249,7 +265,7 @@ class DataPlan:
         return list(dict.fromkeys([*columns, *self.label_columns, *filter(None, (self.job.evaluation.split.column,))]))
 
     def table_of(self, join: str) -> str:
-        """Return the table of the ids that one of ``joins`` gives."""
+        """Return the table of the ids in the joined file of ``join``, a key of :attr:`joins`."""
         name = "item" if join == ITEM_TABLE else join
         return next(feature.table for feature in self.features if feature.name == name)
 
@@ -257,7 +273,7 @@ class DataPlan:
     def ids_as_written(self) -> list[str]:
         """Columns and tables whose number-like ids are read as text, as entries for the fingerprint.
 
-        There 7 and 007 are different ids.
+        In these columns and tables, 7 and 007 are different ids.
         """
         sources = enumerate(self.sources)
         found = [f"{number} {name}" for number, one in sources for name in sorted(one.reader.number_like)]
@@ -281,16 +297,16 @@ class DataPlan:
         return next((feature for feature in self.features if feature.name == name), None)
 
     def direct(self, name: str) -> IdColumn | None:
-        """Return the column behind an id feature that reads one; None for lists, joins and unknown names."""
+        """Return the column of an id feature that reads single ids; None for lists, joins, histories, unknown names."""
         feature = self.feature(name)
         return None if feature is None or feature.is_list else feature.use
 
 
 def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
-    """Return the partition window of a job.
+    """Return the window of days whose rows a job reads; None if the job has no window.
 
     Raises:
-        DataError: the window still holds a template.
+        DataError: the window's start is a template that a schedule must fill in, or there is no partition column.
     """
     window = job.dataset.window
     if window is None:
@@ -311,12 +327,12 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
 
 
 def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) -> DataPlan:
-    """Check the spec against the files' columns, and return the plan.
+    """Check the dataset's spec against its files' columns, and return the plan.
 
     Args:
         dataset: the dataset.
         job: the job.
-        source: source with the columns to check against; None: the dataset's files (of a followed folder, the first).
+        source: source of the rows; None: the dataset's files, or the first file of a followed folder.
 
     Raises:
         DataError: the files do not fit the spec.
@@ -418,7 +434,11 @@ def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
 
 
 def _check_roles(plan: DataPlan) -> None:
-    """Check that user and item read a column, if rows are split by them or negatives are drawn for them."""
+    """Check that the features user and item read a column of single ids, if a setting of dataset or job needs that.
+
+    Raises:
+        DataError: one of the two does not.
+    """
     needs: list[tuple[str, tuple[str, ...]]] = []
     if plan.dataset.negatives is not None:
         needs.append(("label.negatives", (plan.dataset.negatives.of, "user")))
@@ -441,7 +461,10 @@ def _check_roles(plan: DataPlan) -> None:
 
 
 def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
-    """Return the kind of ids of each domain, integers or strings, from its first column; others are converted to it."""
+    """Return the kind of ids, integers or strings, of each domain (a set of ids that columns share).
+
+    The domain's first column decides; the ids of its other columns are converted.
+    """
     kinds: dict[str, Kind] = {}
     owners_first = sorted(plan.features, key=lambda feature: feature.table != feature.name)
     for feature in owners_first:
@@ -459,7 +482,7 @@ def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
 
 
 def _domains_of_text(plan: DataPlan, joins: dict[str, JoinTable], kinds: dict[str, Kind]) -> list[str]:
-    """Return the domains of integers for which another column is known to have text that is no integer."""
+    """Return the domains whose kind is integers although one of their columns has text that is no integer."""
     of_rows = () if plan.source.reader.has_types else (use for use in plan.uses if not use.is_list)
     found = [use.domain for use in of_rows if _column_kind(plan.source, use) == "string"]
     found += [plan.table_of(name) for name, join in joins.items() if join.has_text]

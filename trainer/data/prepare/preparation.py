@@ -1,4 +1,4 @@
-"""Preparation, from a dataset and a job to a directory of memory-mapped columns, all or nothing. Torch-free."""
+"""Preparation of a dataset for a job, as a directory of memory-mapped columns that appears complete. Torch-free."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from trainer.spec.models.sequences import PieceSpec
 
 _REPLACED = ".replaced"
 BAD_ROWS = "bad_rows.parquet"
-"""File beside the prepared data with the bad rows that were left out, and the reasons."""
+"""Name of the file, in the parent folder of the prepared data, with the bad rows left out and the reasons."""
 
 
 def prepare(
@@ -80,39 +80,41 @@ def prepare(
     report: Callable[..., Any] = lambda **figures: None,
     fence: Callable[[], None] = lambda: None,
 ) -> PreparedData:
-    """Read the dataset, split it, and write coded columns under ``directory``, which ranks then open.
+    """Read the dataset, split it, and write coded columns under ``directory``, for the training ranks to open.
 
-    A directory that already holds exactly this (same specs, same files by size and time, same ``base_vocabulary``) is
-    reused. The directory appears complete, on disk and by one rename, so a crash leaves nothing half-written. The next
-    call continues from the rows read until then (:mod:`trainer.data.prepare.part_cache`). Bad rows that
-    ``max_bad_rows`` allows are left out and written to ``bad_rows.parquet`` beside the directory, even if there are too
-    many. For a one-pass job (``dataset.one_pass``) no row is read: the directory follows from the specs and the files'
-    schemas.
+    A directory made from the same specs, the same files (by size and time) and the same warm start is reused. The
+    directory appears complete, on disk and by one rename, so a crash leaves nothing half-written. After a crash, the
+    next call continues behind the rows already read (:mod:`trainer.data.prepare.part_cache`). With ``max_bad_rows``,
+    bad rows are left out and written to ``bad_rows.parquet`` in the parent folder of the directory, even if there are
+    too many. For a one-pass job (``dataset.one_pass``) no row is read: the directory follows from the specs and the
+    files' schemas.
 
     Args:
         dataset: location of the rows, and the meaning of their columns.
-        job: gives the split and the features to read.
+        job: the job, with the split and the features to read.
         directory: the directory to make.
-        base_vocabulary: ids of the warm start's parent, by table. They keep their rows, except those that
+        base_vocabulary: ids of the parent model of a warm start, by table. They keep their order, without the ids that
             ``init_from.retire_after_runs`` retires; new ids follow.
-        base_numeric: the parent's statistics of numeric features, which are kept; other features get those of this run.
+        base_numeric: the parent's statistics of numeric features, which are kept; statistics of other features are
+            computed from this run's rows.
         base_profile: profile of the parent's rows, with which this run's rows are compared
             (:mod:`trainer.data.prepare.drift`).
-        text_tables: tables whose ids are text, even if the rows have integers, because the served ids are text.
+        text_tables: tables whose ids are kept as text, even if the rows have integers, because the served ids are text.
         threads: number of threads; the result does not depend on it. None:
             :func:`trainer.data.prepare.workers.num_threads`.
         hosts: other hosts that may read and write parts of the rows, with the same result
             (:mod:`trainer.data.prepare.by_tasks`); None: this process does everything.
-        shared: data prepared by other runs of this host, to reuse if it is the same; None: nothing is shared.
-        log: takes messages on the progress.
-        report: takes progress figures (:class:`trainer.data.prepare.progress.Progress`).
+        shared: data prepared by other runs on this host, to reuse if it is the same; None: nothing is shared.
+        log: called with messages on the progress.
+        report: called with progress figures (:class:`trainer.data.prepare.progress.Progress`).
         fence: called before the rename; an exception that it raises leaves the directory as it was.
 
     Returns:
-        The directory, opened.
+        The prepared data, opened.
 
     Raises:
-        DataError: naming file, column, row and the remedy.
+        DataError: the rows cannot be trained on, or the directory cannot be written; names file, column, row and
+            remedy.
     """
     directory, began_ns = Path(directory), time.time_ns()
     plan = make_plan(dataset, job)
@@ -168,7 +170,7 @@ def prepare(
 
 
 def _converted(plan: DataPlan, base: Mapping[str, IdMap]) -> list[str]:
-    """Return a note for each table in which the warm start has integers and the rows have text."""
+    """Return a note for each table whose ids are integers in the warm start's parent and text in the rows."""
     return [
         f"ids of {table}: the integers that this job goes on from are text now, as its rows have them"
         for table, ids in base.items()
@@ -177,7 +179,7 @@ def _converted(plan: DataPlan, base: Mapping[str, IdMap]) -> list[str]:
 
 
 def _files_of(directory: Path) -> dict[str, Path]:
-    """Return the prepared files by their paths below the directory; bad rows lie beside it."""
+    """Return the paths of the prepared files by their names below the directory, and the file of bad rows if any."""
     found = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     if json.loads((directory / MANIFEST).read_text("utf-8"))["bad_rows"]:
         found[BAD_ROWS] = directory.parent / BAD_ROWS
@@ -185,7 +187,7 @@ def _files_of(directory: Path) -> dict[str, Path]:
 
 
 def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
-    """Make ``work`` the directory, on disk and by one rename."""
+    """Rename ``work`` to ``directory``, in place of an older one, once all its files are on disk."""
     # A machine that goes down must not leave a manifest beside columns that are short or full of zeros.
     fsync_tree(work)
     fence()
@@ -205,9 +207,9 @@ class _Preparation:
         plan: columns to read, and the split.
         work: temporary folder that is written, and renamed to the directory when it is complete.
         fingerprint: fingerprint of specs and files.
-        base: data of the warm start's parent.
+        base: ids, statistics and profile of the warm start's parent.
         workers: threads of the preparation.
-        progress: receiver of progress reports.
+        progress: receiver of messages and progress figures.
     """
 
     plan: DataPlan
@@ -224,7 +226,7 @@ def _write(
     assembly: Assembly | None,
     left_out: contextlib.AbstractContextManager[BadRows | None],
 ) -> None:
-    """Write the splits, in this process or (by ``assembly``) by tasks, and the other files of the directory."""
+    """Write the splits and the other files of the directory; with an ``assembly``, tasks on hosts make the splits."""
     with left_out as bad_rows:
         if assembly is None:
             encoded = encode(task.plan, parts, task.workers, bad_rows, task.progress)
@@ -240,7 +242,7 @@ def _write(
 
 
 def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits, SeenPairs | None, SequenceRows | None]:
-    """Write the splits in this process; return them, and the seen items and sequences, which need the catalogue."""
+    """Write the splits in this process; return them, with seen items and sequences that are not yet written."""
     plan, work, base, workers, progress = task.plan, task.work, task.base, task.workers, task.progress
     writers, seen, sequences = write_splits(plan, encoded, work, workers, progress)
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
@@ -273,7 +275,7 @@ def _finish(
     sequences: SequenceRows | None,
     bad_rows: BadRows | None,
 ) -> None:
-    """Write the other files of the directory, the manifest last; ``seen`` and ``sequences`` are None after tasks."""
+    """Write all files except the splits, the manifest last; after tasks, ``seen`` and ``sequences`` are None."""
     plan, work, base, log = task.plan, task.work, task.base, task.progress.log
     encoded, grown, row_counts, numeric = splits.encoded, splits.grown, splits.row_counts, splits.numeric
     warnings = [*encoded.warnings, *check_parent_ids(base.vocabulary, grown, row_counts, plan.source.uri)]
@@ -369,7 +371,7 @@ def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_fi
         dataset: dataset of the job.
         job: the job.
         directory: directory that :func:`prepare` has written for it.
-        num_files: number of files that were read, in whole or in part.
+        num_files: number of files, from the first on, that were read in whole or in part.
 
     Raises:
         DataError: a file was changed or removed.
@@ -386,7 +388,7 @@ def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_fi
 
 
 def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
-    """Return the part of the manifest that follows from the specs and the files, not from values of rows."""
+    """Return the entries of the manifest that follow from the specs and the files, not from values of rows."""
     return {
         "format": FORMAT_VERSION,
         "fingerprint": fingerprint,
@@ -406,7 +408,7 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
 
 
 def _items(plan: DataPlan, catalogue: Catalogue | None) -> dict[str, Any]:
-    """Return the manifest's entry of the item table, if there is one."""
+    """Return the manifest's entry ``items`` in a dictionary, which is empty if the dataset has no item table."""
     if catalogue is None:
         return {}
     return {"items": {"num_in_table": catalogue.num_in_table, "num_numbers": len(plan.item_numeric)}}
@@ -419,7 +421,7 @@ def _write_tables(
     base: Mapping[str, IdMap],
     log: Callable[[str], Any],
 ) -> None:
-    """Write each table's ids, their number of training occurrences, and the parent's rows that they continue."""
+    """Write each table's ids, their counts in the training split, and the row that each id had in the parent."""
     directory.mkdir()
     for table, one in grown.items():
         one.ids.write(directory / f"{table}.arrow")
@@ -433,9 +435,9 @@ def _write_tables(
 def _quarantine(
     plan: DataPlan, directory: Path, work: Path, parts: PartCache, fence: Callable[[], None]
 ) -> Iterator[BadRows | None]:
-    """Yield the bad-row writer, or None if bad rows are errors.
+    """Yield the writer of bad rows, or None if the dataset allows none and a bad row is an error.
 
-    Its file appears beside ``directory``, even if there are too many bad rows.
+    At the end the file of bad rows appears in the parent folder of ``directory``, even if there were too many.
     """
     if plan.dataset.max_bad_rows is None:
         yield None
@@ -472,7 +474,7 @@ def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove files beside ``directory`` that a killed preparation left."""
+    """Remove temporary folders that killed preparations of ``directory`` left in its parent folder."""
     for path in directory.parent.glob(f".{directory.name}.*.preparing"):
         pid = path.name.split(".")[-3]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():

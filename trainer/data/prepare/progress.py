@@ -1,4 +1,4 @@
-"""Progress and speed of a preparation: messages for the log, and figures for events. Torch-free."""
+"""Reports on the progress and speed of a preparation: messages for the log, figures for events. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Progress:
     """The progress of one preparation: rows are read and coded, then the coded rows are written as examples.
 
     Args:
-        log: takes messages: every ten seconds while rows are read, and when all are read.
-        report: takes ``stage``, ``rows`` (done so far), ``total_rows`` (None if the files do not state it) and
-            ``rows_per_second`` of this process, at most every :data:`REPORT_SECONDS`.
+        log: called with messages, every ten seconds while rows are read, and when all rows are read.
+        report: called at most every :data:`REPORT_SECONDS` with ``stage``, ``rows`` (done so far), ``total_rows`` (None
+            if the files do not state it) and ``rows_per_second`` of this process.
     """
 
     def __init__(self, log: Callable[[str], Any], report: Callable[..., Any] = lambda **figures: None):
@@ -32,12 +32,12 @@ class Progress:
         self._start("write", None)
 
     def start_reading(self, source: Source, part_rows: int, num_rows: int = 0) -> None:
-        """Begin with the reading.
+        """Note that the reading begins.
 
         Args:
             source: source of the rows.
-            part_rows: rows between saves.
-            num_rows: rows that an earlier process has read and saved.
+            part_rows: number of rows between saves.
+            num_rows: number of rows that an earlier process has read and saved.
         """
         self._start("read", source.reader.num_rows() if source.has_all_rows else None, num_rows)
         self._told, self._part_rows = self._began, part_rows
@@ -48,11 +48,11 @@ class Progress:
         self._tell(f"{self._num_rows:,} rows")
 
     def start_writing(self, num_rows: int) -> None:
-        """Begin to write ``num_rows`` rows that were read."""
+        """Note that the writing of the ``num_rows`` rows that were read begins."""
         self._start("write", num_rows)
 
     def add(self, num_rows: int) -> None:
-        """Count rows that were read, or written."""
+        """Count ``num_rows`` more rows that were read, or written, and report from time to time."""
         self._num_rows += num_rows
         now = time.monotonic()
         if self._stage == "read" and now - self._told > _SECONDS:

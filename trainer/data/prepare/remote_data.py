@@ -1,4 +1,4 @@
-"""Prepared data in a run storage: the folder whose name is the data's fingerprint, one for a run. Torch-free."""
+"""Exchange of prepared data by a run's storage, in one folder whose name is the data's fingerprint. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainer.storage.folders import Folders, fetch_tree, put_tree
 
 
 def put_prepared(folders: Folders | None, directory: Path) -> None:
-    """Put the prepared data of ``directory`` for the ranks of other hosts; what the run had before goes.
+    """Put the prepared data of ``directory`` into the run's storage, for ranks on other hosts, in place of older data.
 
     Raises:
-        StorageError: the storage is away.
+        StorageError: the storage does not answer.
     """
     if folders is None:
         return
@@ -30,10 +30,12 @@ def put_prepared(folders: Folders | None, directory: Path) -> None:
 
 
 def fetch_prepared(folders: Folders | None, directory: Path) -> None:
-    """Make ``directory`` the run's prepared data, if the storage has them. One process of a host fetches them.
+    """Fetch the run's prepared data from its storage into ``directory``, if the storage has them.
+
+    One process of a host fetches them; the others wait.
 
     Raises:
-        StorageError: the storage is away, or what it holds is not what was put.
+        StorageError: the storage does not answer, or the data in it are damaged.
     """
     if folders is None:
         return

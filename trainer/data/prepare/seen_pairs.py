@@ -24,7 +24,10 @@ from trainer.data.prepare.split import TRAIN
 
 
 class SeenPairs:
-    """(user, item) codes of the training split's own rows, for BPR and for rankings of all items."""
+    """Collector of the (user, item) pairs of the training split, for BPR and for rankings of all items.
+
+    Drawn negatives are left out.
+    """
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
         self._enabled = plan.keeps_seen
@@ -54,12 +57,12 @@ class SeenPairs:
     ) -> None:
         """Write the items to draw negatives from, and the items of each user.
 
-        ``seen.items.bin``: table rows of the items that negatives are drawn from, or all positions of a catalogue.
-        Only items of this training split are drawn, not those known from a warm start or a history alone.
-        ``seen.{shifted,starts}.bin``: SeenItems by user row.
+        ``seen.items.bin`` has the table rows of the items that negatives are drawn from, or all positions in a
+        catalogue. Without a catalogue only items of this training split are drawn, not items that occur in a warm start
+        or a history alone. ``seen.{shifted,starts}.bin`` hold a SeenItems object by the user's table row.
 
         Args:
-            directory: directory whose training split has its columns of table rows already.
+            directory: directory whose training split must already have table rows in place of codes.
             rows_of: the table row of each code, by table.
             num_rows: number of rows, by table.
             catalogue: all items, if there is an item table.

@@ -108,9 +108,10 @@ class Sequences:
         }
 
     def history(self, split: str, places: Int64s) -> tuple[Jagged, Jagged]:
-        """Return for held-out examples (what came before in splits before this one, all of the user in any split).
+        """Return two lists for each held-out example: the items before it, and all items of its user in any split.
 
-        Both are in order, oldest first. For a test example the splits before are training and validation.
+        Both are in order, oldest first. The items before it are of earlier splits: for a test example of training and
+        validation.
         """
         user = np.searchsorted(self.starts, places, side="right") - 1
         start = self.starts[user]

@@ -1,4 +1,4 @@
-"""Splits: which rows train, which validate, which test. Torch-free."""
+"""Assignment of rows to the training, validation and test splits. Torch-free."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]
 
 
 class TimeLimits(NamedTuple):
-    """The times from which on rows validate and test; None: none does."""
+    """The times from which on rows are in the validation and in the test split; None if the split is empty."""
 
     validation: Any
     test: Any
 
     def sides(self, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        """Return the sides of rows with these times."""
+        """Return the split of rows with these times, uint8 [rows], as its number in ``SPLIT_NAMES``."""
         sides = np.full(len(order), TRAIN, dtype=np.uint8)
         for limit, side in ((self.validation, VALIDATION), (self.test, TEST)):
             if limit is not None:
@@ -96,7 +96,7 @@ _REMEDY = "write train, validation or test, or 0 and 1 (true: the row tests); or
 
 @dataclass(frozen=True)
 class Sides(Column):
-    """The side of each row."""
+    """Column of the rows that names the split of each row."""
 
     column: str
     name = "sides"

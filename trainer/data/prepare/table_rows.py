@@ -1,4 +1,4 @@
-"""Ids to rows of tables: those of a warm start that stay, then new ones, and codes of splits rewritten as rows."""
+"""Assignment of table rows to ids (first ids kept from a warm start, then new ids), and of splits' codes to rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def finish_tables(
     base: Mapping[str, IdMap],
     workers: Workers,
 ) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
-    """Return per table its rows (those of ``base`` that stay, then new ones), and training occurrences per row."""
+    """Return, by table, the ids with their rows, and the number of each row's occurrences in the training split.
+
+    Ids of ``base`` (the warm start's, by table) that are kept come first, then new ids.
+    """
 
     def finish(table: str) -> tuple[GrownTable, npt.NDArray[np.int64]]:
         codes = encoded.codes[table]
@@ -51,7 +54,7 @@ def finish_tables(
 
 
 def occurrences(plan: DataPlan, table: str, train: Path, num_ids: int) -> npt.NDArray[np.int64]:
-    """Count each code in a training split, [num_ids + 1]; entry 0 counts the missing."""
+    """Return counts of a table's codes in the training split, int64 [num_ids + 1]; entry 0 counts missing ids."""
     files = code_files(plan, train)
     counts = np.zeros(num_ids + 1, dtype=np.int64)
     for feature in plan.trained:
@@ -64,14 +67,14 @@ def occurrences(plan: DataPlan, table: str, train: Path, num_ids: int) -> npt.ND
 def finish_table(
     plan: DataPlan, table: str, codes: Codes, counts: npt.NDArray[np.int64], base: IdMap | None
 ) -> tuple[GrownTable, npt.NDArray[np.int64]]:
-    """Return the rows of a table, and training occurrences per row.
+    """Return a table's ids with their rows, and the number of each row's occurrences in the training split.
 
     Args:
-        plan: how examples are made.
-        table: its name.
-        codes: its distinct ids, ascending.
-        counts: of :func:`occurrences`.
-        base: the warm start's ids.
+        plan: plan of the preparation.
+        table: name of the table.
+        codes: the table's distinct ids, which must ascend.
+        counts: counts of the ids, as :func:`occurrences` returns them.
+        base: the warm start's ids; None without a warm start.
     """
     parent = None if base is None else _as_type_of(codes.ids, base, table)
     init_from = plan.job.init_from
@@ -88,7 +91,10 @@ def codes_to_rows(
     workers: Workers,
     log: Callable[[str], Any],
 ) -> dict[str, dict[str, float]]:
-    """Rewrite every code as its table row, in place; return (and log) the share of unknown per feature and split."""
+    """Replace every code in the splits' files by its table row; return and log the share of unknown ids.
+
+    The shares are by feature, then by split.
+    """
 
     def rewrite(feature: FeaturePlan) -> dict[str, float]:
         shares = {}
@@ -108,7 +114,7 @@ def codes_to_rows(
 
 
 def tell_unknown(shares: Mapping[str, Mapping[str, float]], log: Callable[[str], Any]) -> None:
-    """Log the share of unknown ids per feature and split."""
+    """Log the shares of unknown ids, given by feature and split."""
     for feature, by_split in shares.items():
         log(f"unknown ids of {feature}: " + ", ".join(f"{name} {share:.2%}" for name, share in by_split.items()))
 
@@ -145,7 +151,11 @@ def _of_other_type(kind: Kind, base: IdMap, table: str) -> DataError:
 
 
 def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> None:
-    """Check that no text has a number that is among the warm start's integers: one of these may be several ids."""
+    """Check that no text can be read as one of the warm start's integers, which may then stand for several ids.
+
+    Raises:
+        DataError: a text can.
+    """
     numbers = pa.array([number_of(text) for text in others], pa.int64())
     found = np.flatnonzero(Codes(as_ids(integers, "int", where)).encode(numbers) >= 0)
     if len(found):
@@ -159,16 +169,16 @@ def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> No
 
 
 def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool = False) -> IdMap:
-    """Return the ids that had a row before a run of one pass, with the run's number; hashes where they are strings.
+    """Return the ids that have a table row before a one-pass run begins, with the run's number; strings are hashed.
 
     Args:
-        table: the table.
-        kind: of its ids in the rows.
-        base: the map of a warm start, None without one.
-        keeps_strings: strings are not hashed.
+        table: name of the table.
+        kind: kind of its ids in the rows.
+        base: ids of the warm start; None without one.
+        keeps_strings: True if strings are not hashed.
 
     Raises:
-        DataError: the warm start's ids are of another kind, or hashes where strings are kept.
+        DataError: the warm start's ids are of another kind, or are hashes although strings are to be kept.
     """
     none = pa.array([], id_type(kind))
     if base is None:
@@ -186,7 +196,8 @@ def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool =
 
 
 MOST = 0.9
-"""Share of unknown ids that another table of the parent has, from which on it is that table's column that is read."""
+"""If another table of the parent has at least this share of the unknown ids, that table's column was read by mistake.
+"""
 
 
 def check_parent_ids(
@@ -195,18 +206,20 @@ def check_parent_ids(
     row_counts: Mapping[str, npt.NDArray[np.int64]],
     uri: str,
 ) -> list[str]:
-    """Return a warning for each table whose ids are the parent's but for how they are written.
+    """Return a warning for each table whose ids differ from the parent's only in the way they are written.
 
-    A table whose ids are all new warns of nothing here: news of another day are such, and drift tells of them.
+    A table whose ids are all new gives no warning: another day's news articles are all new, and
+    :mod:`trainer.data.prepare.drift` reports that.
 
     Args:
         base: the parent's ids by table.
         grown: the tables with this run's ids.
         row_counts: occurrences of each row in this run's training split.
-        uri: where the rows are.
+        uri: location of the rows, for messages.
 
     Raises:
-        DataError: (nearly) no id of any table is the parent's, or those of a table of text are of another table there.
+        DataError: nearly no id of any table is among the parent's, or the text ids of a table are the parent's ids of
+            another table.
     """
     total, warnings, told = KeyMatches(), [], []
     for table in sorted(base.keys() & grown.keys()):
@@ -240,7 +253,7 @@ def check_parent_ids(
 
 
 def _table_with(ids: Sequence[str], tables: Mapping[str, IdMap]) -> str | None:
-    """Return the table that has most of these ids, None if none has."""
+    """Return the name of the first table that has at least the share ``MOST`` of these ids; None if none has."""
     asked = pa.array(ids, pa.large_string())
     for name, there in tables.items():
         is_there = pc.is_in(asked, there.ids.cast(pa.large_string()))

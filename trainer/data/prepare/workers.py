@@ -1,4 +1,4 @@
-"""Threads that share preparation's work: Arrow and numpy leave Python's lock while they work. Torch-free."""
+"""Threads that share preparation's work; Arrow and numpy release Python's global lock while they work. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ Result = TypeVar("Result")
 
 
 def num_threads(job: JobSpec) -> int:
-    """Return the cores that the job asks for, ``num_workers`` x ``cpus_per_worker``, at most those of this process."""
+    """Return the number of cores that the job asks for, ``num_workers`` x ``cpus_per_worker``, if available.
+
+    The limit is the number of cores that this process may use.
+    """
     asked = math.ceil(job.resources.num_workers * job.resources.cpus_per_worker)
     return max(1, min(asked, len(os.sched_getaffinity(0))))
 
 
 class Workers:
-    """A number of threads, as a context."""
+    """Pool of threads, to be used as a context manager."""
 
     def __init__(self, threads: int):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="evenkeel-prepare")
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Return ``function`` of each item, in their order; all have ended when this returns.
+        """Return the results of ``function`` for each item, in the order of items, once all calls have ended.
 
         Raises:
-            Exception: of the first item, in their order, whose function failed: the same for any number of threads.
+            Exception: the exception of the first item, in their order, whose call failed, for any number of threads.
         """
         futures = [self._pool.submit(function, item) for item in items]
         concurrent.futures.wait(futures)

@@ -1,4 +1,4 @@
-"""Splits on disk: examples appended per split, with codes for ids."""
+"""Writing of examples to the files of their split (training, validation or test), with codes for ids."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ from trainer.data.sources.item_table import ITEM_TABLE
 
 
 class SplitWriter:
-    """Files of one split, to which examples are appended.
+    """Writer that appends examples to the files of one split.
 
-    They are LABELS, ROW_WEIGHTS where rows have weights, and ``<feature>.bin`` or ``<feature>.{values,offsets}.bin``.
-    Where evaluation asks for users also USER_CODES: a number for each user, known in training or not, -1 for none.
+    The files are LABELS, ROW_WEIGHTS if rows have weights, and ``<feature>.bin`` or, for lists,
+    ``<feature>.{values,offsets}.bin``. If evaluation needs users, USER_CODES has a number for each example's user, also
+    for users without training examples, and -1 for none.
     """
 
     def __init__(self, directory: Path, plan: DataPlan):
@@ -51,7 +52,7 @@ class SplitWriter:
         self.num_examples = 0
         self.label_figures = tuple(LabelFigures(task.name) for task in plan.tasks) or (LabelFigures(),)
         self.weight = 0.0
-        """Sum of the weights of all its rows, where rows have weights."""
+        """Sum of the weights of the split's examples; 0 if rows have no weights."""
         self._labels = Appender(directory / LABELS, label_dtype(plan.dataset))
         self._users = Appender(directory / USER_CODES, CODE) if plan.keeps_users else None
         self._items = Appender(directory / ITEM_PLACES, CODE) if plan.items is not None else None
@@ -69,11 +70,11 @@ class SplitWriter:
 
     @property
     def num_positives(self) -> int:
-        """Examples whose label, of several the first, is 1."""
+        """Number of examples whose label is 1; with several labels, the first label counts."""
         return self.label_figures[0].num_positives
 
     def append_rows(self, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
-        """Append chosen examples' labels and users."""
+        """Append the labels, users and item positions of the examples at the positions ``chosen``."""
         labels = examples.labels[chosen]
         self.num_examples += len(labels)
         columns = labels.reshape(len(labels), len(self.label_figures))
@@ -88,13 +89,13 @@ class SplitWriter:
             self._items.append(_item_positions(examples)[chosen])
 
     def append_values(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Append chosen examples' values of one column."""
+        """Append values [examples, ...] of the column ``name``."""
         if name == RowWeights.name:
             self.weight += float(values.sum(dtype=np.float64))
         self._values[name].append(values.reshape(-1))
 
     def append_feature(self, name: str, examples: Examples, chosen: npt.NDArray[np.int64]) -> None:
-        """Append chosen examples' ids of one feature, and their weights."""
+        """Append one feature's ids, and their weights if it has any, of the examples at the positions ``chosen``."""
         if name in self._weights:
             weights = as_factors(examples.weights[name].take(chosen), self._pooling[name])
             self._weights[name].append(weights)
@@ -127,14 +128,17 @@ def is_weighted(feature: FeaturePlan) -> bool:
 
 
 def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
-    """Return the file of codes of each feature."""
+    """Return the path of the file with codes, by feature, in the folder of a split."""
     return {f.name: directory / (f"{f.name}.values.bin" if f.is_list else f"{f.name}.bin") for f in plan.trained}
 
 
 def write_splits(
     plan: DataPlan, encoded: Encoded, directory: Path, workers: Workers, progress: Progress
 ) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
-    """Write all examples, still as codes; where a model trains on positives the training split keeps them only."""
+    """Write all examples, with codes for ids, and return the splits' writers, the seen items and the sequences.
+
+    For a model that trains on positives alone, the training split gets positive examples alone.
+    """
     seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
     progress.start_writing(encoded.num_rows)
@@ -157,16 +161,16 @@ def write_splits(
 
 
 def check_training_split(plan: DataPlan, num_examples: int, weight: float, labels: Sequence[LabelFigures]) -> None:
-    """Check that there is something to learn.
+    """Check that a model can learn something from the training split.
 
     Args:
-        plan: how the examples were made.
-        num_examples: of the training split.
-        weight: of all its rows, where rows have weights.
+        plan: plan of the preparation.
+        num_examples: number of examples of the training split.
+        weight: sum of its examples' weights, if rows have weights.
         labels: figures of each of its labels.
 
     Raises:
-        DataError: the split is empty, weighs nothing, or has the same label everywhere.
+        DataError: the split is empty, all its weights are 0, or all its labels are equal.
     """
     where = f"dataset '{plan.dataset.name}', training split"
     if num_examples == 0:
@@ -187,7 +191,10 @@ def append_examples(
     workers: Workers,
     of_item: frozenset[str] = frozenset(),
 ) -> None:
-    """Append examples to their splits, the columns side by side; ``of_item``: numbers and vectors of drawn items."""
+    """Append examples to the files of their splits, the columns in parallel.
+
+    ``of_item`` names the numbers and vectors that a drawn negative takes from a row of its own item.
+    """
     chosen: list[tuple[SplitWriter, npt.NDArray[np.int64]]] = []
     for side, name in enumerate(SPLIT_NAMES):
         mine = examples.sides == side
@@ -222,18 +229,18 @@ def append_examples(
 
 @dataclass(frozen=True)
 class FinishedSplits:
-    """Splits whose examples have rows of tables, and what is known of them.
+    """Splits whose examples have table rows in place of codes, with their tables and figures.
 
     Attributes:
-        encoded: all rows; of a preparation by tasks their ids and a sample of their numbers alone.
-        grown: by table, its rows.
-        row_counts: by table, training occurrences per row.
+        encoded: all rows; after a preparation by tasks, only their distinct ids and a sample of their numbers.
+        grown: by table, its ids with their rows.
+        row_counts: by table, the number of occurrences of each row in the training split.
         numeric: numeric features, with statistics.
         labels: figures of each label of the training split.
-        num_examples: by split.
-        num_positives: by split.
-        unknown_share: of ids, per feature and split.
-        time_limits: of a split by time.
+        num_examples: number of examples by split.
+        num_positives: number of positive examples by split.
+        unknown_share: share of unknown ids by feature and split.
+        time_limits: times that separate the splits of a split by time; None for other splits.
     """
 
     encoded: Encoded

@@ -1,7 +1,7 @@
-"""The project's own click log: long-tailed ids, item clusters, and the true probability of every click. Torch-free.
+"""A generated click log with long-tailed ids, item clusters and the true probability of every click. Torch-free.
 
 ``python -m trainer.data.sources.click_log --rows N --days D --out DIR`` writes
-``DIR/date=YYYY-MM-DD/part-00000.parquet`` with
+``DIR/date=YYYY-MM-DD/part-00000.parquet`` with the columns:
 
 ===========  ===========================================================================================
 user, item   int64 ids; Zipf-distributed popularity
@@ -10,13 +10,13 @@ context      int64, one of 24 placements
 timestamp    int64, seconds since 1970-01-01, ascending within the day
 click        int8, drawn from ``probability``
 probability  float64, the true P(click): the best possible predictor
-cluster      int64, the item's true cluster: what its vector should show
+cluster      int64, the item's true cluster, which its learned vector should reflect
 ===========  ===========================================================================================
 
 logit P(click) = bias + user activity + item quality + query effect + context effect + taste(user, cluster of item);
-a user likes two of the clusters. One-epoch overfitting is planted by the queries' long tail: their effects are real but
-each is hidden in a few noisy labels, so dense Adam gains in the first epoch and memorises from the second on. A tenth
-of the items appears only after the first day. Everything is a function of (seed, day, row): the same on every machine.
+a user likes two of the clusters. The queries' long tail causes one-epoch overfitting: each query's effect is real but
+shows in a few noisy labels. So dense Adam gains in the first epoch and memorises from the second on. A tenth of the
+items appears only after the first day. Every value is a function of (seed, day, row), the same on every machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WORLD, _ROWS = 31, 32
 
 @dataclass(frozen=True)
 class ClickLog:
-    """The model behind the log. ``num_rows`` and ``num_days`` fix how many users and items there are."""
+    """The model behind the log. The numbers of users, items and queries follow from ``num_rows``."""
 
     num_rows: int = 200_000
     num_days: int = 10
@@ -84,7 +84,7 @@ class ClickLog:
         return max(8, int(self.num_rows / self.rows_per_query))
 
     def day_table(self, day: int) -> pa.Table:
-        """Return the rows of day ``day`` (from 0)."""
+        """Return a table of the rows of day ``day`` (from 0)."""
         count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
         parts = [self._rows(day, start, min(start + CHUNK_ROWS, count), count) for start in range(0, count, CHUNK_ROWS)]
         return pa.concat_tables(parts)
@@ -115,7 +115,7 @@ class ClickLog:
         )
 
     def logits(self, users: Int64s, items: Int64s, queries: Int64s, contexts: Int64s) -> Floats:
-        """Return the true log-odds of a click, for user, item, query and context numbers (from 0)."""
+        """Return the true log-odds of a click, float64 [n], for user, item, query and context numbers, int64 [n]."""
         clusters = self.item_clusters[items]
         likes = (self._tastes[users] == clusters[:, None]).any(axis=1)
         # Centred, so that the bias keeps its meaning: a user likes about 2 of the clusters.
@@ -124,7 +124,7 @@ class ClickLog:
         return self.bias + effects + self._context_effect[contexts] + affinity
 
     def _draw_items(self, day: int, users: Int64s, which: Floats, within: Floats, choice: Floats) -> Int64s:
-        """Draw items by popularity; for the targeted share of rows, within one of the user's two clusters."""
+        """Draw an item for each user by popularity; for the targeted share, from one of the user's two clusters."""
         weights = np.where(self._birth_days <= day, self._item_weights, 0.0)
         by_cluster = np.argsort(self.item_clusters, kind="stable")
         cdf = np.concatenate([[0.0], np.cumsum(weights[by_cluster])])
@@ -142,20 +142,23 @@ class ClickLog:
         return unit_interval(random_words(derive_key(self.seed, _WORLD, stream), np.arange(count)))
 
     def _normal(self, stream: int, count: int) -> Floats:
-        """Return standard normal numbers by the method of Box and Muller."""
+        """Return ``count`` standard normal numbers, by the method of Box and Muller."""
         radius = np.sqrt(-2.0 * np.log1p(-self._world(stream, count)))
         return radius * np.cos(2.0 * np.pi * self._world(stream + 1, count))
 
     @cached_property
     def item_clusters(self) -> Int64s:
-        """Return the cluster of each item; every cluster has items of every popularity, the first ones for certain."""
+        """Return the cluster of each item, int64 [items], drawn at random; the first items cover all clusters."""
         clusters = (self._world(0, self.num_items) * self.num_clusters).astype(np.int64)
         clusters[: self.num_clusters] = np.arange(self.num_clusters)
         return clusters
 
     @cached_property
     def _birth_days(self) -> Int64s:
-        """Return the day each item first appears, the first for nine tenths and for the most popular of a cluster."""
+        """Return the day from which on each item appears, int64 [items].
+
+        It is day 0 for nine tenths of the items, and always for the first ``num_clusters``, the most popular.
+        """
         late = self._world(1, self.num_items) < 0.1
         late[: self.num_clusters] = False
         day = 1 + (self._world(2, self.num_items) * max(1, self.num_days - 1)).astype(np.int64)
@@ -203,7 +206,10 @@ def _zipf_cdf(count: int, exponent: float) -> Floats:
 
 
 def generate(log: ClickLog, directory: Path | str) -> list[Path]:
-    """Write the days under ``directory``, each whole or not at all; days already there are replaced."""
+    """Write the log's days under ``directory`` and return their files' paths.
+
+    Each day appears complete or not at all, and replaces an older one.
+    """
     directory = Path(directory)
     written = []
     for day in range(log.num_days):

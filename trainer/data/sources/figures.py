@@ -22,10 +22,11 @@ from trainer.spec.losses import LOSSES
 
 
 def profile(spec: DatasetSpec) -> dict[str, Any]:
-    """Return figures of a dataset; reads every row, in a stream.
+    """Return figures of a dataset as a dictionary; reads every row, in a stream.
 
-    They are the number of rows, the label rate or the range of its values, the range of the order, and nulls and
-    distinct ids per feature column. ``label_problem`` is the error that a job would fail with if a label is invalid.
+    They are the number of rows, the rate of positive labels (or the range of label values) and the range of the
+    ordering column. For each feature there are the numbers of nulls and distinct ids. ``label_problem`` is the error
+    that a job would fail with if a label is invalid.
     """
     source = Source(spec.uri, row_filter=spec.filter, ids=spec.id_columns)
     columns_of = {n: f.column or n for n, f in spec.features.items() if f.join is None and f.derive is None}
@@ -76,14 +77,18 @@ def profile(spec: DatasetSpec) -> dict[str, Any]:
 
 
 class _Bounds:
-    """The first and the last value of the order, of good rows only if rows may be bad."""
+    """First and last value of the ordering column; unreadable values are skipped if the dataset allows bad rows."""
 
     def __init__(self, order: Order, type_: pa.DataType, may_be_bad: bool):
         self._order, self._may_be_bad, self._is_day = order, may_be_bad, pa.types.is_date(type_)
         self._bounds: list[Any] = []
 
     def add(self, chunk: Chunk, column: str) -> None:
-        """Raise DataError where a value is neither a number nor a time."""
+        """Add the values of a chunk.
+
+        Raises:
+            DataError: a value is neither a number nor a time, and the dataset allows no bad rows.
+        """
         valid = chunk.column(column).is_valid()
         there = Chunk(chunk.file, chunk.rows[valid.to_numpy(zero_copy_only=False)], chunk.batch.filter(valid))
         numbers, unreadable, other = self._order.read(there.column(column))

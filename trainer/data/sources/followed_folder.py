@@ -1,8 +1,8 @@
-"""A folder whose files are read as they appear: detects the next file, and late and changed ones. Torch-free.
+"""A folder whose files are read as they appear: finds the next file, and detects late and changed files. Torch-free.
 
-Files are read in the order of their names (of the parts of their paths below the folder). A file is late if it appears
-after a file that sorts behind it was begun. A file that cannot be opened counts as still being written, and is waited
-for. Names that begin with ``.`` or ``_``, and those with endings of no reader, are skipped.
+Files are read in the sorted order of their paths below the folder, compared part by part. A file is late if it appears
+after the reading of a file that sorts behind it has begun. A file that cannot be opened counts as still being written,
+and the reader waits for it. Files are skipped if their name begins with ``.`` or ``_``, or no reader has their ending.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from trainer.data.sources.tables.registry import snapshot_of
 from trainer.spec import Follow
 
 COLUMNS_FILE = "columns.parquet"
-"""File of the run's prepared data without rows, with the columns of the followed folder's first file."""
+"""Name of a Parquet file without rows in the run's prepared data; it has the columns of the folder's first file."""
 UNREADABLE_SECONDS = 60.0
-"""Time for which an unreadable file counts as still being written, before a warning."""
+"""Time until a warning about an unreadable file, which until then counts as still being written."""
 _NAMED = 5
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A file that is read, with its size and time of change when its reading began.
+    """A file whose reading has begun, with its size and time of change at that moment.
 
     Attributes:
-        number: number of files that were read before it.
-        name: its path below the folder.
-        size: in bytes.
-        changed_ns: time of its last change, in nanoseconds since 1970.
+        number: number of files that were read before this one.
+        name: path of the file below the folder, with ``/`` between the parts.
+        size: size in bytes.
+        changed_ns: time of the last change, in nanoseconds since 1970.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Taken:
 
     @staticmethod
     def of_json(document: Mapping[str, Any]) -> Taken:
-        """Return the file of a document that ``dataclasses.asdict`` made."""
+        """Return the file described by a dictionary that ``dataclasses.asdict`` made."""
         return Taken(**document)
 
     @property
@@ -65,8 +65,8 @@ class Lag:
     """Lag of a reader behind the folder.
 
     Attributes:
-        files: number of files that are there and were not begun.
-        seconds: time since the oldest of them was last changed; 0 without any.
+        files: number of files in the folder whose reading has not begun.
+        seconds: time since the last change of the one changed longest ago; 0 if there are no such files.
         late: number of files so far that came too late to be read.
     """
 
@@ -76,12 +76,12 @@ class Lag:
 
 
 class FollowedFolder:
-    """The files of a folder as one reader reads them, one after the other. For use by several threads.
+    """The files of a folder as one reader reads them, one after the other. Safe for use by several threads.
 
     Args:
         uri: uri of the folder.
-        follow: settings of the job.
-        note: takes messages for the job's owner.
+        follow: the job's settings ``dataset.follow``.
+        note: called with each message for the job's owner.
     """
 
     def __init__(self, uri: str, follow: Follow, note: Callable[[str], None] = lambda message: None):
@@ -101,15 +101,16 @@ class FollowedFolder:
     # --- what is read ------------------------------------------------------------------------------------------------
 
     def begin(self, files: Iterable[Taken]) -> None:
-        """Continue after files that were read, the last possibly in part."""
+        """Continue after the given files, which an earlier run has read, the last of them perhaps in part."""
         with self._lock:
             for file in sorted(files, key=lambda one: one.number):
                 self._keep(file)
 
     def pieces_until(self, number: int) -> list[Taken]:
-        """Return the files that were read, up to ``number``; files before the last two only while they exist.
+        """Return the files whose reading has begun, up to number ``number``, in order.
 
-        Earlier files that are gone are forgotten: no checkpoint resumes from them any more.
+        Files numbered below ``number - 1`` that are gone from the folder are left out and forgotten, because no
+        checkpoint resumes from them any more.
         """
         with self._lock:
             for one, old in list(self._taken.items()):
@@ -119,10 +120,10 @@ class FollowedFolder:
             return sorted(known, key=lambda one: one.number)
 
     def next(self, number: int) -> Taken | None:
-        """Return the file of this number, None while none can be read.
+        """Return the file of this number (the first is 0); None while it cannot be read yet.
 
         Raises:
-            EndOfFolder: the last file was read, and the marker says that no more will come.
+            EndOfFolder: the last file was read, and the marker file ``follow.until`` says that no more will come.
             DataError: a late file is refused, or the folder cannot be listed.
         """
         with self._lock:
@@ -150,14 +151,14 @@ class FollowedFolder:
             return taken
 
     def figures(self, number: int) -> dict[str, float | int]:
-        """Return :meth:`lag` for events."""
+        """Return ``number`` and the figures of :meth:`lag` as a dictionary, for the job's events."""
         lag = self.lag(number)
         return {
             "files": number, "files_behind": lag.files, "seconds_behind": round(lag.seconds, 1), "late_files": lag.late,
         }  # fmt: skip
 
     def lag(self, number: int) -> Lag:
-        """Return the delay of a reader that is at the file of this number."""
+        """Return the lag of a reader that is reading the file of this number."""
         with self._lock:
             if time.monotonic() - self._listed_at > self.follow.poll_seconds:
                 self._list()
@@ -225,10 +226,10 @@ class FollowedFolder:
             self._note(f"changed after its reading began, and is not read again: {_words(changed)}")
 
     def _is_whole(self, parts: tuple[str, ...], is_marked: bool) -> bool:
-        """Return True if a file can be opened.
+        """Return True if a file exists, is not empty and can be opened.
 
         Raises:
-            DataError: it cannot, and the marker says that nobody writes it any more.
+            DataError: the file is unreadable or empty although, by the marker, nobody writes it any more.
         """
         path = self._there[parts]
         try:
@@ -253,7 +254,7 @@ class FollowedFolder:
         return False
 
     def _tell_unreadable(self, parts: tuple[str, ...], problem: str) -> None:
-        """Warn once about a file that could not be opened for a while, because the files behind it wait."""
+        """Warn once about a file that could not be opened for a while; the files behind it wait for it."""
         if self._unreadable is None or self._unreadable[0] != parts:
             self._unreadable = (parts, time.monotonic(), problem)
         elif time.monotonic() - self._unreadable[1] > UNREADABLE_SECONDS and parts not in self._told_unreadable:
@@ -269,11 +270,11 @@ class FollowedFolder:
 
 
 class EndOfFolder(Exception):
-    """The marker is there, and every file is read."""
+    """Signal that the folder has the marker of its end, and that every file before it was read."""
 
 
 def first_file(uri: str, follow: Follow) -> tuple[str, ...] | None:
-    """Return the first file of a folder that can be opened, by the parts of its path; None while there is none."""
+    """Return the parts of the path, below the folder, of its first file; None while that cannot be opened."""
     try:
         taken = FollowedFolder(uri, follow).next(0)
     except EndOfFolder:
@@ -294,5 +295,5 @@ def _words(names: Sequence[tuple[str, ...]]) -> str:
 
 
 def write_columns(source: Source, path: Path) -> None:
-    """Write the columns of the first file, to be used once the file is gone."""
+    """Write a Parquet file without rows that has the columns of the source's first file, in case that file goes."""
     pq.write_table(source.schema().empty_table(), path)

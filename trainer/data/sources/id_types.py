@@ -110,7 +110,7 @@ def are_mixed(left: pa.DataType, right: pa.DataType) -> bool:
 
 
 def common_id_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """Return text for text beside numbers, in lists or not; None where this is not so."""
+    """Return the text type if one type is text and the other integers, also in lists; None for other types."""
     if is_list(left):
         value = common_id_type(left.value_type, right.value_type if is_list(right) else right)
         return None if value is None else pa.large_list(value)

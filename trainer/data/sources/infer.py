@@ -1,4 +1,4 @@
-"""Proposal of a dataset manifest from a file. Torch-free.
+"""Proposal of a dataset manifest from a file or directory. Torch-free.
 
 The proposal is a starting point for its reader to correct.
 """
@@ -53,9 +53,12 @@ _MEAN_TEXT_LENGTH = 64
 _NUMBER = r"^\s*[-+]?\d[\d.,]*\s*$"
 _NUMBER_WITH_COMMA = r"^\s*[-+]?\d[\d.]*(,\d{3})*,\d+(\.\d+)?\s*$"
 _CODES = r"^\s*[^\s,;]*\d[^\s,;]*([\s,;]+[^\s,;]*\d[^\s,;]*)+\s*$|^[^,;]+([,;][^,;]+)+$"
-"""Pattern of values that may be one id or a list: codes separated by blanks, or words separated by commas."""
+"""Pattern of texts that may be one id or a list: codes separated by blanks or commas, or words separated by commas.
+
+Semicolons count as commas.
+"""
 _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
-"""Fewest mean words and distinct values of strings that are texts, not names of categories."""
+"""A column holds texts, not names of categories, from this mean number of words and of distinct values on."""
 
 
 @dataclass(frozen=True)
@@ -80,26 +83,26 @@ class _Column:
     whole: bool = False
     mean_length: float = 0.0
     mean_words: float = 0.0
-    """Mean number of words of its distinct values."""
+    """Mean number of words of the column's distinct values."""
     dim: int = 0
-    """Length of its lists of numbers if all have one length."""
+    """Common length of the column's lists; 0 if their lengths differ or it holds no lists."""
     is_dates: bool = False
     text_lists: str = ""
-    """Form of texts that may be lists: ``lists``, ``unclear``, ``numbers`` with commas, ``unreadable``."""
+    """Form of the column's texts: ``lists``, ``numbers`` (with commas), ``unreadable`` or ``unclear`` ones, or ""."""
     pair: tuple[str, ...] = ()
-    """Its two values if it is text with exactly two."""
+    """The column's two values if it is text with exactly two distinct values."""
     example: str = ""
-    """First text of the form ``text_lists``."""
+    """First text of the column that has the form ``text_lists``."""
     is_times: bool = False
-    """True if it is text that holds times."""
+    """True if the column is text that holds times or dates."""
     has_hours: bool = False
-    """True if it is text that holds times with hours, not plain dates."""
+    """True if the column is text that holds times with hours, not plain dates."""
     beyond_ids: bool = False
-    """True if it has whole numbers beyond int64, or too large to be exact."""
+    """True if the column has whole numbers beyond int64, or floats too large to be exact."""
 
     @property
     def plain_name(self) -> str:
-        """The name normalised for the patterns of names: ``user_id`` for `` user id`` and ``user-id``."""
+        """The column's name with underscores for blanks and hyphens: ``user_id`` for `` user id`` and ``user-id``."""
         return re.sub(r"[\s-]+", "_", self.name.strip())
 
     @property
@@ -108,7 +111,7 @@ class _Column:
 
 
 def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
-    """Return the document of :func:`propose`.
+    """Return the dataset manifest that :func:`propose` makes of a file or directory, as a dictionary.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.
@@ -117,12 +120,13 @@ def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
 
 
 def propose(uri: str | Path, name: str | None = None) -> Proposal:
-    """Return a DatasetSpec document for a file or directory, from its names and first million rows.
+    """Return a DatasetSpec document for a file or directory, from its column names and first million rows.
 
-    The label: a 0/1 column named like one; else a rating, by rule; else negatives drawn for user and item; else any 0/1
-    column. Other 0/1 columns named like labels are no features; the notes propose ``labels`` for all of them. A column
-    that is named like a label and has other values is no feature either. Columns that cannot be read from every file
-    are left out, and the notes give the reasons.
+    The label is a 0/1 column named like a label, or else a rating column, turned into 0/1 by a rule. Without either,
+    negatives are drawn if there are a user and an item column, or else any other 0/1 column is the label. Further 0/1
+    columns named like labels become no features; the notes propose ``labels`` for all of them. A column that is named
+    like a label and has other values becomes no feature either. Columns that cannot be read from every file are left
+    out, and the notes give the reasons.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.
@@ -195,7 +199,7 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
 
 
 def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
-    """Return the proposal as the text of a manifest."""
+    """Return a proposed document as the YAML text of a manifest, with the notes as comments above it."""
     lines = ["# Proposed from the file: check features, label and order before use."]
     lines += [f"# {line}" for note in notes for line in note.splitlines()]
     for key, value in document.items():
@@ -208,7 +212,7 @@ def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
 
 
 def column_names(uri: str | Path) -> list[str]:
-    """Return the columns of a file or directory, including those of ``key=value`` folders.
+    """Return the names of the columns of a file or directory, including the keys of ``key=value`` folders.
 
     Opens every file's footer or header.
 
@@ -244,14 +248,17 @@ def _label(columns: dict[str, _Column]) -> tuple[dict[str, Any] | None, str | No
 
 
 def _named_labels(columns: dict[str, _Column]) -> list[_Column]:
-    """Return the 0/1 columns named like labels: usual names of labels first, then names of other actions."""
+    """Return the 0/1 columns named like labels: first names such as ``click``, then other actions such as ``liked``."""
     binary = [column for column in columns.values() if column.is_binary]
     usual = [column for column in binary if _LABEL_NAMES.match(column.plain_name)]
     return usual + [column for column in binary if column not in usual and _ACTION_NAMES.search(column.plain_name)]
 
 
 def _is_no_label(column: _Column) -> bool:
-    """Return True if a column is named like a label but is no 0/1 column: at prediction its value is not known."""
+    """Return True if a column is named like a label but is no 0/1 column.
+
+    Such a column is no feature either, because its value is not known at prediction.
+    """
     is_partial = column.whole and (column.low, column.high) == (0.0, 1.0) and column.nulls > 0
     is_answer = is_partial or (column.distinct == 2 and (column.whole or positive_of(column.pair) is not None))
     named = _LABEL_NAMES.match(column.plain_name) or (is_answer and _ACTION_NAMES.search(column.plain_name))
@@ -260,7 +267,7 @@ def _is_no_label(column: _Column) -> bool:
 
 
 def _as_label(column: _Column) -> str:
-    """Return the remedy that makes a column a label."""
+    """Return the reason why a column is no label yet, with the remedy that makes it one."""
     if column.low is None and _RATING_NAMES.match(column.plain_name):
         return f"it holds text; where that is numbers a rule reads them: label: {{rule: '{column.name} >= 4'}}"
     if column.low is None:
@@ -275,7 +282,7 @@ def _as_label(column: _Column) -> str:
 
 
 def _as_time(column: _Column) -> str:
-    """Return the remedy that makes a column the order of rows."""
+    """Return the reason why a column cannot order the rows by time, with the remedy."""
     if column.nulls:
         return "some rows have none, and rows are ordered by what all have; fill it in, or leave those rows out"
     return "it holds no times that can be read; write ISO 8601, with a zone in every value or in none, or numbers"
@@ -314,7 +321,10 @@ def _unreadable(column: _Column) -> str:
 
 
 def _ordering(columns: dict[str, _Column], label: str | None) -> dict[str, str]:
-    """Return ``timestamp`` or ``order``; a column with nulls, or of integers that are no int64, orders none."""
+    """Return ``{"timestamp": column}``, ``{"order": column}`` or {}, for the column that orders the rows.
+
+    Columns with nulls, or with integers beyond int64, cannot order rows.
+    """
     able = [one for one in columns.values() if one.nulls == 0 and one.name != label and not one.beyond_ids]
     for column in able:
         is_named = _TIME_NAMES.match(column.plain_name) and (column.low is not None or column.is_times)
@@ -350,7 +360,7 @@ def _is_number(column: _Column) -> bool:
 
 
 def _is_fraction(type_: pa.DataType) -> bool:
-    """Return True if a type is of decimals with digits behind the point; decimals without any are integers."""
+    """Return True for a decimal type with digits behind the point; decimals without such digits are integers."""
     return bool(pa.types.is_decimal(type_)) and type_.scale != 0
 
 
@@ -359,7 +369,7 @@ def _is_vector(column: _Column) -> bool:
 
 
 def _is_text(column: _Column) -> bool:
-    """Return True if strings are sentences or titles: long ones of several words, or many different ones."""
+    """Return True if a column's strings are sentences or titles: several words each, and either long or many."""
     if column.mean_words < _TEXT_WORDS:
         return False
     return column.mean_length > _MEAN_TEXT_LENGTH or column.distinct >= _TEXT_VALUES
@@ -373,7 +383,7 @@ def _feature_name(column: _Column, features: dict[str, Any]) -> str:
 
 
 def _identifier(column: str, taken: dict[str, Any]) -> str:
-    """Return a name for the feature of a column that is not in ``taken``."""
+    """Return a feature name for a column: its name as an identifier, with a number if ``taken`` has that already."""
     name = re.sub(r"\W", "_", column, flags=re.ASCII)[:60]
     name = name if re.match(r"[A-Za-z_]", name) else f"c_{name}"
     candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
@@ -389,7 +399,10 @@ def _dataset_name(path: Path) -> str:
 
 
 def _ids_in_digits(source: Source, columns: Iterable[_Column]) -> dict[str, str]:
-    """Return an example value for each column of numbers that becomes text if it is read as ids, such as 007."""
+    """Return an example value, such as 007, for each column of numbers that becomes text if it is read as ids.
+
+    Empty for formats that declare the types of their columns.
+    """
     numbers = [column.name for column in columns if column.low is not None]
     if source.reader.has_types or not numbers:
         return {}
@@ -454,7 +467,10 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
 
 
 def _text_lists(column: pa.ChunkedArray, has_pipes: bool) -> dict[str, Any]:
-    """Return the fields of :class:`_Column` for texts that may be lists; ``has_pipes``: values may contain pipes."""
+    """Return the fields ``text_lists``, ``example`` and ``dim`` of :class:`_Column` for a column of text.
+
+    With ``has_pipes``, a pipe is part of a value and separates no elements.
+    """
     texts = pc.unique(column).drop_null()
     texts = texts.filter(pc.not_equal(texts, ""))
     bracketed = in_brackets(texts)
@@ -479,7 +495,11 @@ def _text_lists(column: pa.ChunkedArray, has_pipes: bool) -> dict[str, Any]:
 
 
 def _dim(lists: pa.Array, num_others: int) -> int:
-    """Return the length of text lists that are vectors: all of one length, with numbers that are not all integers."""
+    """Return the common length of text lists that are vectors, else 0.
+
+    They are vectors if all have one length and hold numbers, some with a decimal point. ``num_others`` counts the
+    column's texts that are no lists; with any, the result is 0.
+    """
     dim = _common_length(pa.chunked_array([lists]))
     elements = pc.list_flatten(lists)
     if not dim or num_others or not pc.any(pc.match_substring(elements, ".")).as_py():
@@ -491,7 +511,7 @@ def _dim(lists: pa.Array, num_others: int) -> int:
 
 
 def _beyond_ids(type_: pa.DataType, column: pa.ChunkedArray, bounds: tuple[float, float]) -> bool:
-    """Return True if a whole number of the column is beyond int64, or too large to be exact."""
+    """Return True if the column, with these least and greatest values, has integers beyond int64 or inexact floats."""
     if pa.types.is_floating(type_):
         return max(map(abs, bounds)) >= values.exact_below(type_)
     if pa.types.is_uint64(type_) or pa.types.is_decimal(type_):
@@ -508,7 +528,7 @@ def _common_length(column: pa.ChunkedArray) -> int:
 
 
 def _mean_words(column: pa.ChunkedArray) -> float:
-    """Return the mean number of words of distinct strings, split at white space."""
+    """Return the mean number of words, split at white space, of a column's distinct strings."""
     words = pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.unique(column).drop_null())))
     return pc.mean(words).as_py() or 0.0
 

@@ -1,4 +1,4 @@
-"""The item table of a dataset: ids of all items, and what it has of each. Torch-free; held in memory."""
+"""The item table of a dataset: ids of all items, with their numbers and vectors. Torch-free; held in memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trainer.data.sources.source import Source, beside
 from trainer.spec import DatasetSpec, ItemTable, Join
 
 ITEM_TABLE = "item table"
-"""Stands for it among the joins of a plan. No feature is named so."""
+"""Name of the item table among the joins of a plan; no feature can have this name."""
 
 
 class ItemFile:
     """The ids of an item table, by position in its file, its numbers and its vectors.
 
     Args:
-        items: what the file holds.
-        uri: where it is.
-        numeric: its numeric features.
-        vectors: its vectors.
+        items: the dataset's settings ``items``.
+        uri: location of the file.
+        numeric: numeric features of the item table.
+        vectors: vectors of the item table.
 
     Raises:
         DataError: a column is missing, an id is null or repeated, or a value is not of its feature's type.

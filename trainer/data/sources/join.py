@@ -25,12 +25,13 @@ from trainer.spec import Join
 
 
 class JoinTable:
-    """``join.column`` by ``join.on``: for each key one id (take: last, first) or a list (take: all).
+    """Lookup of the ids in a file's column ``join.column`` by the keys in its column ``join.on``.
 
-    ``ids`` makes ids of the column's values; None: the values are ids, with ``take: all`` lists of ids. For a text, a
-    key has the list of the ids of its n-grams.
+    A key has one id (``take: last`` or ``first``) or a list of ids (``take: all``). ``ids`` computes ids from the
+    column's values, such as the n-grams of a text; None: the values are the ids.
 
-    Raises DataError if the file or a column is missing, or a key is null or occurs twice.
+    Raises:
+        DataError: the file or a column is missing, or a key is null or occurs twice.
     """
 
     def __init__(self, join: Join, uri: str, ids: IdColumn | None = None):
@@ -67,12 +68,12 @@ class JoinTable:
 
     @property
     def keys(self) -> pa.Array:
-        """The ids of ``on``, by position."""
+        """The file's keys, in the order of its rows."""
         return self._codes.ids
 
     @cached_property
     def order(self) -> Order:
-        """The kind of the values of ``timestamp``."""
+        """The kind of the values in the file's column ``join.timestamp``: numbers or times."""
         assert self._timestamp is not None
         return order_of(self.source, self._timestamp)
 
@@ -123,9 +124,10 @@ class JoinTable:
         return self._codes.encode(values.as_ids(keys, self._key_kind, where))
 
     def ids(self, positions: npt.NDArray[np.int64]) -> tuple[pa.Array, npt.NDArray[np.int64] | None]:
-        """Return the raw ids at positions of the join file, -1 for none.
+        """Return the raw ids at these positions of the join file; position -1 has none.
 
-        They are (one for each, or null; None), or with ``take: all`` (the ids of all lists, the lengths of the lists).
+        Returns:
+            One id or null for each position, and None; or for lists, the ids of all lists, and the lists' lengths.
         """
         if not self.takes_list:
             return self._elements.take(pa.array(positions, mask=positions < 0)), None
@@ -142,7 +144,7 @@ class JoinTable:
 
 @dataclass(frozen=True)
 class Joined(Column):
-    """The position in a joined file of each row's key, -1 for none."""
+    """Column with the position of each row's key in a joined file, int32 [rows]; -1 if the file lacks the key."""
 
     name: str
     table: JoinTable

@@ -1,4 +1,4 @@
-"""Keys that are looked up among others: how many are there, and why the rest may not be. Torch-free."""
+"""Counts of keys that a lookup finds among other keys, and likely reasons why it finds few. Torch-free."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def shown(keys: pa.Array | Sequence[str]) -> str:
 
 
 def likely_reason(unknown: Sequence[str], there: pa.Array) -> str | None:
-    """Return in what way keys that were not found equal those that are there; None if in none that is known."""
+    """Return a likely reason, such as another way of writing, why keys were not found; None if none is known."""
     asked, known = pa.array(unknown, pa.large_string()), there.cast(pa.large_string()).drop_null()
     if not len(asked) or not len(known):
         return None

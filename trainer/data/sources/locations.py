@@ -1,7 +1,7 @@
 """Locations of files of rows: on this machine, or in object storage, ``s3://BUCKET/KEY``. Torch-free.
 
-Credentials come from where AWS' own tools look for them; ``AWS_ENDPOINT_URL_S3``, or ``AWS_ENDPOINT_URL``, names a
-server that is not Amazon's. A uri carries neither.
+Credentials are found as AWS' own tools find them. The environment variable ``AWS_ENDPOINT_URL_S3``, or else
+``AWS_ENDPOINT_URL``, names a server that is not Amazon's. A uri contains neither credentials nor a server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 30.0, 3
 
 
 class Stat(NamedTuple):
-    """Size and time of an object, under the names that os.stat gives them."""
+    """Size and time of the last change of an object, under the names that ``os.stat`` uses."""
 
     st_size: int
     st_mtime_ns: int
@@ -32,9 +32,9 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """A file in object storage, with the part of :class:`pathlib.Path` that readers of rows use.
+    """A file in object storage, with those methods of :class:`pathlib.Path` that readers of rows use.
 
-    ``key`` is BUCKET/KEY.
+    ``key`` is the text BUCKET/KEY.
     """
 
     scheme: str
@@ -53,7 +53,7 @@ class ObjectPath:
         return str(self).rpartition("/")[0]
 
     def stat(self) -> Stat:
-        """Return the object's state when it was listed."""
+        """Return the size and time of change that the object had when it was listed."""
         return self.status
 
 
@@ -66,7 +66,7 @@ def local_path(uri: str) -> Path:
 
 
 def beside(uri: str, dataset_uri: str) -> str:
-    """Return the uri of a join or graph: one without a directory lies beside the dataset's."""
+    """Return the uri of the file of a join or graph; a mere name is a file beside the dataset's, in the same folder."""
     if "/" in uri:
         return uri
     if is_object(dataset_uri):
@@ -75,7 +75,7 @@ def beside(uri: str, dataset_uri: str) -> str:
 
 
 def opened(path: FilePath) -> Any:
-    """Open a path for Arrow's readers: a local path is returned, an object becomes a file that reads ranges."""
+    """Return a source for Arrow's readers: a local path as it is, or an opened object of which ranges can be read."""
     if isinstance(path, Path):
         return path
     with reaching(str(path)):
@@ -83,7 +83,7 @@ def opened(path: FilePath) -> Any:
 
 
 def read_edges(path: FilePath, num_bytes: int) -> bytes:
-    """Return the first and the last bytes of a file, up to ``num_bytes`` each."""
+    """Return the first ``num_bytes`` bytes of a file followed by its last ``num_bytes``, which may overlap."""
     size = path.stat().st_size
     stream = open(path, "rb") if isinstance(path, Path) else opened(path)  # noqa: SIM115 - closed below
     with stream:
@@ -93,12 +93,17 @@ def read_edges(path: FilePath, num_bytes: int) -> bytes:
 
 
 def listed(uri: str, may_be_empty: bool = False) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
-    """Return (whether the uri is a file itself, every file with the parts of its path below the uri), in any order.
+    """List the files at or below a uri, in any order.
 
-    ``may_be_empty``: a prefix without objects in a bucket is an empty folder, as there may be one on this machine.
+    Args:
+        uri: the location.
+        may_be_empty: True if a prefix without objects, in a bucket that exists, counts as an empty folder.
+
+    Returns:
+        True if the uri is a single file; and (parts of the path below the uri, path) of every file.
 
     Raises:
-        DataError: there is nothing, the storage does not answer, or the uri is of a topic.
+        DataError: nothing exists at the uri, the storage does not answer, or the uri names a topic.
     """
     if is_topic(uri):
         remedy = "train with dataset.one_pass and dataset.follow; for anything else write its rows to files"
@@ -125,10 +130,10 @@ def listed(uri: str, may_be_empty: bool = False) -> tuple[bool, list[tuple[tuple
 
 
 def located(uri: str, parts: tuple[str, ...]) -> FilePath:
-    """Return the file at these parts of a path below ``uri``, as it is now.
+    """Return the file at a path below ``uri``, given by its parts, with its present size and time of change.
 
     Raises:
-        FileNotFoundError: it is not there, or not seen from here yet.
+        FileNotFoundError: the file does not exist, or this machine does not see it yet.
         DataError: the storage does not answer.
     """
     if not is_object(uri):
@@ -138,10 +143,10 @@ def located(uri: str, parts: tuple[str, ...]) -> FilePath:
 
 
 def as_it_is(path: FilePath) -> FilePath:
-    """Return a file as it is now; an object was as it is when it was listed.
+    """Return a file with its present size and time of change; an object given has those of when it was listed.
 
     Raises:
-        FileNotFoundError: it is not there, or not seen from here yet.
+        FileNotFoundError: the file does not exist, or this machine does not see it yet.
         DataError: the storage does not answer.
     """
     if isinstance(path, Path):
@@ -155,7 +160,7 @@ def as_it_is(path: FilePath) -> FilePath:
 
 
 def is_still(path: FilePath, size: int, changed_ns: int) -> bool:
-    """Return True if a file has the size and the time of change that it had; not, if it is gone."""
+    """Return True if a file exists and has this size and this time of change."""
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -166,7 +171,7 @@ def is_still(path: FilePath, size: int, changed_ns: int) -> bool:
 
 
 def anything_at(uri: str) -> bool:
-    """Return True if an object storage has something at or below a URI of OBJECTS.
+    """Return True if an object storage has something at or below a uri such as ``s3://BUCKET/KEY``.
 
     Raises:
         DataError: the storage does not answer, or refuses.
@@ -178,7 +183,7 @@ def anything_at(uri: str) -> bool:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turn what Arrow raises about a server that refuses into DataError, about one that is away into DataAwayError."""
+    """Turn Arrow's errors into DataError if the server refuses, and into DataAwayError if it does not answer."""
     try:
         yield
     except FileNotFoundError:
@@ -240,4 +245,4 @@ def _connected(endpoint: str) -> pafs.FileSystem:
 
 
 FILE_SYSTEMS: dict[str, Callable[[], pafs.FileSystem]] = {"s3": _s3}
-"""By scheme, how each object storage is reached."""
+"""By scheme of a uri, the function that returns the file system of the object storage."""

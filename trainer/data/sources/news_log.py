@@ -1,15 +1,15 @@
-"""A click log like a news site's: most items live for a day or two, half have one click, interests move. Torch-free.
+"""A generated click log like a news site's: items live for a day or two, and users' interests change. Torch-free.
 
-``evenkeel generate OUT --churn`` writes ``OUT/date=YYYY-MM-DD/part-00000.parquet``, a row for each click, with
+``evenkeel generate OUT --churn`` writes ``OUT/date=YYYY-MM-DD/part-00000.parquet`` with a row for each click:
 
 ===========  ===========================================================================================
 user, item   int64 ids; Zipf-distributed popularity; new items every day
 timestamp    int64, seconds since 1970-01-01, ascending within the day
-click        int8, always 1: what was shown and not clicked is not in the log
+click        int8, always 1: items that were shown and not clicked are not in the log
 topic        int64, the topic that the click was drawn for
 ===========  ===========================================================================================
 
-and the truth beside it, in ``OUT/_truth``, which readers of the log pass over:
+It also writes the true vectors behind the clicks to ``OUT/_truth``, a folder that readers of the log skip:
 
 ===========================================  ===========================================================
 items.parquet                                item, first_day, last_day (from 0), weight (popularity),
@@ -17,11 +17,11 @@ items.parquet                                item, first_day, last_day (from 0),
 users/date=YYYY-MM-DD/part-00000.parquet     user, vector (float64 [topics]): the interests of the day
 ===========================================  ===========================================================
 
-The model is one of topics: P(item | user, day) = sum_t P(t | user, day) P(item | t, day), with P(item | t, day)
-proportional to weight_i vector_it over the items alive on the day, so ``vector`` is all that clicks can tell of an item
-beside its popularity. An item is alive from its first day on and each day's survival has probability 1 - 1 /
-``lifetime_days``; as many are born each day as die. P(. | user, day) is the softmax of a user's leaning and the day's
-news, both stationary autoregressions over days. Everything is a function of (seed, day, row).
+The model has topics t: P(item | user, day) = sum_t P(t | user, day) P(item | t, day). P(item i | t, day) is
+proportional to weight_i vector_it over the items alive on the day. So ``vector`` is all that clicks can reveal about an
+item besides its popularity. An item survives each day from its first one on with probability 1 - 1 / ``lifetime_days``;
+on average as many items are born on a day as die. P(. | user, day) is the softmax of a user's leaning plus the day's
+news, both stationary autoregressions over days. Every value is a function of (seed, day, row).
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ _WORLD, _ROWS, _LEANINGS, _NEWS = 41, 42, 43, 44
 
 @dataclass(frozen=True)
 class NewsLog:
-    """The model behind the log. ``num_rows`` and ``num_days`` fix how many users and items there are.
+    """The model behind the log. The numbers of users and items follow from ``num_rows`` and ``num_days``.
 
     Attributes:
-        num_rows: clicks in all.
-        num_days: days, of as many clicks each.
-        seed: of everything that is drawn.
-        rows_per_user: clicks for each user, over all days.
-        rows_per_birth: clicks of a day for each item that is born on it; many an item is never clicked.
-        num_topics: coordinates of the true vectors.
+        num_rows: number of clicks over all days.
+        num_days: number of days, with equal numbers of clicks (give or take one).
+        seed: seed of all random numbers.
+        rows_per_user: mean number of clicks of a user, over all days.
+        rows_per_birth: number of clicks of a day divided by the number of items born on it.
+        num_topics: number of topics, the dimension of the true vectors.
         lifetime_days: mean number of days that an item lives, at least 1.
-        item_exponent: weight = rank^-item_exponent among the items of one birthday.
-        user_exponent: the same of how often users click.
-        main_share: the part of an item's vector that lies on its main topic, the rest on a second one.
+        item_exponent: exponent of items' popularity: weight = rank^-item_exponent among the items born on one day.
+        user_exponent: exponent of users' activity: a user's share of clicks is proportional to rank^-user_exponent.
+        main_share: the part of an item's vector that lies on its main topic; the rest lies on a second topic.
         interest_spread: standard deviation of a user's leaning for a topic, in log-odds.
         interest_memory: correlation of a leaning with the day before.
-        news_spread: standard deviation of what a day's news adds for everybody.
-        news_memory: correlation of that with the day before.
+        news_spread: standard deviation of a day's news, log-odds that are added for all users.
+        news_memory: correlation of the news with that of the day before.
     """
 
     num_rows: int = 200_000
@@ -98,16 +98,16 @@ class NewsLog:
 
     @property
     def births(self) -> int:
-        """Items that are born on each day."""
+        """Number of items that are born on each day."""
         return max(2 * self.num_topics, int(self.num_rows / self.num_days / self.rows_per_birth))
 
     @property
     def num_items(self) -> int:
-        """Items of all days, those that were there before the first one among them."""
+        """Number of items of all days, including those born before the first day."""
         return len(self.first_days)
 
     def day_table(self, day: int) -> pa.Table:
-        """Return the clicks of day ``day`` (from 0)."""
+        """Return a table of the clicks of day ``day`` (from 0), in the order of their times."""
         count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
         topics_of_users = np.cumsum(self.interests(day), axis=1)
         items_of_topics = self._items_of_topics(day)
@@ -152,14 +152,14 @@ class NewsLog:
         )
 
     def _items_of_topics(self, day: int) -> tuple[Int64s, Floats]:
-        """Return the items alive on a day, and for each topic the running sum of what draws them."""
+        """Return the items alive on a day, int64 [n], and running sums of weight x share, float64 [topics, n]."""
         alive = np.flatnonzero((self.first_days <= day) & (day <= self.last_days))
         return alive, np.cumsum(self.item_vectors[alive].T * self.item_weights[alive], axis=1)
 
     # --- the truth
 
     def interests(self, day: int) -> Floats:
-        """Return P(topic | user) on a day, [users, topics]."""
+        """Return P(topic | user) on a day, float64 [users, topics]."""
         leaning = self._autoregression(_LEANINGS, day, self.num_users, self.interest_memory)
         news = self._autoregression(_NEWS, day, 1, self.news_memory)
         odds = np.exp(self.interest_spread * leaning + self.news_spread * news)
@@ -176,7 +176,7 @@ class NewsLog:
 
     @cached_property
     def item_vectors(self) -> Floats:
-        """Return the items' shares of topics [items, topics], of which two are not zero."""
+        """Return the items' shares of topics, float64 [items, topics]: two shares of each item are not zero."""
         main = (self._uniform((_WORLD, 0), self.num_items) * self.num_topics).astype(np.int64)
         step = 1 + (self._uniform((_WORLD, 1), self.num_items) * (self.num_topics - 1)).astype(np.int64)
         vectors = np.zeros((self.num_items, self.num_topics))
@@ -187,7 +187,7 @@ class NewsLog:
 
     @cached_property
     def first_days(self) -> Int64s:
-        """Return the day each item is born on; those of day 0 are older ones too, as on every other day."""
+        """Return the day on which each item is born, int64 [items]; items born before the log have day 0."""
         survival = 1.0 - 1.0 / self.lifetime_days
         before = round(self.births * survival / (1.0 - survival))
         born: Int64s = np.concatenate(
@@ -197,7 +197,7 @@ class NewsLog:
 
     @cached_property
     def last_days(self) -> Int64s:
-        """Return the last day each item is alive on."""
+        """Return the last day on which each item is alive, int64 [items]."""
         survival = 1.0 - 1.0 / self.lifetime_days
         if survival == 0.0:
             return self.first_days
@@ -208,7 +208,7 @@ class NewsLog:
 
     @cached_property
     def item_weights(self) -> Floats:
-        """Return popularities: rank^-exponent, in a random order among the items of one birthday."""
+        """Return the items' popularities, float64 [items]: rank^-exponent, ranked at random among the same birthday."""
         order = self._uniform((_WORLD, 3), self.num_items)
         before = self.num_items - self.births * self.num_days
         weights = np.empty(self.num_items)
@@ -229,13 +229,13 @@ class NewsLog:
         return unit_interval(random_words(derive_key(self.seed, *stream), np.arange(count)))
 
     def _normal(self, stream: tuple[int, ...], count: int) -> Floats:
-        """Return standard normal numbers by the method of Box and Muller."""
+        """Return ``count`` standard normal numbers, by the method of Box and Muller."""
         radius = np.sqrt(-2.0 * np.log1p(-self._uniform((*stream, 0), count)))
         normal: Floats = radius * np.cos(2.0 * np.pi * self._uniform((*stream, 1), count))
         return normal
 
     def truth_of_items(self) -> pa.Table:
-        """Return item, first_day, last_day, weight, topic and vector of every item."""
+        """Return a table with the columns item, first_day, last_day, weight, topic and vector, a row for each item."""
         return pa.table(
             {
                 "item": np.arange(self.num_items) + ITEM_BASE,
@@ -248,7 +248,7 @@ class NewsLog:
         )
 
     def truth_of_users(self, day: int) -> pa.Table:
-        """Return user and vector, the interests of a day."""
+        """Return a table with the columns user and vector (the interests of the day), a row for each user."""
         return pa.table({"user": np.arange(self.num_users) + USER_BASE, "vector": _lists(self.interests(day))})
 
 
@@ -257,10 +257,12 @@ def _lists(matrix: Floats) -> pa.Array:
 
 
 def generate_news(log: NewsLog, directory: Path | str) -> list[Path]:
-    """Write the days and the truth under ``directory``, each whole or not at all; what is already there is replaced.
+    """Write the log's days and its true vectors under ``directory``, replacing older ones.
+
+    Each day appears complete or not at all.
 
     Returns:
-        The files of the days.
+        The paths of the days' files.
     """
     directory = Path(directory)
     truth = directory / TRUTH

@@ -45,7 +45,7 @@ _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class RowFilter:
-    """The rows that pass a condition on their columns."""
+    """Filter of rows by a condition on their columns."""
 
     def __init__(self, text: str):
         self.text = text

@@ -1,8 +1,8 @@
 """Files of a dataset, their columns, and their rows in streaming chunks. Torch-free.
 
-A directory is read recursively in the order of its sorted relative paths; folders named ``key=value`` add the column
-``key`` (hive partitions); what lies under a prefix of object storage likewise. Names that start with ``.`` or ``_``
-are passed over. A folder that is a table of Delta Lake or Iceberg is read by its log (trainer.data.sources.tables).
+A directory, or a prefix of object storage, is read recursively in the order of its sorted relative paths. Folders named
+``key=value`` add the column ``key`` (hive partitions). Files and folders whose names start with ``.`` or ``_`` are
+skipped. A folder that is a table of Delta Lake or Iceberg is read by its log (trainer.data.sources.tables).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ CHUNK_ROWS = 1 << 18
 __all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path"]
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""The folder of rows whose partition column is null."""
+"""Value in the name of a ``key=value`` folder that stands for null."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file, with the values its ``key=value`` folders give."""
+    """One file, with the (key, value) pairs of its ``key=value`` folders as ``partitions``."""
 
     path: FilePath
     partitions: tuple[tuple[str, str], ...] = ()
     parts: tuple[str, ...] = ()
-    """Parts of its path below the dataset's uri, empty where that is the file itself."""
+    """Parts of the file's path below the dataset's uri; empty if the uri names the file itself."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Rows whose ``column`` lies in [first, last], as days of a time zone.
+    """Condition on rows: ``column`` lies on a day from ``first`` to ``last``, both included, in the time zone ``zone``.
 
     With ``keeps_undated``, rows without a valid day are read too; the reader counts them as bad rows.
     """
@@ -69,15 +69,16 @@ class Window:
         return f"{self.column} in [{self.first}, {self.last}]" + (f" of {self.zone}" if self.zone != "UTC" else "")
 
     def has(self, days: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Mark days since 1970-01-01 that lie in the window."""
+        """Return a mask of the days, given as numbers since 1970-01-01, that lie in the window."""
         return np.asarray((days >= _day(self.first)) & (days <= _day(self.last)))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows of one file. ``rows``: their numbers in the file (from 0); ``end``: number of the next row to read.
+    """Some rows of one file.
 
-    ``num_bad``: number of further rows, left out because they are bad.
+    ``rows`` are the rows' numbers in the file (from 0), and ``end`` is the number of the next row to read. ``num_bad``
+    counts further rows that were left out because they are bad.
     """
 
     file: SourceFile
@@ -93,7 +94,7 @@ class Chunk:
         return self.batch.column(name)
 
     def where(self, column: str, position: int | None = None) -> str:
-        """Return 'file, column c, row r', for errors."""
+        """Return 'file, column c, row r' for error messages; ``position`` counts the chunk's rows from 0."""
         row = "" if position is None else f", row {self.rows[position]}"
         return f"{self.file.path}, column '{column}'{row}"
 
@@ -106,8 +107,8 @@ class Source:
         window: days of the rows to read; None: all.
         only: the only files to read; None: all.
         row_filter: condition that rows must meet to be read; None: all are read.
-        text: columns that are text, even if they are all digits in files or folders without declared types.
-        ids: columns that ids are read from, as they are written (trainer.data.sources.id_types).
+        text: names of columns to read as text, even if all values are digits and the files declare no types.
+        ids: names of columns with ids, which are kept as they are written (trainer.data.sources.id_types).
     """
 
     def __init__(
@@ -146,12 +147,12 @@ class Source:
         return self.window is None and self.filter is None
 
     def column_names(self) -> list[str]:
-        """Return the names in the first file, then those of the folders."""
+        """Return the names of the first file's columns, then the keys of the ``key=value`` folders."""
         names = list(self.reader.schema(self.files[0].path).names)
         return names + [name for name in self._hive if name not in names]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Check that every file has each column once and in compatible types, and find their common types.
+        """Check that every file has each column exactly once and in compatible types, and find the common types.
 
         Raises:
             DataError: a column is missing, occurs twice, or has incompatible types.
@@ -161,9 +162,9 @@ class Source:
         self.reader.infer_types(stored)
 
     def problems(self, columns: Sequence[str]) -> dict[str, DataError]:
-        """Return the error of each column that some file lacks, has twice, or has in another type.
+        """Return an error for each of these columns that some file lacks, has twice, or has in an incompatible type.
 
-        Reads no rows, so types of text files are not checked.
+        No rows are read, so the types in text files, such as CSV, are not checked.
         """
         found = {}
         for column in columns:
@@ -203,7 +204,7 @@ class Source:
         )
 
     def column_type(self, column: str) -> pa.DataType:
-        """Return the type of a required column, which holds the values of every file."""
+        """Return the common type over all files of a column for which :meth:`require` was called."""
         return self._hive[column] if column in self._hive else self.reader.column_type(column)
 
     def stream(
@@ -245,9 +246,9 @@ class Source:
         first_row: int = 0,
         stop_row: int | None = None,
     ) -> Iterator[Chunk]:
-        """Yield the rows of one file from ``first_row`` to ``stop_row`` as :meth:`stream` does.
+        """Yield the rows of one file from ``first_row`` on and before ``stop_row``, in chunks as :meth:`stream` does.
 
-        The columns were required before.
+        :meth:`require` must have been called for the columns.
         """
         names = list(dict.fromkeys(columns))
         window_column = self.window.column if self.window is not None and self.window.column not in self._hive else None
@@ -280,13 +281,13 @@ class Source:
                     yield Chunk(file, rows, self._with_hive(file, batch, names), first_row)
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the first file, including those of its folders."""
+        """Return the names and types of the first file's columns and of its ``key=value`` folders."""
         first = self.reader.read_schema(self.files[0].path)
         folders = [pa.field(name, type_) for name, type_ in self._hive.items() if name not in first.names]
         return pa.schema([*first, *folders])
 
     def fingerprint_files(self) -> list[list[object]]:
-        """Return path below the root, size and modification time of each file; of a table also its version."""
+        """Return [path, size, modification time in ns] of each file; for a table, also [its version] at the end."""
         stats = [(file.path, file.path.stat()) for file in self.files]
         version: list[list[object]] = [[self._version]] if self._version else []
         return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + version
@@ -344,17 +345,17 @@ def _day(date: datetime.date) -> int:
 
 @dataclass(frozen=True)
 class _Found:
-    """Files of rows at a uri, in the order of their paths' parts; ``is_file``: the uri is a single file."""
+    """Files of rows found at a uri, sorted by their paths, and their reader; ``is_file``: the uri is a single file."""
 
     is_file: bool
     files: tuple[SourceFile, ...]
     reader: Callable[[Sequence[FilePath]], Reader]
     version: str = ""
-    """Version of the table."""
+    """Version of the table of Delta Lake or Iceberg; empty if the uri is no such table."""
     partition_types: Mapping[str, pa.DataType] = field(default_factory=dict)
-    """Types of the table's partition columns."""
+    """Types of the partition columns of a table of Delta Lake or Iceberg."""
     others: tuple[str, ...] = ()
-    """Names of the files of a folder whose endings are of no format."""
+    """Names of files in the folder that are not read, because no format has their endings."""
 
 
 def _find_files(uri: str) -> _Found:
@@ -388,7 +389,7 @@ def _find_files(uri: str) -> _Found:
 
 
 def file_below(parts: tuple[str, ...], path: FilePath) -> SourceFile:
-    """Return the file at these parts of a path below a dataset's uri, with the values of its folders."""
+    """Return a file with the values of its ``key=value`` folders; ``parts``: its path below the dataset's uri."""
     # Writers of hive partitions escape what a name of a folder may not hold.
     pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
     return SourceFile(path, tuple(pairs), parts)
@@ -419,7 +420,7 @@ def _reader_of(uri: str, files: Sequence[SourceFile]) -> type[Reader]:
 def _hive_types(
     files: tuple[SourceFile, ...], declared: Mapping[str, pa.DataType], ids: Collection[str]
 ) -> tuple[dict[str, pa.DataType], dict[str, list[str]]]:
-    """Return the types of the folders' columns, and their values."""
+    """Return two dictionaries for the keys of the ``key=value`` folders: the type, and each file's value as text."""
     keys = [key for key, _ in files[0].partitions]
     for file in files:
         if [key for key, _ in file.partitions] != keys:
@@ -449,5 +450,5 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return True if a folder's value is written in digits, and fits int64."""
+    """Return True if the value of a ``key=value`` folder is written in digits alone and fits int64."""
     return text.isascii() and text.isdigit() and len(text.lstrip("0")) <= 19 and int(text) < 2**63

@@ -1,6 +1,6 @@
-"""Times and days as columns have them: instants in microseconds since 1970, days in a time zone. Torch-free.
+"""Reading of times and days from columns, as instants in microseconds since 1970 or days in a time zone. Torch-free.
 
-A time without a zone is in UTC. A plain date is that day in every zone, and as an instant its midnight in UTC.
+A time without a zone is in UTC. A plain date is that day in every zone; its instant is midnight in UTC.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 UNREADABLE, NUMBER, DATE, NAIVE, ZONED = range(5)
-"""Forms of values: no time, a number, a plain date, a time without a zone, a time with one."""
+"""Forms of values: no time, a number, a plain date, a time without a zone, a time with a zone."""
 
 _EPOCH = datetime.date(1970, 1, 1)
 _FIRST_DAY = (datetime.date.min - _EPOCH).days
@@ -35,7 +35,10 @@ UNITS = {
     name: (count, *(day * _DAY_SECONDS * count for day in _UNIT_DAYS))
     for name, count in {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}.items()
 }
-"""Units of numbers since 1970: how many are a second, the first number that is read as one, and the end of those."""
+"""Units of times given as numbers since 1970: units per second, and the range of numbers that are read in the unit.
+
+The range is its first number (of 1990) and the number behind its last (2033); the ranges do not overlap.
+"""
 
 _WRITTEN_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK = r"[ T][0-9]{2}(:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?"
@@ -50,14 +53,17 @@ ANY_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 @dataclass(frozen=True)
 class Times:
-    """The instants of a column, in microseconds, and the form of each value; numbers are no instants."""
+    """Instants of a column's values, int64 microseconds since 1970, and the form of each value, uint8.
+
+    The instant is valid only if the form is DATE, NAIVE or ZONED.
+    """
 
     instants: Int64s
     forms: npt.NDArray[np.uint8]
 
 
 def read_times(array: pa.Array) -> Times:
-    """Read dates, timestamps of any unit, and text in ISO 8601."""
+    """Return the times in a column of dates, of timestamps in any unit, or of text in ISO 8601."""
     type_ = array.type
     if is_text(type_):
         return _read_text(array)
@@ -98,10 +104,10 @@ def _read_text(array: pa.Array) -> Times:
 
 
 def text_as_times(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return times of text in ISO 8601, in microseconds: all without a zone, or all with one, which are then in UTC.
+    """Return text in ISO 8601 as timestamps in microseconds: without a zone if no text has one, else in UTC.
 
     Raises:
-        pa.ArrowInvalid: a text is no time.
+        pa.ArrowInvalid: a text is no time, or some texts have a zone and others none.
     """
     error = pa.ArrowInvalid()
     for write in (lambda text: text, _plainly_written):
@@ -117,7 +123,7 @@ def text_as_times(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArr
 
 
 def _plainly_written(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return text without nanoseconds, which are cut, and with `` UTC`` and `` +0100`` as ``Z`` and ``+0100``."""
+    """Return texts of times with fractions cut to microseconds, and `` UTC`` and `` +0100`` as ``Z`` and ``+0100``."""
     text = pc.replace_substring(array, " UTC", "Z")
     return pc.replace_substring_regex(text, r"(\.[0-9]{6})[0-9]+| ([+-][0-9:]+)$", r"\1\2")
 
@@ -134,7 +140,7 @@ def _read_by_shape(text: pa.Array) -> Times:
 
 
 def cast_matching(text: pa.Array, shape: str, type_: pa.DataType) -> tuple[Int64s, pa.Array]:
-    """Return the places of the texts that match and can be cast, and their values."""
+    """Return the positions, int64, of the texts that match ``shape`` and can be cast to ``type_``, and their values."""
     work, good = [np.flatnonzero(pc.match_substring_regex(text, shape).fill_null(False))], []
     while work:
         places = work.pop()
@@ -150,7 +156,7 @@ def cast_matching(text: pa.Array, shape: str, type_: pa.DataType) -> tuple[Int64
 
 
 def written(array: pa.Array, position: int) -> str:
-    """Return one value as text, for messages; also a time that Python has none of."""
+    """Return one value of a column as text, for messages. Times beyond the range of Python's datetime are allowed."""
     value = array[position]
     if not value.is_valid:
         return "null"
@@ -161,7 +167,7 @@ def written(array: pa.Array, position: int) -> str:
 
 
 def no_day(column: pa.Array, position: int, where: str) -> DataError:
-    """Return the error for a value of a partition column that is no day."""
+    """Return the error for a value of a partition column from which no day can be read."""
     if not column[position].is_valid:
         return DataError("has no date", where=where, remedy="fill the partition column in every row")
     return DataError(
@@ -173,10 +179,10 @@ def no_day(column: pa.Array, position: int, where: str) -> DataError:
 
 
 def read_days(column: pa.Array, zone: str = "UTC") -> tuple[Int64s, Mask]:
-    """Return the days since 1970-01-01 in a time zone, and where values are days.
+    """Return each value's day in a time zone, int64 days since 1970-01-01, and a mask of the values that have a day.
 
-    Values are dates, times, text of either, or integers: YYYYMMDD, or a time since 1970 whose unit follows from its
-    size.
+    Values are dates, times, text of either, or numbers: YYYYMMDD, or a time since 1970 whose unit follows from the
+    number's size (``UNITS``).
     """
     type_ = column.type
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
@@ -192,9 +198,10 @@ def read_days(column: pa.Array, zone: str = "UTC") -> tuple[Int64s, Mask]:
 
 
 def read_instants(column: pa.Array) -> tuple[Int64s, Mask]:
-    """Return instants in microseconds since 1970, and where values are such.
+    """Return each value's instant, int64 microseconds since 1970, and a mask of the values that are instants.
 
-    Values are times, text of such, or numbers since 1970 whose unit follows from their size; a plain date is none.
+    Values are times, text of times, or numbers since 1970 whose unit follows from the number's size (``UNITS``). A
+    plain date is no instant.
     """
     type_ = column.type
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
@@ -211,7 +218,7 @@ def read_instants(column: pa.Array) -> tuple[Int64s, Mask]:
 
 
 def _days_of(instants: Int64s, zone: str, is_instant: Mask) -> Int64s:
-    """Return the days of instants in a zone, and of others in UTC."""
+    """Return the days since 1970-01-01 of instants: in a zone if ``is_instant``, else (plain dates) in UTC."""
     if zone != "UTC":
         # Offsets from UTC are whole seconds; they add up within int64 for years 1 to 9999.
         instants = instants + np.where(is_instant, _offsets(instants // 1_000_000, ZoneInfo(zone)), 0) * 1_000_000
@@ -219,9 +226,9 @@ def _days_of(instants: Int64s, zone: str, is_instant: Mask) -> Int64s:
 
 
 def _offsets(seconds: Int64s, zone: ZoneInfo) -> Int64s:
-    """Return the offset of a zone from UTC at each second since 1970, in seconds.
+    """Return a zone's offset from UTC, in seconds, at each of these times in seconds since 1970.
 
-    Arrow knows none of the changes after 2037.
+    Arrow's own conversion is not used, because it knows no changes of offsets after 2037.
     """
     days, of = np.unique(seconds // _DAY_SECONDS, return_inverse=True)
     edges = np.unique(np.concatenate([days, days + 1]))
@@ -255,7 +262,7 @@ def _days_of_numbers(column: pa.Array, zone: str) -> tuple[Int64s, Mask]:
 
 
 def _instants_of_numbers(numbers: Int64s) -> tuple[Int64s, Mask]:
-    """Return the instants of numbers since 1970, and where numbers are of the years that have a unit each."""
+    """Return numbers since 1970 as instants in microseconds, and a mask of the numbers in a range of ``UNITS``."""
     instants, is_time = np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=bool)
     for per_second, first, end in UNITS.values():
         inside = (numbers >= first) & (numbers < end)
@@ -266,7 +273,7 @@ def _instants_of_numbers(numbers: Int64s) -> tuple[Int64s, Mask]:
 
 
 def _whole_numbers(column: pa.Array) -> tuple[Int64s, Mask, Mask | bool]:
-    """Return numbers cut towards the past, where there is one that is int64, and where it was whole."""
+    """Return (numbers rounded down to int64, mask of non-null values within int64, mask of whole numbers)."""
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     is_whole: Mask | bool = True
@@ -281,7 +288,7 @@ def _whole_numbers(column: pa.Array) -> tuple[Int64s, Mask, Mask | bool]:
 
 
 def _days_as_written(numbers: Int64s) -> tuple[Int64s, Mask]:
-    """Return the days of integers YYYYMMDD, and where integers are such."""
+    """Return the days since 1970-01-01 of integers YYYYMMDD, and a mask of the integers that are such dates."""
     year, month, day = numbers // 10_000, numbers // 100 % 100, numbers % 100
     may_be = (year >= 1000) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
     months = np.where(may_be, (year - 1970) * 12 + month - 1, 0)

@@ -1,4 +1,4 @@
-"""The host that leads a preparation by tasks: which tasks there are, and their results in one place. Torch-free."""
+"""Work of the host that leads a preparation by tasks: it creates the tasks and assembles their results. Torch-free."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def assembled(
     base: WarmStart,
     log: Callable[[str], Any],
 ) -> Iterator[Assembly | None]:
-    """Yield an assembly that prepares by tasks on ``hosts``; None where this process is faster.
+    """Yield an assembly that prepares by tasks on ``hosts``; None if this process shall prepare everything.
 
-    Which is so without several hosts, for rows that are few, and where an example does not follow from its row alone
+    That is so without other hosts, if the rows fit in one span, and if an example depends on more than its own row
     (:attr:`DataPlan.needs_all_rows`).
     """
     if hosts is None:
@@ -81,10 +81,10 @@ def assembled(
 
 
 def forget_parts(storage: RunStorage) -> None:
-    """Remove the results of tasks from a storage.
+    """Remove all results of tasks from a run's storage.
 
     Raises:
-        StorageError: the storage is away.
+        StorageError: the storage does not answer.
     """
     storage.delete([one.name for one in storage.list(f"{PARTS}/")])
 
@@ -93,12 +93,12 @@ class Assembly:
     """A preparation by tasks, on the host that leads it.
 
     Args:
-        plan: of the preparation.
-        setting: of its tasks.
-        spans: all rows.
-        runner: runs the tasks.
-        work: the directory to write into; what is fetched meanwhile is there until :meth:`close`.
-        base: what a warm start brings.
+        plan: plan of the preparation.
+        setting: setting that all tasks share.
+        spans: spans that together hold all rows.
+        runner: runs the tasks on hosts.
+        work: the directory to write into; fetched results lie in a folder of it until :meth:`close`.
+        base: ids, statistics and profile of the warm start's parent.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class Assembly:
         self._known: set[str] = set()
 
     def prepare(self, bad_rows: BadRows | None, workers: Workers, progress: Progress) -> FinishedSplits:
-        """Write the splits and return what is known of them.
+        """Write the splits, and return them with their tables and figures.
 
         Raises:
-            DataError: the rows cannot be trained on; of the first span of rows in which some cannot.
-            StorageError: the storage is away.
+            DataError: rows cannot be trained on; the first span with such rows decides the message.
+            StorageError: the storage does not answer.
         """
         plan = self._plan
         self._fetched.mkdir()
@@ -161,13 +161,13 @@ class Assembly:
         )
 
     def close(self) -> None:
-        """Remove what was fetched."""
+        """Remove the fetched results from this host."""
         shutil.rmtree(self._fetched, ignore_errors=True)
 
     # --- tasks
 
     def _take_up(self) -> None:
-        """Keep whole results of an earlier attempt at the same; remove all others."""
+        """Keep the complete results of an earlier attempt at the same preparation; remove all other results."""
         storage, prefix = self._folders.storage, f"{self._folders.prefix}/"
         storage.delete([one.name for one in storage.list(f"{PARTS}/") if not one.name.startswith(prefix)])
         self._folders.sweep()
@@ -180,7 +180,7 @@ class Assembly:
                 self._known.add(name)
 
     def _run(self, tasks: Sequence[Task], done: Callable[[Task], None] = lambda task: None) -> None:
-        """Perform the tasks whose results are not there yet."""
+        """Run the tasks without a result so far; call ``done`` with each task once its result exists."""
         left = []
         for task in tasks:
             if task.name in self._known:
@@ -203,7 +203,7 @@ class Assembly:
         return [counted[number] for number in range(len(self._spans))]
 
     def _merge(self, desk: Desk, spans: list[int]) -> tuple[Numeric, ...]:
-        """Give ids their rows, and find the statistics of numbers."""
+        """Assign table rows to the ids, and return the numeric features with their statistics."""
         plan = self._plan
         tasks = [
             Task("table", number, {"spans": spans, "base": stages.as_arguments(self._base.vocabulary.get(domain))})
@@ -270,7 +270,10 @@ class Assembly:
         return train
 
     def _sum_labels(self, train: tuple[LabelFigures, ...], pieces: Sequence[list[list[int]]]) -> None:
-        """Sum the labels of the training split by the pieces of all rows, as one host does; their order matters."""
+        """Set the sum of each float label over the training split, added up in the pieces and order that one host uses.
+
+        The order changes the rounding of a sum, and hosts must not change the result.
+        """
         labels = map_array(self._work / "train" / LABELS, label_dtype(self._plan.dataset)).reshape(-1, len(train))
         if labels.dtype.kind != "f":
             return
@@ -287,7 +290,7 @@ class Assembly:
     # --- results in one place
 
     def _put_together(self, desk: Desk, spans: Sequence[int]) -> dict[str, dict[str, float]]:
-        """Append the examples of each span to the splits; return the share of unknown ids per feature and split."""
+        """Append the examples of each span to the splits; return the share of unknown ids by feature and split."""
         plan = self._plan
         unknown = {one.name: dict.fromkeys(SPLIT_NAMES, 0) for one in plan.trained}
         values = {one.name: dict.fromkeys(SPLIT_NAMES, 0) for one in plan.trained}
@@ -322,7 +325,7 @@ class Assembly:
         return grown, counts
 
     def _seen_from_here(self, desk: Desk, spans: Sequence[int], num_rows: int) -> Encoded:
-        """Return of all rows what is left to do with them: their ids, and samples of numbers and vectors."""
+        """Return the distinct ids of all rows and samples of their numbers and vectors, without the rows' codes."""
         plan = self._plan
         codes = {
             domain: Codes(open_ids(desk.fetch(f"table-{number:05d}", [stages.IDS]) / stages.IDS))
@@ -337,7 +340,7 @@ class Assembly:
 
 
 def _append(source: Path, target: Path) -> None:
-    """Append the values of a file to those of another; where lists begin goes on after the last of them."""
+    """Append the contents of a file to another; offsets of lists are shifted by the last offset of the other file."""
     if target.exists() and source.name.endswith(".offsets.bin"):
         offsets = map_array(source, OFFSET)
         with open(target, "r+b") as file:

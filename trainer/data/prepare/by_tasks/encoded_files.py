@@ -1,4 +1,4 @@
-"""Encoded rows as files of a folder, which another host opens. Torch-free."""
+"""Writing of encoded rows as files of a folder, which another host can open. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.storage.shared_directory import link_or_copy
 
 
 def ids_file(folder: Path, domain: int) -> Path:
-    """Return the file of the distinct ids of a domain, by its number among ``plan.kinds``."""
+    """Return the path of the file with a domain's distinct ids; ``domain`` is its number among ``plan.kinds``."""
     return folder / f"ids-{domain}.arrow"
 
 
@@ -30,13 +30,16 @@ def write_ids(path: Path, ids: pa.Array) -> None:
 
 
 def open_ids(path: Path) -> pa.Array:
-    """Open the ids of :func:`write_ids`, memory-mapped."""
+    """Return the ids in a file that :func:`write_ids` wrote, memory-mapped."""
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).get_batch(0).column(0)
 
 
 def write_encoded(plan: DataPlan, encoded: Encoded, folder: Path) -> dict[str, str]:
-    """Write the files of :func:`open_encoded`, memory-mapped ones as links; return the types of values by name."""
+    """Write encoded rows as the files that :func:`open_encoded` reads; return the types of values by column name.
+
+    Arrays that are memory-mapped files already are linked or copied.
+    """
     for number, domain in enumerate(plan.kinds):
         write_ids(ids_file(folder, number), encoded.codes[domain].ids)
     for name, array in _arrays(plan, encoded):
@@ -51,10 +54,10 @@ def open_encoded(plan: DataPlan, folder: Path, num_rows: int, types: dict[str, s
     """Return encoded rows, memory-mapped.
 
     Args:
-        plan: of the rows.
-        folder: of :func:`write_encoded`.
-        num_rows: how many there are.
-        types: what :func:`write_encoded` returned.
+        plan: plan by which the rows were encoded.
+        folder: folder that :func:`write_encoded` has written.
+        num_rows: number of rows.
+        types: result of :func:`write_encoded`.
     """
     columns: dict[Any, Any] = {}
     for number, use in enumerate(plan.uses):

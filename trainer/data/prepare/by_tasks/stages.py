@@ -1,13 +1,13 @@
-"""The stages of a preparation, each a function that makes the result of one task. Torch-free.
+"""The stages of a preparation by tasks, each a function that makes the result of one task. Torch-free.
 
 ==========  ============================  =================================================================
-stage       for each                      result
+stage       one task for each             result
 ==========  ============================  =================================================================
-read        span of rows                  columns in codes of the span's own distinct ids, and these
-split       span of rows                  its examples by split, in these codes, and how often ids occur
-table       table                         its rows, and for each span the row of each of its ids
-number      numeric feature               its statistics
-rows        span of rows                  its examples as ranks read them
+read        span of rows                  the span's distinct ids, and columns as codes that number them
+split       span of rows                  the span's examples by split, as these codes, and counts of ids
+table       table                         the table's ids in order of rows; for each span, the row of each code
+number      numeric feature               the feature's statistics
+rows        span of rows                  the span's examples with table rows in place of codes
 ==========  ============================  =================================================================
 """
 
@@ -51,7 +51,7 @@ TABLE, COUNTS, PARENT, ROWS_OF_CODES, IDS = "table.arrow", "counts.bin", "parent
 
 
 def read(desk: Desk, task: Task, out: Path) -> None:
-    """Read a span; ``task.arguments``: its (file, row) start and stop."""
+    """Read and encode a span of rows; ``task.arguments``: the span's start and stop, each (file, row)."""
     plan = desk.plan
     start, stop = task.arguments
     parts = PartCache(desk.directory / "parts", str(FORMAT_VERSION))
@@ -66,10 +66,10 @@ def read(desk: Desk, task: Task, out: Path) -> None:
 
 
 def split(desk: Desk, task: Task, out: Path) -> None:
-    """Make the examples of a span.
+    """Make the examples of a span of rows.
 
-    ``task.arguments``: the number of its first row, that of all rows, the limits of a split by time, and whether a
-    column names rows that validate.
+    ``task.arguments`` has ``first_row`` (number of the span's first row), ``num_rows`` (number of all rows),
+    ``time_limits`` (of a split by time) and ``names_validation`` (True if a column marks validation rows).
     """
     plan = desk.plan
     asked = task.arguments
@@ -107,9 +107,9 @@ def split(desk: Desk, task: Task, out: Path) -> None:
 
 
 def table(desk: Desk, task: Task, out: Path) -> None:
-    """Give the ids of a table their rows.
+    """Assign the ids of a table their rows.
 
-    ``task.arguments``: the numbers of the spans, and the warm start's ids (None without one).
+    ``task.arguments`` has ``spans``, the numbers of the spans, and ``base``, the warm start's ids (None without one).
     """
     number = task.number
     plan, spans, base = desk.plan, task.arguments["spans"], task.arguments["base"]
@@ -146,7 +146,7 @@ def table(desk: Desk, task: Task, out: Path) -> None:
 
 
 def number(desk: Desk, task: Task, out: Path) -> None:
-    """Find the statistics of a numeric feature over the training rows; ``task.arguments``: the numbers of the spans."""
+    """Compute a numeric feature's statistics over the training rows; ``task.arguments``: the numbers of the spans."""
     feature = desk.plan.all_numeric[task.number]
     whole = Appender(desk.directory / "whole", np.float64)
     name = f"train/{feature.split_file}"
@@ -157,7 +157,7 @@ def number(desk: Desk, task: Task, out: Path) -> None:
 
 
 def rows(desk: Desk, task: Task, out: Path) -> None:
-    """Write the examples of a span as ranks read them; ``task.arguments``: the numeric features, with statistics."""
+    """Write the examples of a span as ranks read them; ``task.arguments``: numeric features with statistics."""
     plan, span = desk.plan, f"{task.number:05d}"
     source = desk.fetch(f"split-{span}")
     rows_of = {domain: _of_table(desk, f"rows-{span}.bin", index) for index, domain in enumerate(plan.kinds)}
@@ -187,7 +187,7 @@ def sample_file(feature: str) -> str:
 
 
 def _sample(values: npt.NDArray[Any], first_row: int, num_rows: int) -> npt.NDArray[Any]:
-    """Return a span's part of the sample of all rows that runs are compared by."""
+    """Return the span's part of an evenly spaced sample of all rows, by which runs are compared."""
     stride = sample_stride(num_rows, math.prod(values.shape[1:]))
     return values[-first_row % stride :: stride]
 
@@ -197,7 +197,10 @@ def _of_table(desk: Desk, file: str, table: int) -> Any:
 
 
 def _rewrite(source: Path, target: Path, of_code: Any) -> int:
-    """Write what each code stands for, the last for none; return how many are the unknown id's row."""
+    """Write ``of_code[code]`` for each code of a file; return the number of results that are the unknown id's row.
+
+    The last entry of ``of_code`` belongs to code -1, a missing id.
+    """
     codes = map_array(source, CODE)
     written, unknown = Appender(target, CODE), 0
     for start in range(0, len(codes), CHUNK_ROWS):
@@ -214,7 +217,7 @@ def _names_users(plan: DataPlan, domain: str) -> bool:
 
 
 def as_arguments(base: IdMap | None) -> Any:
-    """Return a warm start's ids as a task takes them: plain arrays."""
+    """Return the ids of a warm start as plain arrays, for the arguments of a task."""
     if base is None:
         return None
     return [base.ids, np.asarray(base.last_seen), base.run, base.retired, np.asarray(base.retired_in)]
@@ -237,13 +240,13 @@ def perform(setting: Setting, task: Task, directory: Path) -> None:
     """Perform a task on this host, and put its result into the storage.
 
     Args:
-        setting: of the preparation.
+        setting: setting that all tasks of the preparation share.
         task: the task.
-        directory: where it may write meanwhile.
+        directory: folder for temporary files.
 
     Raises:
-        DataError: rows cannot be trained on, or this host sees others.
-        StorageError: the storage is away, or what another task has put is damaged.
+        DataError: rows cannot be trained on, or this host sees other files than the leading host.
+        StorageError: the storage does not answer, or the result of another task is damaged.
     """
     plan, folders = planned(setting), setting.folders()
     with (
@@ -257,5 +260,5 @@ def perform(setting: Setting, task: Task, directory: Path) -> None:
 
 
 def _is_seen(folders: Folders) -> bool:
-    """Return True if hosts read files of the storage where they lie, so that no cache need keep them."""
+    """Return True if this host can read the storage's files directly by a path, and so needs no cache of them."""
     return folders.storage.path(folders.prefix) is not None

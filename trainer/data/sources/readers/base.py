@@ -27,22 +27,22 @@ from trainer.data.sources.types import (
 
 
 class Reader(ABC):
-    """The files of one dataset, all in one format.
+    """Reader of the files of one dataset, all in one format.
 
     Args:
         paths: the files, in the order of their rows.
     """
 
     name: ClassVar[str]
-    """The format, as messages write it."""
+    """Name of the format, as error messages write it."""
     suffixes: ClassVar[tuple[str, ...]]
-    """Endings of the names of its files, in lower case."""
+    """Endings of the names of the format's files, in lower case."""
     has_types: ClassVar[bool] = True
     """True if a file declares the types of its columns."""
     remedy: ClassVar[str]
-    """Remedy for a file that cannot be read."""
+    """Advice in the error for a file that cannot be read."""
     reads_fields: ClassVar[bool] = False
-    """True if :meth:`read_batches` takes ``a.b``, and then gives the struct ``a`` with that field alone."""
+    """True if :meth:`read_batches` accepts a column ``a.b``, and yields the struct ``a`` with its field ``b`` alone."""
 
     def __init__(self, paths: Sequence[FilePath]):
         self.paths = tuple(paths)
@@ -51,20 +51,22 @@ class Reader(ABC):
         self._lacking: dict[FilePath, dict[str, pa.DataType]] = {}
         self._types: dict[str, pa.DataType] = {}
         self.declared: dict[str, pa.DataType] = {}
-        """Types of declared columns, by name; they are null in files that lack them."""
+        """Types of the columns that files may lack, by name; their values are then null."""
         self.ids: Collection[str] = ()
-        """Columns that ids are read from. If files differ, one with text and another with integers, ids are text."""
+        """Names of columns with ids. If one file has text and another has integers in such a column, its ids are text.
+        """
         self.mixed: set[str] = set()
-        """Columns of ids with text in one file and integers in another."""
+        """Names of id columns with text in one file and integers in another."""
         self.number_like: dict[str, str] = {}
-        """Columns of ids read as text though numbers could be read from all values, or from those of the first file.
+        """Id columns read as text, though all values, or those of the first file, could be read as numbers.
 
-        The value is an example of an id that is not written as an integer, "" if there is none.
+        Keys are column names. Each value is an example of an id that is not written as an integer is, or "" if
+        there is no example.
         """
 
     @abstractmethod
     def read_schema(self, path: FilePath) -> pa.Schema:
-        """Return names and types of the columns of one file."""
+        """Return the names and types of the columns of one file."""
 
     @abstractmethod
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
@@ -73,9 +75,9 @@ class Reader(ABC):
     def read_batches_from(
         self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield :meth:`read_batches` without the rows before ``first_row`` and from ``stop_row`` on.
+        """Yield the rows of :meth:`read_batches` from number ``first_row`` on and before number ``stop_row``.
 
-        A format may skip these unread.
+        The reader of a format may skip the other rows unread.
         """
         begin = 0
         for batch in self.read_batches(path, columns, chunk_rows):
@@ -87,42 +89,42 @@ class Reader(ABC):
                 return
 
     def passes_over_rows(self, path: FilePath) -> bool:
-        """Return True if reading can begin at any row of a file, without reading those before it."""
+        """Return True if reading can begin at any row of a file, without reading the rows before it."""
         return False
 
     def rows_in(self, path: FilePath) -> int | None:
-        """Return the number of rows of one file, None if it is not known without reading."""
+        """Return the number of rows of one file; None if rows must be read to know it."""
         return None
 
     def num_rows(self) -> int | None:
-        """Return the number of rows of all files, None if it is not known without reading."""
+        """Return the total number of rows of all files; None if rows must be read to know it."""
         counts = [self.rows_in(path) for path in self.paths]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     def integer_span(self, column: str) -> int | None:
-        """Return max - min + 1 of a column of integers, None if it is not known without reading."""
+        """Return max - min + 1 of a column of integers; None if rows must be read to know it."""
         return None
 
     def infer_types(self, columns: Sequence[str]) -> None:
-        """Find the common types of columns over all files; every file has each column.
+        """Find the common type of each column over all files; every file must have each column.
 
         Raises:
-            DataError: a file's type has no common type with that of the files before.
+            DataError: a column's type in one file is incompatible with its type in the files before.
         """
         for name in columns:
             if name not in self._types:
                 self._types[name] = plain_type(self.declared_type(name))
 
     def column_type(self, column: str) -> pa.DataType:
-        """Return the type of a column for which :meth:`infer_types` was called; it holds the values of every file."""
+        """Return the common type over all files of a column for which :meth:`infer_types` was called."""
         return self._types[column]
 
     def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
-        """Return the type that holds the values of all files, from the types that they declare.
+        """Return the type that can hold a column's values of all files, from the types that the files declare.
 
-        Without ``strict``, text is compatible with numbers and times, and single values with lists. The first file
-        then decides, and rows of later files with unreadable values are reported one by one.
+        Without ``strict``, text is compatible with numbers and times, and single values with lists. The first file's
+        type is then returned, and rows of later files with unreadable values are reported one by one.
 
         Raises:
             DataError: there is no such type.
@@ -165,7 +167,9 @@ class Reader(ABC):
         ]
 
     def schema(self, path: FilePath) -> pa.Schema:
-        """Return the columns of :meth:`read_schema`, read once; fields of structs as ``a.b``.
+        """Return the names and types of the columns of one file, with fields of structs as columns ``a.b``.
+
+        Each file is read once; later calls return the same schema.
 
         Raises:
             DataError: the file cannot be read.
@@ -188,9 +192,9 @@ class Reader(ABC):
     def batches(
         self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int = 0, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file from ``first_row`` on, and before ``stop_row``, as :meth:`read_batches` does.
+        """Yield the rows of one file from ``first_row`` on and before ``stop_row``, as :meth:`read_batches` does.
 
-        No column is of dictionaries, runs or views of text, whatever the file has.
+        Columns that the file stores as dictionaries, runs or views of text are turned into plain ones.
 
         Raises:
             DataError: the file cannot be read.
@@ -233,11 +237,11 @@ class Reader(ABC):
 
 
 class TextReader(Reader):
-    """A format whose values have no declared types: a column gets the narrowest that fits every value of every file."""
+    """Reader of a format without declared types: a column's type is the narrowest that fits all values of all files."""
 
     has_types = False
     text: Collection[str] = ()
-    """Columns that are text even if every value could be read as another type."""
+    """Names of columns to read as text, even if every value could be read as another type."""
 
     @abstractmethod
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
@@ -265,7 +269,7 @@ class TextReader(Reader):
         return type_
 
     def merge(self, types: dict[str, pa.DataType], more: dict[str, pa.DataType]) -> None:
-        """Widen ``types`` so that they also fit the values that have the types ``more``."""
+        """Widen ``types``, in place, so that each column also fits values of its type in ``more``."""
         for name, right in more.items():
             left = types.get(name, pa.null())
             common = self.common_type(left, right, name)
@@ -278,9 +282,9 @@ class TextReader(Reader):
         return pa.string()
 
     def common_type(self, left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType | None:
-        """Return the narrowest type for the values of both in a column, None if there is none.
+        """Return the narrowest type that fits a column's values of types ``left`` and ``right``, None if there is none.
 
-        Every value can be text here.
+        In this base class there is always one, because every value can be read as text.
         """
         if name in self.ids and are_mixed(left, right):
             self.mixed.add(name)
@@ -303,21 +307,21 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def with_compressions(*suffixes: str) -> tuple[str, ...]:
-    """Return endings of the names of files of text, plain and compressed."""
+    """Return the endings of names of text files: each suffix as it is, and followed by each compression's ending."""
     return tuple(suffix + more for more in ("", *COMPRESSIONS) for suffix in suffixes)
 
 
 def text_of(path: FilePath) -> pa.NativeFile:
-    """Return a stream of the bytes of a file, decompressed where its name ends in one of ``COMPRESSIONS``."""
+    """Return a stream of the bytes of a file, decompressed if its name has an ending in ``COMPRESSIONS``."""
     compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.lower().endswith(suffix)), None)
     return pa.input_stream(opened(path), compression=compression)
 
 
 def require_utf_8(text: bytes, path: FilePath) -> None:
-    """Check that the beginning of a file is not UTF-16, as Excel and Windows write it.
+    """Check that the first bytes of a file are not UTF-16 text, which Excel and Windows write.
 
     Raises:
-        DataError: it is.
+        DataError: the bytes are UTF-16, or no text.
     """
     if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:4]:
         remedy = "write the file in UTF-8: iconv -f UTF-16 -t UTF-8 FILE"
@@ -325,7 +329,7 @@ def require_utf_8(text: bytes, path: FilePath) -> None:
 
 
 def _with_values(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a column is read: integers if it has no values."""
+    """Return a type with int64 in place of null, the type of columns or elements without any value."""
     if pa.types.is_list(kind):
         return pa.list_(_with_values(kind.value_type))
     if pa.types.is_struct(kind):

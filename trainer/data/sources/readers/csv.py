@@ -1,9 +1,10 @@
 """CSV files as streaming record batches with one type per column over all files. Torch-free.
 
-A column is int64, float64, a date or timestamp, bool or string: the narrowest that every value of every file fits. Ids
-are text unless each is written as its integer (trainer.data.sources.id_types). Only the empty field is null; strings
-such as NA are strings. Lists are written as ``a|b|c`` or ``[a, b, c]`` (trainer.data.columns.text_lists). Fields are
-separated by the first of ``,``, ``;``, tab and ``|`` that the header has. A quoted field may hold line breaks.
+A column's type is int64, float64, a date or timestamp, bool or string: the narrowest that fits every value of every
+file. Ids are text unless each is written as an integer is, without leading zeros (trainer.data.sources.id_types).
+Only the empty field is null; strings such as NA stay strings. Lists are written as ``a|b|c`` or ``[a, b, c]``
+(trainer.data.columns.text_lists). Fields are separated by the first of ``,``, ``;``, tab and ``|`` that the header
+contains. A quoted field may hold line breaks.
 """
 
 from __future__ import annotations
@@ -40,20 +41,22 @@ class CsvReader(TextReader):
         "number of fields in each row, UTF-8"
     )
     delimiter: ClassVar[str | None] = None
-    """Separator of fields; None: the one that the header has."""
+    """Separator of fields; None: it is found from the header of each file."""
 
     def __init__(self, paths: Sequence[FilePath]):
         super().__init__(paths)
         self._heads: dict[FilePath, Head] = {}
         self._plain: set[str] = set()
-        """Columns of ids that were found to hold text."""
+        """Id columns with text, in some file, that no number could be read from."""
 
     def read_schema(self, path: FilePath) -> pa.Schema:
-        """Return the columns of the header, with the types of the first block."""
+        """Return the columns of the header, with the types that Arrow finds in the first block of rows."""
         return self._open(path, None, {}).schema
 
     def types_in(self, path: FilePath, columns: list[str]) -> dict[str, pa.DataType]:
-        """Read the file once, and once more for each column with a value that does not fit the type so far.
+        """Return the narrowest types that fit the values of one file.
+
+        The file is read once, and again from its beginning each time that a value does not fit its column's type.
 
         Raises:
             DataError: a column is not UTF-8, or a quote is not closed.
@@ -103,7 +106,10 @@ class CsvReader(TextReader):
                 yield batch.slice(start, chunk_rows)
 
     def unreadable(self, path: FilePath, why: str) -> DataError:
-        """Return the error for a file; an unclosed quote is named first, because it causes the other errors."""
+        """Return the error for a file that cannot be read.
+
+        An unclosed quote in the file replaces the reason ``why``, because it causes such errors.
+        """
         with contextlib.suppress(pa.ArrowException, OSError):
             why = self._open_quote(path) or why
         # Arrow counts from 1, and the header.
@@ -139,7 +145,7 @@ class CsvReader(TextReader):
         )
 
     def _require_no_names(self, batch: pa.RecordBatch, ids: Sequence[str], path: FilePath, first_row: int) -> None:
-        """Check that no row repeats the header, as in concatenated files."""
+        """Check that no row repeats the names of the id columns, as the headers within concatenated files do."""
         if len(ids) < 2:
             return
         found = pc.equal(batch.column(ids[0]), ids[0])
@@ -151,15 +157,15 @@ class CsvReader(TextReader):
             raise self.unreadable(path, f"row {first_row + pc.index(found, True).as_py()} repeats the line of names")
 
     def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
-        """Return the pattern of quoted fields: group 1 is the closing quote, with a stray character behind it if any.
+        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character behind it.
 
-        A quote opens a field at its beginning alone.
+        A quote opens a quoted field only if it is the field's first character.
         """
         delimiter = re.escape(self._head(path).delimiter.encode())
         return re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
 
     def _open_quote(self, path: FilePath) -> str | None:
-        """Describe the first quoted field without a proper end; None where all have one."""
+        """Describe the first quoted field of the file that has no proper end; None if every quoted field has one."""
         quoted = self._quoted(path)
         with text_of(path) as stream:
             line, text = 0, b"\n" + stream.read(_BLOCK_BYTES).removeprefix(BOM)
@@ -184,7 +190,10 @@ class CsvReader(TextReader):
 
 
 class _Text:
-    """Stream of the bytes of a file for Arrow, which drops a line feed between two blocks behind a carriage return."""
+    """Stream of a file's bytes for Arrow, in which no block ends in a carriage return.
+
+    Arrow would drop a line feed at the beginning of the block after it.
+    """
 
     closed = False
 
@@ -202,7 +211,7 @@ class _Text:
 
 
 class _CountedText(_Text):
-    """Stream that counts lines."""
+    """Stream of a file's bytes that counts the lines read."""
 
     def __init__(self, stream: pa.NativeFile):
         super().__init__(stream)
@@ -210,12 +219,12 @@ class _CountedText(_Text):
 
     @property
     def last_line(self) -> bytes:
-        """The line without an end at the end of the text, or as much of it as _TAIL_BYTES hold."""
+        """The unfinished last line of the text so far, or as much of it as fits in ``_TAIL_BYTES``."""
         return re.split(rb"[\r\n]", self._tail)[-1]
 
     @property
     def num_lines(self) -> int:
-        """Lines so far, one without an end included."""
+        """Number of lines so far, including an unfinished last one."""
         return self._num_ends + bool(self.last_line)
 
     def read(self, size: int) -> pa.Buffer:
@@ -251,17 +260,17 @@ _NO_VALUE = frozenset(("", "na", "n/a", "nan", "null", "none", r"\n", "?", "-"))
 
 
 class Head(NamedTuple):
-    """Separator of the fields of a file, and number of lines above its header."""
+    """Separator of a file's fields, and number of lines above its header (Excel writes one such as ``sep=;``)."""
 
     delimiter: str
     skipped_lines: int
 
 
 def head_of(path: FilePath, delimiter: str | None) -> Head:
-    """Return the head of a file; ``delimiter`` separates its fields, or None if it is to be found from the header.
+    """Return the head of a file; a ``delimiter`` of None is found from the header.
 
     Raises:
-        DataError: it is UTF-16, separated by ``::``, or without a header.
+        DataError: the file is UTF-16, has fields separated by ``::``, or has no header.
     """
     with text_of(path) as stream:
         text = stream.read(_HEAD_BYTES)
@@ -307,7 +316,7 @@ def _require_header(sample: Sequence[Sequence[str]], path: FilePath) -> None:
 
 
 def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Check for a first line of numbers or dates above numbers or dates, without a name."""
+    """Return True if the first line is a row of values, not of names: numbers or dates above numbers or dates."""
     numbers = [str(number) for number in range(len(header))]
     if header == numbers or header == ["", *numbers[:-1]] or not rows:
         return False  # as pandas names columns that have no names

@@ -40,11 +40,11 @@ class TableFormat(ABC):
     """A format of folders whose log says which files belong to the table."""
 
     name: ClassVar[str]
-    """The format, as messages write it."""
+    """Name of the format, as error messages write it."""
     extra: ClassVar[str]
     """The extra of this package that installs its library."""
     module: ClassVar[str]
-    """The library."""
+    """Name of the module of the library that reads the format."""
 
     @abstractmethod
     def root_of(self, parts: Parts) -> Parts | None:

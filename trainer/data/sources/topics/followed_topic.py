@@ -1,7 +1,7 @@
 """A topic that is read while messages arrive, segment by segment, with the lag of a reader. Torch-free.
 
-A segment is the messages available when it is asked for, up to :data:`SEGMENT_MESSAGES`, taken evenly from the
-partitions that have any. It is recorded before it is read: from then on nothing depends on when messages arrived.
+A segment consists of the messages that have arrived when the reader asks for it, up to :data:`SEGMENT_MESSAGES`, taken
+evenly from the partitions that have any. Its offsets are recorded before it is read, so a later attempt reads the same.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from trainer.spec import Follow
 from trainer.spec.messages import Messages
 
 SEGMENT_MESSAGES = 1 << 18
-"""Most messages of a segment; a window of rows has the same limit."""
+"""Largest number of messages in a segment; a window of rows in one-pass training has the same limit."""
 
 
 class FollowedTopic:
-    """The segments of a topic as one reader reads them, one after the other. For use by several threads.
+    """The segments of a topic as one reader reads them, one after the other. Safe for use by several threads.
 
     Args:
         uri: uri of the topic.
-        messages: format and columns of its messages.
-        follow: settings of the job.
-        journal: file that records the segments; None: they are lost with the process.
-        note: takes messages for the job's owner.
+        messages: the dataset's settings ``messages``: format and columns of the topic's messages.
+        follow: the job's settings ``dataset.follow``.
+        journal: file that records the segments; None: the segments are lost with the process.
+        note: called with each message for the job's owner.
     """
 
     def __init__(
@@ -50,11 +50,12 @@ class FollowedTopic:
         self._is_replayed = False
         self._ends: dict[int, Ends] = {}
         self._seen: deque[tuple[float, int]] = deque()
-        """(time, total number of messages) each time that new messages were seen; gives the age of unread messages."""
+        """(time, sum of the partitions' end offsets) each time that this sum had grown, to tell unread messages' age.
+        """
         self._asked_at = -float("inf")
 
     def begin(self, segments: Iterable[Segment]) -> None:
-        """Continue after segments of a checkpoint, the last possibly read in part."""
+        """Continue after the given segments of a checkpoint, the last of them perhaps read in part."""
         with self._lock:
             for segment in sorted(segments, key=lambda one: one.number):
                 self._keep(segment)
@@ -68,7 +69,7 @@ class FollowedTopic:
             return list(self._taken.values())
 
     def next(self, number: int) -> Segment | None:
-        """Return the segment of this number, None while there is no message for it, or brokers do not answer.
+        """Return the segment of this number; None while no message has arrived for it, or the brokers do not answer.
 
         Raises:
             DataError: unread messages are gone, or the brokers refuse this run or stay away.
@@ -98,7 +99,10 @@ class FollowedTopic:
             return segment
 
     def figures(self, number: int) -> dict[str, float | int]:
-        """Return, for events, the lag of a reader at the segment of this number: messages that it has not begun."""
+        """Return the lag of a reader that is at the segment of this number, for the job's events.
+
+        ``messages_behind`` counts the messages after that segment, and ``seconds_behind`` is the age of the oldest.
+        """
         # The reader asks all the time, but for when it is ahead of the training.
         if time.monotonic() - self._asked_at > self.follow.poll_seconds and self._asking.acquire(blocking=False):
             try:
@@ -121,7 +125,7 @@ class FollowedTopic:
         self._taken[segment.number] = self._last = segment
 
     def _replay(self) -> None:
-        """Read the segments that an earlier attempt recorded; from then on only this one adds segments."""
+        """Take over the segments that an earlier attempt recorded; from then on this attempt alone adds segments."""
         known = self._journal.read()
         if self._last is None and -1 in known:
             self._keep(known[-1])
@@ -135,7 +139,7 @@ class FollowedTopic:
         self._is_replayed = True
 
     def _begin_at(self, ends: Mapping[int, Ends]) -> bool:
-        """Decide where to begin; return True once that is known."""
+        """Record the offsets at which reading begins; return False while the brokers do not tell them."""
         start, time_ = self.follow.start, self.follow.start_milliseconds
         offsets: Mapping[int, int] | None
         if time_ is not None:
@@ -171,10 +175,10 @@ class FollowedTopic:
             self._note(f"{self.uri}: partitions {named} were added, and are read from their beginning")
 
     def _check(self, last: Segment, ends: Mapping[int, Ends]) -> None:
-        """Check that the next messages still exist.
+        """Check that the messages after the segment ``last`` still exist.
 
         Raises:
-            DataError: they are gone.
+            DataError: they were deleted, or the topic is another one.
         """
         # A partition that was added is read from its beginning.
         for partition, offset in sorted((dict.fromkeys(ends, 0) | dict(last.offsets)).items()):

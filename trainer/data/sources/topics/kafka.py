@@ -1,6 +1,6 @@
-"""Kafka's protocol, by confluent-kafka: the offsets of a topic, and the messages between two. Torch-free.
+"""Reading of a Kafka topic by confluent-kafka: its offsets, and the messages between two offsets. Torch-free.
 
-Offsets come from the reader: no consumer group is joined, and nothing is committed to the brokers.
+The caller gives the offsets to read: no consumer group is joined, and no offset is committed to the brokers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trainer.spec import Follow
 from trainer.spec.messages import Messages, brokers_and_topic
 
 BLOCK_MESSAGES, BLOCK_BYTES = 8192, 1 << 25
-"""Most messages and bytes of one partition in a block."""
+"""Limits at which a block, a list of messages of one partition, is full."""
 TELL_SECONDS = 5.0
-"""Time for which brokers may be silent before that is reported."""
+"""Time without an answer of the brokers until their silence is reported."""
 _ANSWER_SECONDS = 5.0
 _SETTINGS = {
     "username": "sasl.username", "password": "sasl.password", "ca": "ssl.ca.pem",
@@ -28,11 +28,11 @@ _SETTINGS = {
 }  # fmt: skip
 
 Message = tuple[int, bytes | None]
-"""Offset and value."""
+"""Offset and value of a message; the value is None for a message without one."""
 
 
 class Ends(NamedTuple):
-    """Offsets of a partition: of its first message, and of the next one to come."""
+    """Offset of a partition's first message, and offset that its next new message will get."""
 
     first: int
     end: int
@@ -43,9 +43,9 @@ class KafkaTopic:
 
     Args:
         uri: uri of the topic.
-        messages: security settings of the connection.
-        follow: time to wait for brokers.
-        note: takes messages for the job's owner.
+        messages: the dataset's settings ``messages``, which hold the security of the connection.
+        follow: the job's settings ``dataset.follow``, which say how long to wait for brokers.
+        note: called with each message for the job's owner.
 
     Raises:
         DataError: the library or an environment variable is missing, or the security settings are invalid.
@@ -67,10 +67,10 @@ class KafkaTopic:
         self._consumer.close()
 
     def ends(self) -> dict[int, Ends] | None:
-        """Return the ends of each partition, in their order; None while the brokers do not answer.
+        """Return the first and end offsets by partition, in the order of partitions; None while no broker answers.
 
         Raises:
-            DataError: they refuse this run, or did not answer for ``follow.away_seconds``.
+            DataError: the brokers refuse this run, or did not answer for ``follow.away_seconds``.
         """
         self._serve()
         try:
@@ -93,7 +93,12 @@ class KafkaTopic:
         return ends
 
     def offsets_at(self, milliseconds: int, ends: Mapping[int, Ends]) -> dict[int, int] | None:
-        """Return each partition's first offset at or after a time, or its end; None while brokers do not answer."""
+        """Return the offset of each partition's first message at or after a time; None while no broker answers.
+
+        Args:
+            milliseconds: the time, since 1970.
+            ends: the partitions; without such a message, a partition's offset is its ``end``.
+        """
         asked = [self._library.TopicPartition(self.topic, partition, milliseconds) for partition in ends]
         try:
             found = self._consumer.offsets_for_times(asked, timeout=_ANSWER_SECONDS)
@@ -107,14 +112,14 @@ class KafkaTopic:
         return {one.partition: one.offset if one.offset >= 0 else ends[one.partition].end for one in found}
 
     def read(self, ranges: Sequence[Range], stopped: threading.Event) -> Iterator[tuple[int, list[Message]]]:
-        """Yield (partition, messages) until all ranges are read: in order within a partition, not across partitions.
+        """Yield (partition, list of messages) until all ranges are read, in order within each partition.
 
-        The size of a list depends on the messages alone. Offsets without a message (after compaction or transactions)
-        are skipped.
+        The order across partitions may vary; the division into lists depends on the messages alone. Offsets without a
+        message (after compaction or transactions) are skipped.
 
         Raises:
-            DataError: messages are gone, or the errors of :meth:`ends`.
-            Stopped: ``stopped`` was set meanwhile.
+            DataError: messages were deleted before they were read, or as in :meth:`ends`.
+            Stopped: ``stopped`` was set in the meantime.
         """
         library = self._library
         waiting = {one.partition: one for one in ranges if one.end > one.first}
@@ -203,7 +208,7 @@ class KafkaTopic:
         return codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED
 
     def _serve(self) -> None:
-        """Let the library call its error callback."""
+        """Let the library call its error callback, and raise if the brokers refused this run."""
         self._consumer.poll(0)
         self._raise_refused()
 

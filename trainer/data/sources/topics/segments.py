@@ -25,9 +25,9 @@ class Segment:
     """Messages that are read together: partition by partition, each in the order of its offsets.
 
     Attributes:
-        number: how many segments were read before it; -1: the beginning of them all, without messages.
-        ranges: what it reads, by partition.
-        offsets: the offset to go on from in each partition known so far, in their order.
+        number: number of segments before this one; -1 for the starting point, which has no messages.
+        ranges: the messages of this segment, by partition.
+        offsets: (partition, offset to continue from after this segment), for each partition known so far, in order.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Segment:
 
 
 class Journal:
-    """The segments that were decided on, on disk before any of them is read.
+    """File of the segments of a topic, to which each segment is written before it is read.
 
     An attempt that is killed has trained on batches that no checkpoint has: the next one reads the same segments again,
     so it takes the same steps. What a crash has torn off is not there.
@@ -69,7 +69,7 @@ class Journal:
         self._num_lines = 0
 
     def read(self) -> dict[int, Segment]:
-        """Return the segments by number, of several of a number the last; a torn line at the end is cut off."""
+        """Return the segments by number; the last one counts if several have a number. A torn last line is cut off."""
         if self._path is None or not self._path.exists():
             return {}
         text = self._path.read_bytes()
@@ -81,7 +81,7 @@ class Journal:
         return {one.number: one for one in (Segment.of_json(json.loads(line)) for line in lines)}
 
     def append(self, segment: Segment) -> None:
-        """Write a segment, durably."""
+        """Append a segment to the file; when this returns, it is on disk."""
         if self._path is None:
             return
         is_new = not self._path.exists()
@@ -100,7 +100,7 @@ class Journal:
         self._write([one for one in self.read().values() if one.number >= number - self.KEPT])
 
     def forget_behind(self, number: int) -> None:
-        """Drop segments behind ``number``, where there are any: what was decided on there is decided anew."""
+        """Remove the segments after ``number``, if there are any; their offsets will be chosen anew."""
         known = self.read().values()
         kept = [one for one in known if one.number <= number]
         if len(kept) < len(known):

@@ -23,7 +23,7 @@ from trainer.spec import DatasetSpec, Follow
 
 
 class DeclaredColumns(Reader):
-    """The columns that a dataset says messages have."""
+    """Reader that knows the columns that a dataset declares for its messages, and reads no rows."""
 
     name = "messages"
     suffixes = ()
@@ -61,10 +61,10 @@ class DeclaredColumns(Reader):
 
 
 class TopicSource(Source):
-    """The columns of a topic, in the place of files. It yields no rows by itself.
+    """Source with the columns of a topic in place of files. It yields no rows.
 
     Args:
-        dataset: whose uri is a topic.
+        dataset: a dataset whose uri is a topic.
     """
 
     def __init__(self, dataset: DatasetSpec):
@@ -89,10 +89,10 @@ class MessageChunk(Chunk):
     """Rows of some messages of one partition; ``rows`` are their numbers in the segment.
 
     Attributes:
-        partition: of the messages.
-        offsets: [messages], of each.
-        first_rows: [messages], the number of the first row of each.
-        problems: why a message could not be read, by its offset.
+        partition: partition of the messages.
+        offsets: offset of each message, [messages].
+        first_rows: number of the first row of each message, [messages].
+        problems: (offset, reason) of each message that could not be read.
     """
 
     partition: int = 0
@@ -116,9 +116,9 @@ class SegmentRows:
     """Reader of the rows of segments. To be closed.
 
     Args:
-        dataset: whose uri is a topic.
-        follow: how it is followed.
-        note: takes what its owner should know, in words.
+        dataset: a dataset whose uri is a topic.
+        follow: the job's settings ``dataset.follow``.
+        note: called with each message for the job's owner.
     """
 
     def __init__(self, dataset: DatasetSpec, follow: Follow, note: Callable[[str], None]):
