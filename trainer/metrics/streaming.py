@@ -35,7 +35,7 @@ class RankGroup:
         self._group = group
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sums over ranks of float64 numbers."""
+        """Return the sum over all ranks of each of ``numbers``, in float64."""
         if self._group is None:
             return list(numbers)
         return all_reduce("sums over a split", torch.tensor(numbers, dtype=torch.float64), self._group).tolist()
