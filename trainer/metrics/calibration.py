@@ -65,7 +65,7 @@ class EqualMass(_Bins):
         self._before = 0
 
     def add(self, counts: Counts) -> EqualMass:
-        """Add rows; ``counts.scores`` are predictions in [0, 1], all of them above the predictions added before."""
+        """Add rows; ``counts.scores`` are predictions in [0, 1], none of them below a prediction added before."""
         ends = self._before + np.cumsum(counts.totals)
         cumulative = (counts.totals, counts.totals * counts.scores, counts.positives)
         inside = np.clip(self._edges, self._before, ends[-1]) if len(ends) else self._edges * 0.0

@@ -117,7 +117,7 @@ def entropy(share: float) -> float:
 
 
 def logloss_sum(counts: Counts) -> float:
-    """Return the sum of binary cross-entropies over counted rows; :func:`logloss` is this sum over the rows."""
+    """Return the sum of binary cross-entropies over counted rows, of which :func:`logloss` is the mean."""
     return float((counts.totals * softplus(counts.scores) - counts.positives * counts.scores).sum())
 
 

@@ -36,7 +36,7 @@ class Counts(NamedTuple):
 
 
 class Blocks:
-    """Rows sorted by score once, to be counted with several multiplicities: [n] scores, none NaN, [n] labels (0 or 1)."""
+    """[n] scores, none NaN, and [n] labels (0 or 1), sorted by score once and then counted with any multiplicities."""
 
     def __init__(self, scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating]):
         self._positive = np.asarray(labels) > 0.5

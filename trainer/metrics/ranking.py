@@ -15,7 +15,7 @@ from trainer.metrics.counts import Float64s, Int64s
 
 
 def rank_of(target: Any, others: Any) -> Any:
-    """Return the rank of each ``target`` [b], from 0: the number of ``others`` [b, n] in its row that score as high.
+    """Return the rank of each ``target`` [b] from 0: the number of ``others`` [b, n] in its row that are not lower.
 
     A tie counts against the target, so that a model that scores all items alike finds none. The arguments are scores,
     as arrays or tensors; a NaN target ranks last.

@@ -61,7 +61,7 @@ class Gauc(RowsMetric):
 
 
 class FrequencyBuckets(RowsMetric):
-    """(Numbers of rows, AUCs) of the frequency buckets of items, lists of NUM_BUCKETS + 1 numbers."""
+    """(Numbers of rows, AUCs) of the frequency buckets of items, each [NUM_BUCKETS + 1]."""
 
     nothing = ([0] * (NUM_BUCKETS + 1), [NAN] * (NUM_BUCKETS + 1))
 
