@@ -1,5 +1,4 @@
-"""Shared parts of the inference commands: printing a report as text or JSON, and an exit without waiting for threads.
-"""
+"""Shared parts of the inference commands: printing a report as text or JSON, and exiting without waiting."""
 
 from __future__ import annotations
 

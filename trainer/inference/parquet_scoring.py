@@ -197,8 +197,7 @@ def _kept(source: Source, there: Sequence[str], keep: Sequence[str] | None, outp
 
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
-    """Yield a temporary path in the directory of ``output``; rename it to ``output`` at the end, or remove it on error.
-    """
+    """Yield a temporary path next to ``output``; rename it to ``output`` at the end, or remove it on error."""
     if output.exists():
         raise DataError("is there already", where=str(output), remedy="remove it, or give another --output")
     try:

@@ -56,8 +56,7 @@ class NextItemModel(RankingModel):
         """
 
     def queries(self, rows: Mapping[str, JaggedTensor]) -> Tensor:
-        """Return the query of each sample [b, dim], which :meth:`encode` computes from the looked-up rows of ``item``.
-        """
+        """Return the query of each sample [b, dim]: :meth:`encode` of the looked-up rows of feature ``item``."""
         values, lengths = rows[ITEM].values(), rows[ITEM].lengths()
         groups = length_groups(lengths, len(values))
         if not groups:
@@ -145,8 +144,7 @@ def owners(lengths: Tensor, total: int | None = None) -> Tensor:
 
 
 def sums_by_owner(values: Tensor, owner: Tensor, num_owners: int) -> Tensor:
-    """Return for each owner the sum of its rows, [num_owners, d]; ``values``: rows [n, d]; ``owner``: their owners [n].
-    """
+    """Return the sum of each owner's rows, [num_owners, d]; ``values``: rows [n, d]; ``owner``: their owners [n]."""
     zeros = values.new_zeros(num_owners, values.shape[1])
     if torch.jit.is_tracing():
         # The exporter to ONNX takes index_add for an assignment (torch 2.13).

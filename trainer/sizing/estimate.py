@@ -194,8 +194,7 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
 
 
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
-    """Return upper bounds on distinct ids by table: numbers of ids, or for integers max - min + 1 by file statistics.
-    """
+    """Return upper bounds on distinct ids by table: numbers of ids, or max - min + 1 of integers by file statistics."""
     bounds = dict.fromkeys(plan.trained_tables, 0)
     for feature in plan.trained:
         if feature.join is not None:

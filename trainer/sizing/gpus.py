@@ -128,8 +128,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def known_gpu_bytes(job: JobSpec, ray_address: str | None) -> int | None:
-    """Return the bytes of each rank's GPU; None for a run without GPUs, or on a Ray cluster, whose GPUs are not known.
-    """
+    """Return the bytes of each rank's GPU; None for a run without GPUs, or on a Ray cluster (not known)."""
     return None if ray_address or not job.resources.gpus_per_worker else machine_gpu_bytes()
 
 

@@ -1,7 +1,7 @@
 """Batch normalisation over the global batch (Ioffe and Szegedy, Batch Normalization, ICML 2015, algorithms 1 and 2).
 
 On several ranks the moments are computed over the global batch, so that, up to rounding, the result does not depend on
-the number of ranks. torch's SyncBatchNorm does so only on GPUs, and fails if a rank has no sample.
+the number of ranks. torch's SyncBatchNorm does so only on GPUs, and does not support ranks without a sample.
 """
 
 from __future__ import annotations

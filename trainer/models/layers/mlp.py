@@ -45,8 +45,7 @@ def tower(
 def tower_of(
     spec: TowerSpec, inputs: ModelInputs, sizes: Sequence[int], *, number: int = 0, logits: bool = True
 ) -> nn.Module:
-    """Return a :func:`tower` with the settings of a model's spec; ``number``: of the tower in the model, for its seed.
-    """
+    """Return a :func:`tower` with the settings of a model's spec; ``number``: of the tower, added to the seed."""
     return tower(
         sizes, seed=inputs.seed + number, dtype=inputs.dtype, residual=spec.residual, batch_norm=spec.batch_norm,
         logits=logits,
