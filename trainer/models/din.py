@@ -36,8 +36,8 @@ class DIN(ClickModel):
     ``attention_hidden``, the sum of (p + 1) q over neighbouring sizes of [4 dim, *attention_hidden, 1], and q more for
     each hidden layer with dice or prelu; of the tower [F dim + n, *hidden, 1] the sum of (p + 1) q.
 
-    ``histories`` has, by list feature, the single id of the same table that is its target (the first, where there are
-    several), and ``poolings`` is ``sum`` or ``mean``, by list feature.
+    ``histories``: by list feature, the first feature of single ids with the same table, which is the list's target.
+    ``poolings``: by list feature, ``sum`` or ``mean``.
     """
 
     is_sequence = True

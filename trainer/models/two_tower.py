@@ -43,9 +43,9 @@ class TwoTower(RankingModel):
     The loss is ``bce``, ``mse``, or ``sampled_softmax`` over the items of the batch
     (trainer.models.losses.in_batch_softmax), which does not train c.
 
-    The item tower is the item's row or ends in a linear layer, so the loss determines the geometry of its outputs up
-    to a rotation (and the towers' scale), which alignment between versions needs. There is one bias ``c`` for all
-    items: an item's own popularity goes into its output, and so into the vectors that a consumer reads.
+    The item tower is the item's row or ends in a linear layer. So the loss determines its outputs up to a rotation and
+    a scale, which alignment between versions needs. There is one bias ``c`` for all items: an item's popularity goes
+    into its vector, which consumers read.
     """
 
     def __init__(self, embeddings: nn.Module, spec: TwoTowerSpec, inputs: ModelInputs):

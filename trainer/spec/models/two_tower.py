@@ -20,8 +20,8 @@ class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
     ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: number that their product is divided
-    by. ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id, so that the item
-    tower learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017). It needs an item table.
+    by. ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id. The item tower so
+    learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017). It needs an item table.
     """
 
     kind: Literal["two_tower"]
