@@ -1,4 +1,4 @@
-"""A job's metrics of a held-out split: the model over its rows on every rank, and the figures on rank 0."""
+"""Metrics of a held-out split for a job: every rank scores its part of the rows, and rank 0 has the figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NORM_ROWS_AT_ONCE = 1 << 16
 
 
 class _Measured(NamedTuple):
-    """A label that is measured: its number among the labels, its name ("" of the one label), its metrics, its loss."""
+    """A label to evaluate: its number among the labels, its name ("" for a single label), its metrics and its loss."""
 
     number: int
     name: str
@@ -51,7 +51,10 @@ class _Measured(NamedTuple):
 
 
 class Rankings(NamedTuple):
-    """Table rows of users, ascending [u], with their rankings among all items and, if asked for, among sampled ones."""
+    """Users as rows of their table, ascending [u], and rankings of their relevant items.
+
+    ``full``: among all items; ``sampled``: among sampled items, None if not asked for.
+    """
 
     users: npt.NDArray[np.int64]
     full: Ranking
@@ -59,7 +62,7 @@ class Rankings(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Held-out rows: their positions in the split, scores and labels [n] or [n, labels], users and buckets or None."""
+    """Held-out rows: positions in the split [n]; scores, labels [n] or [n, labels]; users, buckets [n] or None."""
 
     positions: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float32]
@@ -73,7 +76,7 @@ class Columns(NamedTuple):
         return Columns(*_concatenated(parts))
 
     def rows_of(self, task: _Measured) -> Rows:
-        """Return the rows that have a label, with its scores."""
+        """Return the rows that have the label ``task``, with the scores of this label."""
         settings = {"is_logit": task.loss.is_logit, "is_log": task.loss.is_log}
         if not task.name:
             return Rows(self.scores, self.labels, self.users, self.buckets, **settings)
@@ -85,7 +88,8 @@ class Columns(NamedTuple):
 class Evaluator:
     """Evaluation of a model on the rows of one prepared data set. Every method is collective.
 
-    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``dynamic_rows``: of dynamic tables.
+    ``gather_rows``: a split of more rows is counted in pieces, not gathered. ``dynamic_rows``: rows of the dynamic
+    tables.
     """
 
     def __init__(
@@ -109,10 +113,10 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(self, split: str, sample_users: int | None = None) -> dict[str, Any]:
-        """Return the figures asked for of the whole split on rank 0, {} elsewhere; a figure without a value is None.
+        """Return the job's figures of the whole split on rank 0, {} on other ranks; a figure without a value is None.
 
-        Of a job that calibrates its outputs those of calibrated probabilities too: evaluate validation rows before test
-        rows. ``sample_users``: about so many users are ranked; None: all.
+        If the job calibrates its outputs, figures of calibrated probabilities are included: validation rows must then
+        be evaluated before test rows. ``sample_users``: number of users to rank, approximately; None: all.
         """
         rows = None if self._sequence else self._rows(split)
         measured = (
@@ -126,9 +130,9 @@ class Evaluator:
         return shown if rows is None or not self.calibration.is_of(split) else shown | self._calibrated(split, rows)
 
     def _calibrated(self, split: str, rows: Columns) -> dict[str, Any]:
-        """Return a split's figures of calibrated outputs, fitted on validation rows; {} but on rank 0.
+        """Return on rank 0 the split's figures of calibrated outputs, fitted on validation rows; {} on other ranks.
 
-        Of a split that is too large to be gathered every second, third, ... row is taken.
+        If the split is too large to be gathered, every second, third, ... row is used.
         """
         taken = rows.positions % max(1, -(-self.data.num_examples[split] // self._gather_rows)) == 0
         columns = self.in_order(Columns(rows.positions[taken], rows.scores[taken], rows.labels[taken]))
@@ -146,7 +150,7 @@ class Evaluator:
         return figures
 
     def _shown(self, measured: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the figures asked for on rank 0, in their order, {} elsewhere."""
+        """Return on rank 0 the figures of ``measured`` that the job names, in its order; {} on other ranks."""
         if self.rank != 0:
             return {}
         order = [(metric, "") for metric in self.metrics]
@@ -167,16 +171,16 @@ class Evaluator:
         return Columns(positions, scores.astype(np.float32), labels.astype(np.float32))
 
     def figures(self, columns: Columns) -> dict[str, Any]:
-        """Return the figures asked for of rows that were scored, on rank 0, {} elsewhere."""
+        """Return on rank 0 the job's figures of all ranks' scored rows, {} on other ranks; ``columns``: this rank's."""
         return self._shown(self._measured(columns, self.total(len(columns.positions))))
 
     def no_rows(self) -> Columns:
-        """Return as many rows as there are before the first."""
+        """Return columns of no rows, to which :meth:`scored` rows can be joined."""
         shape = (0, len(self.data.tasks)) if self.data.tasks else (0,)
         return Columns(np.empty(0, np.int64), np.empty(shape, np.float32), np.empty(shape, np.float32))
 
     def total(self, number: int) -> int:
-        """Return the sum over ranks."""
+        """Return the sum of ``number`` over all ranks. Collective."""
         return int(RankGroup(self._group).total([number])[0])
 
     def _measured(self, columns: Columns, num_rows: int) -> dict[str, Any]:
@@ -191,7 +195,10 @@ class Evaluator:
         return figures
 
     def _of_task(self, task: _Measured, columns: Columns | None, *, is_whole: bool) -> dict[str, Any]:
-        """Return the figures of one label, from the rows that have it; of all ranks' or of this one's."""
+        """Return the figures of one label, from the rows that have it; {} without columns.
+
+        ``is_whole``: True if ``columns`` has all ranks' rows, False if it has this rank's.
+        """
         if columns is None:
             return {}
         rows, asked = columns.rows_of(task), self.job.evaluation.intervals
@@ -203,7 +210,7 @@ class Evaluator:
         return figures if asked is None else figures | _ends(intervals(task.metrics, rows, asked, self.job.seed))
 
     def _rows(self, split: str) -> Columns:
-        """Return this rank's rows, and the position of each in the split."""
+        """Return this rank's scored rows of a split."""
         users = self.data.user_codes(split) if needs_users(self.job, self.data.tasks) else None
         of_items = metrics_of_items(name for task in self._tasks for name in task.metrics)
         buckets = frequency_buckets(self._counts()) if of_items else None
@@ -215,7 +222,7 @@ class Evaluator:
         return Columns.joined(parts)
 
     def in_order(self, rows: Columns) -> Columns | None:
-        """Return all ranks' rows in the order of the split on rank 0, None elsewhere."""
+        """Return on rank 0 all ranks' rows in the order of the split, None on other ranks; ``rows``: this rank's."""
         columns = self._gathered(list(rows))
         if columns is None:
             return None
@@ -224,7 +231,7 @@ class Evaluator:
         return Columns(*in_order)
 
     def _gathered(self, columns: list[Any]) -> list[Any] | None:
-        """Return the columns (or None) of all ranks below each other on rank 0, None elsewhere."""
+        """Return on rank 0 each column (array or None) concatenated over all ranks; None on other ranks."""
         if self._group is None:
             return columns
         everyone: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
@@ -234,7 +241,7 @@ class Evaluator:
     def _evaluated(
         self, split: str, sample_users: int | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], Batch, tuple[npt.NDArray[Any], ...]]]:
-        """Yield (positions in the split, batch, what the model gives of it) of this rank's slice of every batch."""
+        """Yield for each batch (positions in the split, batch, outputs of the model) of this rank's slice of it."""
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self._batches(split, sample_users):
             start = batch.step * self._batch_size + batch.sample_offset
@@ -286,7 +293,7 @@ class Evaluator:
         return {**self._means(self._by_unit(rankings.sampled, rankings.full)), "users": len(rankings.users)}
 
     def rankings(self, ranks: Ranks) -> Rankings | None:
-        """Gather the users of all ranks: on rank 0, None elsewhere. Collective."""
+        """Return on rank 0 the rankings of all ranks' users, None on other ranks. Collective."""
         columns = self._gathered(list(ranks))
         if columns is None:
             return None
@@ -297,7 +304,7 @@ class Evaluator:
         return Rankings(all_ranks.relevant_users, Ranking(all_ranks.ranks, users, all_ranks.num_relevant), alone)
 
     def _by_unit(self, sampled: Ranking | None, full: Ranking) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the figures asked for for each user or example."""
+        """Return by name the job's ranking metrics, with a value for each user or example, float64 [n]."""
         by_name = {}
         for name in self.metrics:
             parts = ranking_parts(name)
@@ -318,15 +325,15 @@ class Evaluator:
     # --- frequency buckets -------------------------------------------------------------------------------------------
 
     def _counts(self) -> npt.NDArray[np.int64]:
-        """Return the training occurrences of each row of the item table, 0 for its special ones."""
+        """Return the number of training occurrences of each row of the item table; 0 for its special rows."""
         counts = np.array(self.data.row_counts(next(key.table for key in self.data.keys if key.name == "item")))
         counts[:NUM_SPECIAL_ROWS] = 0
         return counts
 
     def _norms(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]]:
-        """Return (occurrences, bucket) of each row of the item table, and by bucket the sum of the vectors' norms.
+        """Return (occurrences and bucket of each row of the item table; sum of the vectors' norms by bucket).
 
-        The vectors are taken as they are read. Each rank reads its share of the rows.
+        The vectors are as the model reads them. Each rank reads its share of the rows.
         """
         counts = self._counts()
         buckets = frequency_buckets(counts)

@@ -1,10 +1,10 @@
 """Ranking of all items for each user of a held-out split, for models whose score is <user side, item side>.
 
-Candidates are the items that were trained on, or with an item table all items (trainer.data.prepare.catalogue). The
-items that the user had in training are excluded, and in a test also those of validation. Relevant items are the user's
-held-out positives. A relevant item without a training row is no candidate: it is never found, and counts once for each
-row, since its id is not kept. Users without a training row are left out. Features that join on the user are read from
-the user's first row in the split.
+Candidates are the items that were trained on, or, with an item table, all its items (trainer.data.prepare.catalogue).
+Items that the user had in training are excluded; for the test split, also those that the user had in validation.
+Relevant items are the user's held-out positives. A relevant item without a training row is no candidate and is never
+found; it counts once for each of its rows, since its id is not kept. Users without a training row are left out.
+Features that join on the user are read from the user's first row in the split.
 
 Each rank holds the item side of all candidates and works through its share of the users, in blocks of at most
 SCORES_AT_ONCE scores (trainer.sizing.memory has the arithmetic).
@@ -43,16 +43,16 @@ SCORES_AT_ONCE = RANKED_SCORES
 USERS_AT_ONCE = RANKED_USERS
 ROWS_AT_ONCE = 1 << 16
 MAX_CANDIDATES_BYTES = 1 << 30
-"""Largest item side of a catalogue that is ranked: every rank holds it whole."""
+"""Most bytes of the item vectors of a catalogue that is ranked: every rank holds all of them."""
 
 
 class Ranks(NamedTuple):
-    """Ranks of a rank's relevant items.
+    """Ranks of the relevant items of the users that this rank (process) works on.
 
-    ``users``: table row of the user of each [m]; ``ranks``: among all candidates, from 0, inf beyond the largest
-    requested cutoff; ``sampled``: among NUM_EVALUATION_NEGATIVES items that the user never had, or None;
-    ``relevant_users`` and ``num_relevant``: users, and the number of relevant items of each, including those that are
-    no candidates [u].
+    ``users``: for each ranked item, its user's row in the table [m]. ``ranks``: its rank among all candidates, from 0;
+    inf beyond the largest requested cutoff [m]. ``sampled``: its rank among NUM_EVALUATION_NEGATIVES items that the
+    user never had [m], or None. ``relevant_users``: users with relevant items [u]. ``num_relevant``: number of their
+    relevant items [u], including items that are no candidates.
     """
 
     users: Int64s
@@ -63,10 +63,10 @@ class Ranks(NamedTuple):
 
 
 class HeldOut:
-    """Relevant items and excluded candidates, for this rank's share of a split's users.
+    """Relevant items and excluded candidates for this rank's share of a split's users.
 
-    ``known``: flags of the rows that count, bool [rows], by table; other users and items are left out.
-    ``max_users``: most users of all ranks together, chosen evenly. None: all.
+    ``known``: by table, flags of the rows that count, bool [rows]; users and items with other rows are left out.
+    ``max_users``: most users of all ranks together, chosen evenly; None: all users.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class HeldOut:
         self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
 
     def _positives(self, split: str) -> tuple[Int64s, Int64s, Int64s]:
-        """Return user rows and candidate positions of a split's positives, then user rows of the other positives.
+        """Return (user rows, candidate positions) of a split's positives, and user rows of positives without candidate.
 
-        The others are positives whose item is no candidate.
+        The latter are positives whose item is no candidate.
         """
         data = self._data
         users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
@@ -125,12 +125,18 @@ class HeldOut:
         return users[is_candidate], positions[is_candidate], users[known & (positions < 0)]
 
     def _of_own(self, users: Int64s, positions: Int64s) -> Int64s:
-        """Return (index of the user on this rank) * candidates + position, ascending, for this rank's users."""
+        """Return the pairs of this rank's users as (index of the user) * (number of candidates) + position, ascending.
+
+        ``users``: user rows of pairs [n]; ``positions``: positions of their items among the candidates [n].
+        """
         own = np.isin(users, self.users)
         return sorted_unique(np.searchsorted(self.users, users[own]) * len(self.items) + positions[own])
 
     def _numbered(self, users: Int64s, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return :meth:`_of_own`, and the number of each pair over all ranks, which seeds its draws of negatives."""
+        """Return the pairs of :meth:`_of_own`, and each pair's number among all ranks' pairs, int64.
+
+        The number seeds the draws of negatives for the pair.
+        """
         pairs = sorted_unique(users * len(self.items) + positions)
         user = pairs // len(self.items)
         own = np.isin(user, self.users)
@@ -146,11 +152,14 @@ class HeldOut:
         return counts * len(self.items) + (had.values + rank_of_item - self.users[counts] * len(self.items))
 
     def excluded(self, first: int, last: int) -> tuple[Int64s, Int64s]:
-        """Return (index of the user from ``first``, position) of the excluded candidates of users [first, last)."""
+        """Return (user's index minus ``first``, candidate position) of candidates excluded for users [first, last)."""
         return self._cut(self._excluded, first, last)
 
     def relevant_of(self, first: int, last: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return (index of the user from ``first``, position, number of the pair) of these users' relevant items."""
+        """Return (user's index minus ``first``, candidate position, number of the pair) of relevant items.
+
+        They are the relevant items of the users [first, last).
+        """
         begin, end = np.searchsorted(self.relevant, (first * len(self.items), last * len(self.items)))
         return *self._cut(self.relevant, first, last), self.numbers[begin:end]
 
@@ -159,7 +168,10 @@ class HeldOut:
         return pairs[begin:end] // len(self.items) - first, pairs[begin:end] % len(self.items)
 
     def unseen(self) -> SeenItems:
-        """Return the items that a user never had in any split, to draw from, as for sequence models."""
+        """Return the items that each of this rank's users had in any split, as :class:`SeenItems`.
+
+        Negatives are drawn from all other items, as for sequence models.
+        """
         every = [self._excluded, *(self._of_own(*self._positives(split)[:2]) for split in ("validation", "test"))]
         pairs = np.concatenate(every)
         return SeenItems.from_pairs(pairs // len(self.items), pairs % len(self.items), len(self.users), len(self.items))
@@ -170,10 +182,11 @@ def catalogue_ranks(
     model: RankingModel, data: PreparedData, split: str, *, largest_k: int, sampled: bool,
     rank: int = 0, world_size: int = 1, device: torch.device | None = None, max_users: int | None = None,
 ) -> Ranks | None:  # fmt: skip
-    """Rank all items for this rank's users; None on every rank where the catalogue is too large. Collective.
+    """Rank all items for this rank's users. Collective. None on every rank if the catalogue is too large.
 
-    ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). In a tie the relevant item ranks last, so that
-    a model that scores all items alike finds nothing; relevant items of equal score share their ranks.
+    ``model`` has ``user_side`` and ``item_side`` (trainer.models.base). ``largest_k``: largest cutoff of the metrics.
+    ``sampled``: True to rank among sampled items too. In a tie the relevant item ranks last, so that a model that
+    scores all items alike finds none.
     """
     held = HeldOut(data, split, rank, world_size, max_users=max_users)
     return ranks_of_held_out(model, data, split, held, largest_k=largest_k, sampled=sampled, device=device)
@@ -199,7 +212,7 @@ def ranks_of_held_out(
 
 
 def ranks_by_popularity(data: PreparedData, split: str, held: HeldOut, *, largest_k: int) -> Ranks:
-    """Rank the candidates of ``held`` by their numbers of training rows, the same for each user."""
+    """Rank the candidates of ``held`` by their numbers of training rows, in the same order for each user."""
     codes = held.items if data.catalogue is None else data.catalogue.rows[held.items]
     counts = torch.from_numpy(np.asarray(data.row_counts(held.item_key.table))[codes].astype(np.float32))
     if data.catalogue is not None:
@@ -250,10 +263,11 @@ def _ranks(
 def ranks_of_relevant(
     scores: Tensor, user: Int64s, candidate: Int64s, largest_k: int
 ) -> tuple[Int64s, npt.NDArray[np.float64]]:
-    """Return the order in which relevant items are ranked, by user and then best first, and their ranks [m].
+    """Return (order, ranks) of relevant items: indices that sort them by user and then best first, and ranks, each [m].
 
-    ``scores`` [users, candidates] are -inf for excluded candidates; ``user`` [m] is ascending. Once an item of a user
-    has a rank of at least ``largest_k``, the ranks of its worse items are not counted, but inf.
+    ``scores``: [users, candidates], -inf for excluded candidates. ``user``, ``candidate``: row and column of each
+    relevant item [m]; ``user`` must ascend. Once an item of a user has a rank of at least ``largest_k``, the user's
+    worse items have rank inf.
     """
     target = (
         scores[torch.from_numpy(user).to(scores.device), torch.from_numpy(candidate).to(scores.device)].cpu().numpy()
@@ -283,7 +297,7 @@ def ranks_of_relevant(
 
 
 def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
-    """Count the entries of each row [n, m] that are below its goal [n]."""
+    """Return for each row of ``rows`` [n, m] the number of entries below its ``goal`` [n]."""
     if rows.device.type != "cpu":
         return (rows < goal[:, None]).sum(1).cpu().numpy()
     # torch's sum of booleans takes eight times as long on a CPU.
@@ -317,7 +331,7 @@ class _Context:
             self._users, self._first = np.unique(users, return_index=True)
 
     def bags(self, users: Int64s) -> KeyedJaggedTensor:
-        """Return a sample for each of these users' rows."""
+        """Return a sample for each of ``users``, rows of the user table [n], with the features of the user tower."""
         parts: dict[str, Any] = {"user": users}
         if self._columns:
             rows = self._first[np.searchsorted(self._users, users)]

@@ -1,4 +1,7 @@
-"""Held-out rows of a job that the served version's job was not trained on either, and whose ids its model knew."""
+"""Held-out rows of a job on which it is compared with the served version.
+
+The served version's job was not trained on them either, and its model knows their ids.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from trainer.spec.evaluation import Evaluation, Split
 from trainer.spec.stored_specs import read
 
 MAX_ROWS = 200_000
-"""Most rows that are scored by both models; of more, those with the lowest hash are taken."""
+"""Most rows that are scored by both models; if there are more, the rows with the lowest hashes are scored."""
 HELD_OUT = ("validation", "test")
 
 Known = Mapping[str, npt.NDArray[np.bool_]]
-"""By table, whether both models know the id of each code."""
+"""Flags by table: True for each code whose id both models know, bool [number of codes]."""
 
 
 class NotComparableError(Exception):
@@ -34,7 +37,7 @@ class NotComparableError(Exception):
 
 
 class Chosen(NamedTuple):
-    """Rows of one split, ascending: int64 [n]."""
+    """A split, and row numbers in it, int64 [n], ascending."""
 
     split: str
     rows: Int64s
@@ -43,15 +46,15 @@ class Chosen(NamedTuple):
 def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, served: Checkpoint) -> tuple[str, ...]:
     """Return the held-out splits of the job none of whose rows the served model was trained on.
 
-    - ``random``: both jobs hold the same pairs of user and item out, where the shares of this one are no larger.
-    - ``time``: this job holds rows out from a time on at which the served version's job held its own out.
-    - ``per_user_last``: a user's last rows of today are new, or were among the last before, if no more are held out.
-    - ``column``: nothing is known.
+    - ``random``: both jobs hold out the same (user, item) pairs, if the shares of this job are no larger.
+    - ``time``: rows of this job are held out from a time on from which the served version's job held out rows too.
+    - ``per_user_last``: a user's last rows are new, or were held out before, if this job holds out no more of them.
+    - ``column``: nothing is known of the served version's rows.
 
-    With early stopping the validation rows have chosen the model: test rows alone are compared.
+    With early stopping, the model was chosen by validation rows: then only test rows are compared.
 
     Raises:
-        NotComparableError: there is none.
+        NotComparableError: there is no such split.
     """
     record, split = TrainingRecord.of(served), job.evaluation.split
     before = Split.model_validate(read(read(record.job, JobSpec, "evaluation"), Evaluation, "split"))
@@ -111,7 +114,7 @@ def _require_later(dataset: DatasetSpec, data: PreparedData, before: Mapping[str
 
 
 def choose(data: PreparedData, splits: Sequence[str], known: Known) -> list[Chosen]:
-    """Return the rows of these splits whose ids are all known, at most MAX_ROWS of them; the same on every rank."""
+    """Return at most MAX_ROWS rows of these splits, all of whose ids are known; the same rows on every rank."""
     found = [(split, np.flatnonzero(_known_rows(data, split, known))) for split in splits]
     words = [random_words(derive_key(SPLIT_SEED, number), rows) for number, (_, rows) in enumerate(found)]
     everything = np.concatenate(words)
@@ -122,7 +125,7 @@ def choose(data: PreparedData, splits: Sequence[str], known: Known) -> list[Chos
 
 
 def _known_rows(data: PreparedData, split: str, known: Known) -> npt.NDArray[np.bool_]:
-    """Mark the rows of a split whose ids are all known, bool [n]."""
+    """Return flags of the rows of a split, True for rows all of whose ids are known: bool [n]."""
     if data.sequence is not None:
         return _known_sequences(data, split, known[data.keys[0].table])
     found = np.ones(data.num_examples[split], dtype=bool)
@@ -144,16 +147,19 @@ def _known_sequences(data: PreparedData, split: str, known: npt.NDArray[np.bool_
 
 
 def _all_of_each(values: npt.NDArray[np.bool_], offsets: Int64s) -> npt.NDArray[np.bool_]:
-    """Mark the lists whose values are all true, bool [n]; an empty list is one."""
+    """Return flags of lists, True for lists whose values are all true, and for empty lists: bool [n].
+
+    ``values``: values of all lists, concatenated; list i is ``values[offsets[i]:offsets[i + 1]]``.
+    """
     missing = np.append(0, np.cumsum(~values))
     found: npt.NDArray[np.bool_] = missing[offsets[1:]] == missing[offsets[:-1]]
     return found
 
 
 def column_of(data: PreparedData, chosen: Sequence[Chosen], name: str) -> Int64s:
-    """Return the codes of a feature of single ids of the chosen rows, one split after the other.
+    """Return the codes of a feature of single ids in the chosen rows, one split after the other, int64 [n].
 
-    Of a sequence model ``item`` is the item that came next, and ``user`` the number of its user.
+    For a sequence model, ``item`` is the item to predict, and ``user`` is the number of its user.
     """
     parts = []
     for split, rows in chosen:

@@ -1,8 +1,8 @@
-"""The served version's model beside the job's, on held-out rows that neither was trained on.
+"""Comparison of the job's model with the served version's, on held-out rows that neither was trained on.
 
-The trained model scores the rows. Then the served model's rows and dense parameters are loaded in its place, whatever
-their sharding plan was, and it scores the same rows (:mod:`trainer.evaluation.scored_by_both`). Only rows count whose
-ids both models know, so that new items, which the served model does not know, do not decide.
+The trained model scores the rows. Then the served model's table rows and dense parameters are loaded into it, whatever
+their sharding plan was, and it scores the same rows (:mod:`trainer.evaluation.scored_by_both`). Only rows whose ids
+both models know are compared, so that new items, which the served model does not know, do not decide.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 class ServedRows(NamedTuple):
     """Map from the rows of the model to those of the served model's checkpoint.
 
-    ``rows``: the checkpoint's row to load into each row of the model, int64 [num_rows], -1 for none, by table; read by
-    :meth:`ShardedState.load_from`. ``known``: flags of the codes whose id both models know, by table.
+    ``rows``: by table, number of the checkpoint's row to load into each row of the model, int64 [num_rows], -1 for
+    none; :meth:`ShardedState.load_from` reads it. ``known``: by table, flags of the codes whose id both models know.
     """
 
     rows: dict[str, torch.Tensor]
@@ -57,8 +57,8 @@ def differences(
     """Return the differences between a trained model and the served one on rank 0, () elsewhere. Collective.
 
     ``sharded`` and ``dynamic_rows`` hold the served model, or undefined values, after the call. ``served`` is the last
-    checkpoint of the served version's job. ``is_start``: the job started from it, so that the data have the map to its
-    rows.
+    checkpoint of the served version's job. ``is_start``: True if the job started from this checkpoint; the prepared
+    data then have the map to its rows.
 
     Raises:
         NotComparableError: on every rank, if the models cannot be compared.
@@ -97,7 +97,7 @@ def differences(
 
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
-    """Map the rows of the model that the job started from, by the map in the prepared data."""
+    """Return the map to rows of the served model if the job started from it: the map is in the prepared data."""
     rows = rows_of_parent(job, data, served.tables)
     # A table of a feature that the served model does not read hides none of its rows.
     known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}
@@ -113,7 +113,7 @@ def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, 
 
 
 def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedRows:
-    """Map the rows of any other model by their ids."""
+    """Return the map to rows of any other served model, by the rows' ids."""
     dynamic = [name for name, table in job.tables.items() if table.id_map is not None]
     if dynamic:
         raise NotComparableError(f"the job did not go on from it, and table {dynamic[0]} has a capacity")

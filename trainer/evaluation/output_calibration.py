@@ -1,7 +1,7 @@
-"""Calibration of a job's outputs: fitted on validation rows, and what it does to the figures of held-out rows.
+"""Calibration of a job's outputs, fitted on validation rows, and the figures of held-out rows before and after it.
 
-The figures of validation rows are cross-fitted in two folds, each by what was fitted on the other one: rows that a
-curve was fitted to say nothing of it. Those of test rows are by what was fitted on all validation rows.
+The rows that a curve was fitted to cannot judge it. So validation rows are cut into two folds, and each is calibrated
+by the curve fitted on the other. Test rows are calibrated by the curve fitted on all validation rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.spec.evaluation import CALIBRATED
 
 SPLITS = ("validation", "test")
 _LEAST = 2.0**-53
-"""A probability is taken to be no nearer to 0 and 1, so that its logloss is finite."""
+"""Least distance of a calibrated probability from 0 and 1 in the logloss, which is then finite."""
 
 
 class Sample(NamedTuple):
@@ -49,9 +49,9 @@ class OutputCalibration:
         return self.kind != "none" and split in SPLITS
 
     def measured(self, split: str, label: str, rows: Sample) -> dict[str, float]:
-        """Return logloss and ECE of rows before and after calibration, having fitted it if they are validation rows.
+        """Return logloss and ECE of rows before and after calibration; if they are validation rows, fit it first.
 
-        Each row counts once, as in other metrics, though its weight counts in the fit.
+        The fit uses the rows' weights; in the metrics each row counts once, as in other metrics.
         """
         if split == "validation":
             self.fitted[label] = rows.fit(self.kind)
@@ -63,7 +63,7 @@ class OutputCalibration:
         return figures | {f"{name}{CALIBRATED}": value for name, value in zip(figures, calibrated, strict=True)}
 
     def as_json(self) -> dict[str, Any] | None:
-        """Return the calibrators as JSON by label; None where there are none."""
+        """Return the calibrators as JSON objects by label; None if there are none."""
         return {label: as_json(one) for label, one in self.fitted.items()} or None
 
     def problems(self) -> Iterator[str]:
@@ -74,7 +74,10 @@ class OutputCalibration:
 
 
 def _cross_fitted(kind: str, rows: Sample) -> npt.NDArray[np.float64] | None:
-    """Return each row's probability by a calibrator of every second row, not itself; None if such rows allow none."""
+    """Return the calibrated probability of each row [n], by a calibrator fitted on every second row without it.
+
+    None if either half of the rows does not allow a fit.
+    """
     is_even = np.arange(len(rows.logits)) % 2 == 0
     after = np.empty(len(rows.logits))
     for fold in (is_even, ~is_even):

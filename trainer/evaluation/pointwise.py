@@ -1,6 +1,6 @@
 """Figures of held-out rows that have one score each.
 
-They come, on rank 0, from all ranks' rows gathered, or, where they are too many, from their counts in pieces
+Rank 0 computes them from all ranks' rows, gathered; or, if there are too many rows, from their counts in pieces
 (:mod:`trainer.metrics.streaming`). Both give the same figures.
 """
 
@@ -22,18 +22,18 @@ from trainer.metrics.streaming import RankGroup
 from trainer.spec import Intervals
 
 GATHER_ROWS = 2_000_000
-"""A split of at most so many rows is gathered (docs/adr/0032 has the measurement)."""
+"""Most rows of a split that is gathered on rank 0 (docs/adr/0032 has the measurement)."""
 
 Figures = dict[str, Any]
 
 
 def gathered(names: Sequence[str], rows: Rows) -> Figures:
-    """Return by name the wanted figures of all rows."""
+    """Return by name the metrics ``names``, computed from ``rows``, which are all ranks' rows."""
     return {name: METRICS[name].of_rows(rows) for name in names}
 
 
 def intervals(metrics: Sequence[str], rows: Rows, asked: Intervals, seed: int) -> dict[str, tuple[float, float]]:
-    """Return (low, high) of those of the wanted figures of all rows that have intervals."""
+    """Return by name (low, high), the bootstrap intervals of the metrics that have one; ``rows``: all ranks' rows."""
     if rows.any_nan:
         return {}
     resampled = {name: one for name in metrics if (one := METRICS[name].resampled(rows)) is not None}
@@ -66,9 +66,9 @@ def _units(users: npt.NDArray[np.int32]) -> Int64s:
 
 
 def streamed(names: Sequence[str], rows: Rows, group: dist.ProcessGroup | None) -> Figures:
-    """Return :func:`gathered` of all ranks' rows, of which ``rows`` are this rank's; right on rank 0. Collective.
+    """Return the metrics ``names`` over all ranks' rows, by name; ``rows`` are this rank's. Collective.
 
-    ``group``: None for one rank alone.
+    The values are valid on rank 0 only. ``group``: None for one rank alone.
     """
     ranks = RankGroup(group)
     num_rows, num_nan = ranks.total([len(rows), int(rows.any_nan)])

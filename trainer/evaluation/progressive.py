@@ -1,8 +1,8 @@
-"""Progressive validation: each batch is scored before it is trained on, and figures are of windows of such rows.
+"""Progressive validation: each batch is scored before it is trained on, and windows of scored rows have metrics.
 
 On a stream, where each row is seen once, no row has to be held out (Blum, Kalai and Langford, Beating the hold-out,
-COLT 1999). A score is what the model would have served: ids without a row read that of unknown ids, nothing is dropped
-out or swapped.
+COLT 1999). A score is the one that the model would have served: ids without a row read the row of unknown ids, and
+there is no dropout or swapping.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 SPLIT = "progressive"
 KEPT_WINDOWS = 200
-"""Most windows in a checkpoint: a job that follows a folder may have any number."""
+"""Most windows whose metrics a checkpoint keeps: a job that follows a folder may have any number."""
 SCORES = "progressive.safetensors"
-"""Checkpoint entry: scores and labels of the window under way."""
+"""Name of the checkpoint's file with the scores and labels of the window that is not yet full."""
 
 
 class Progressive:
@@ -39,12 +39,12 @@ class Progressive:
 
     @torch.no_grad()
     def add(self, parts: tuple[Batch, ...], num_before: int) -> Iterator[dict[str, Any]]:
-        """Score the micro-batches of a batch; yield the figures of the window that it fills, {} but on rank 0.
+        """Score the micro-batches of a batch; if it fills a window, yield the window's figures ({} but on rank 0).
 
-        The model has to be in evaluation mode.
+        The model must be in evaluation mode.
 
-        ``parts`` is this rank's part of a batch, whose ids have no rows yet, ``num_before`` the rows trained on before
-        it.
+        ``parts``: micro-batches of this rank's part of the batch, whose new ids have no rows yet. ``num_before``:
+        number of rows trained on before the batch.
         """
         self._parts += [self._evaluator.scored(part, num_before) for part in parts]
         window = (num_before + parts[0].global_size) // self._every
@@ -52,7 +52,7 @@ class Progressive:
             yield self._taken(window)
 
     def end(self, num_rows: int) -> Iterator[dict[str, Any]]:
-        """Yield the figures of the last window, of ``num_rows`` rows in all, if it was not filled."""
+        """Yield the figures of the last window if it is not full; ``num_rows``: number of rows of the whole job."""
         if num_rows % self._every and self._num_rows():
             yield self._taken(num_rows // self._every + 1)
 
@@ -62,7 +62,10 @@ class Progressive:
         return {"epoch": window, "split": SPLIT, **figures}
 
     def write(self, directory: Path) -> dict[str, Path]:
-        """Write a file for a checkpoint, on rank 0; return it by its name there, {} elsewhere or without rows."""
+        """Write the rows of the window to a file for a checkpoint, on rank 0.
+
+        Returns {name in the checkpoint: file}; {} on other ranks, or without rows.
+        """
         rows = self._evaluator.in_order(self._rows()) if self._num_rows() else None
         if rows is None:
             return {}
@@ -74,7 +77,7 @@ class Progressive:
         return Columns.joined([self._evaluator.no_rows(), *self._parts])
 
     def _num_rows(self) -> int:
-        """Return the number of rows of the window on all ranks."""
+        """Return the window's number of rows, summed over all ranks."""
         return self._evaluator.total(sum(len(part.positions) for part in self._parts))
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -87,7 +90,7 @@ class Progressive:
 
 
 def forget_windows(history: list[dict[str, Any]]) -> None:
-    """Remove the oldest window from the metrics of a run, where there are too many."""
+    """Remove the oldest window from the metrics of a run if there are more than KEPT_WINDOWS."""
     windows = [number for number, one in enumerate(history) if one["split"] == SPLIT]
     if len(windows) > KEPT_WINDOWS:
         del history[windows[0]]

@@ -1,4 +1,4 @@
-"""Scores of held-out rows by two models, and what the models differ by.
+"""Scores of held-out rows by two models, and the differences in metrics between these models.
 
 Models of labelled rows are compared by the first of the job's metrics that is one of
 :data:`trainer.metrics.paired.PAIRED`. Models that rank items for a user are compared by :data:`MATCHED_AUC`, and by
@@ -50,33 +50,35 @@ if TYPE_CHECKING:
     from trainer.distributed.dynamic_tables import DynamicRows
 
 MATCHED_AUC = "matched_auc"
-"""Share of the items of other users' held-out positives that a positive of the user is scored above, ties half.
+"""Name of the metric: share of the drawn items that a user's positive scores above; ties count half.
 
-The others are drawn as often as they are positives: ranking by popularity alone has .5.
+The items are drawn from other users' held-out positives, as often as they are positives, so that ranking by popularity
+alone has .5.
 """
 TOP = 20
 NDCG = f"ndcg_{TOP}_full"
-"""Among all items that both models know, but those that the user had in training, for each user."""
+"""Name of the metric: NDCG of each user among all items that both models know, except the user's training items."""
 MAX_RANKED_SCORES = 1 << 30
-"""Most scores of a ranking of all items: with more, users are taken evenly."""
+"""Most scores to compute for a ranking of all items; if there are more, an evenly spaced part of the users is ranked.
+"""
 MIN_ROWS = 200
 """Fewest rows of a comparison, and of a slice."""
 MIN_USERS = 50
 """Fewest users whose rows count as one observation each; with fewer, rows count as independent."""
 FEW_USERS_ERROR = 2.0
-"""Factor on the standard error of a metric of fewer users, which is itself uncertain: Student's t of about 8 users."""
+"""Factor on the standard error for fewer users than MIN_USERS, since it is uncertain: Student's t of about 8 users."""
 MAX_NEGATIVES = 100
-"""Most items that a positive is compared with."""
+"""Most drawn items that a positive is compared with."""
 MAX_DRAWS = 2_000_000
-"""Most comparisons of a positive with another item, of all rows."""
+"""Most comparisons of positives with drawn items, over all rows."""
 REDRAWS = 4
-"""Most redraws of an item that is the positive itself."""
+"""Most times that a drawn item is drawn again because it is the positive itself."""
 ROWS_AT_ONCE = 1 << 12
 """Rows whose drawn items are scored at a time."""
 SLICE_VALUES = 10
-"""Most values of a column of ids that have a slice: the most frequent ones."""
+"""Most slices by a column of ids: its most frequent values have one each."""
 LEVEL = 0.95
-"""Level of the interval of all rows, and of all slices together (Bonferroni)."""
+"""Level of confidence intervals: of all rows, and of all slices jointly (Bonferroni)."""
 
 Float64s = npt.NDArray[np.float64]
 
@@ -84,7 +86,7 @@ Float64s = npt.NDArray[np.float64]
 class Ndcg(NamedTuple):
     """NDCG of each user of each split, or of each example.
 
-    ``users`` and ``values``: [n]. ``popularity``: mean of ranking by the items' numbers of training rows.
+    ``users`` and ``values``: [n]. ``popularity``: mean NDCG of a ranking by the items' numbers of training rows.
     """
 
     users: Int64s
@@ -92,7 +94,7 @@ class Ndcg(NamedTuple):
     popularity: float
 
     def difference_from(self, served: Ndcg) -> ModelDifference:
-        """Compare the same users' values, by a paired interval."""
+        """Return the difference from the served model's values for the same users, with a paired interval."""
         paired = paired_mean(served.values, self.values)
         users, rows = np.unique(self.users, return_inverse=True)[1], len(self.values)
         low, high = interval(paired, users, LEVEL)
@@ -116,7 +118,7 @@ def scorer_of(
 
 
 class Scorer:
-    """Scores of the chosen rows by whatever model is loaded, and what two of them differ by."""
+    """Base of scorers: they score the chosen rows by the loaded model, and compare the scores of two models."""
 
     batch_size = EVALUATION_BATCH_SIZE
 
@@ -138,25 +140,25 @@ class Scorer:
         return chosen
 
     def ndcg(self) -> Ndcg | None:
-        """Rank all items by the loaded model; None but on rank 0, and where they cannot be ranked. Collective.
+        """Return on rank 0 the NDCG of rankings of all items by the loaded model. Collective.
 
-        Called after :meth:`score`.
+        None on other ranks, and if all items cannot be ranked. :meth:`score` must have been called before.
         """
         return None
 
     def prepare(self) -> None:
-        """Compute what both models are scored against."""
+        """Compute the labels, or draw the items, with which both models' scores are compared."""
 
     @torch.no_grad()
     def score(self) -> npt.NDArray[np.float32] | None:
-        """Score each row by the loaded model: on rank 0 [n, ...], None elsewhere. Collective."""
+        """Return on rank 0 the loaded model's scores of the chosen rows [n, ...]; None on other ranks. Collective."""
         parts = [Columns(*(part.astype(kind) for part, kind in zip(one, (np.int64, np.float32, np.int8), strict=True)))
                  for one in self._scored()]  # fmt: skip
         columns = self.evaluator.in_order(Columns.joined(parts))
         return None if columns is None else columns.scores
 
     def _scored(self) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        """Yield (positions among the chosen rows, what the model says of them, zeros) of this rank's slices."""
+        """Yield for each batch (positions among the chosen rows, outputs of the model, zeros) of this rank's slice."""
         first_position, model, device = 0, self.evaluator.model, self.evaluator.device
         for split, rows in self.chosen:
             batch_of = self.reader(split)
@@ -184,13 +186,13 @@ class Scorer:
         )
 
     def output(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Score a batch, [b, ...]."""
+        """Return the outputs of ``model`` for a batch, [b, ...]."""
         raise NotImplementedError
 
     def differences(
         self, served: npt.NDArray[np.float32], candidate: npt.NDArray[np.float32]
     ) -> tuple[ModelDifference, ...]:
-        """Return the differences of all rows and of the slices, from what :meth:`score` returned of both."""
+        """Return the differences over all rows and over each slice, from both models' results of :meth:`score`."""
         users = self.users()
         slices = list(self.slices())
         found = [self._difference(ALL_ROWS, np.ones(self.num_rows, bool), served, candidate, users, LEVEL)]
@@ -224,15 +226,21 @@ class Scorer:
     def paired(
         self, served: npt.NDArray[np.float32], candidate: npt.NDArray[np.float32], rows: npt.NDArray[np.bool_]
     ) -> tuple[str, Paired | None, npt.NDArray[np.bool_]]:
-        """Return (the metric, the difference on some rows or None without a value, those of the rows that count)."""
+        """Return (name of the metric, difference on the rows flagged in ``rows``, flags of the rows that it includes).
+
+        The difference is None if the metric has no value on these rows.
+        """
         raise NotImplementedError
 
     def popularity(self, rows: npt.NDArray[np.bool_]) -> float | None:
-        """Return the metric of ranking by popularity alone on some rows."""
+        """Return the metric's value, on the rows flagged in ``rows``, of a ranking by popularity; None: not known."""
         return None
 
     def users(self) -> Int64s | None:
-        """Return a number for the user of each row, a number of its own where there is none; None: there are none."""
+        """Return a number for the user of each row [n]; None if rows have no users.
+
+        A row without a known user has a number of its own.
+        """
         names = [key.name for key in self.data.keys if not key.is_list]
         if self.data.sequence is None and "user" not in names:
             return None
@@ -245,7 +253,7 @@ class Scorer:
     # --- slices
 
     def slices(self) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-        """Yield the name and the rows of the newest rows and of each slice of ``evaluation.slices``."""
+        """Yield (name, flags of its rows) of the slice of newest rows, and of each slice of ``evaluation.slices``."""
         if self.job.dataset.window is not None and self.data.sequence is None:
             # Rows lie in the order of their days.
             counts = self.data.num_examples
@@ -279,7 +287,7 @@ class Scorer:
 
 
 class _Labelled(Scorer):
-    """Rows with labels: the scores of the first label, and a metric of them."""
+    """Scorer of rows with labels: it compares the scores of the first label by a metric."""
 
     def prepare(self) -> None:
         data = self.data
@@ -311,7 +319,7 @@ class _Labelled(Scorer):
 
 
 class _Ranked(Scorer):
-    """Positives of users, each against items of other users' positives: the same draws for both models."""
+    """Base of scorers of users' positives against drawn items of other users' positives, the same for both models."""
 
     def prepare(self) -> None:
         users = self.users()
@@ -327,7 +335,7 @@ class _Ranked(Scorer):
         return float(((drawn < own) + 0.5 * (drawn == own)).mean())
 
     def shares(self, scored: npt.NDArray[np.float32]) -> Float64s:
-        """Return the share of the drawn items that each row's item is scored above [n]."""
+        """Return for each row the share of the drawn items that score below its item, float64 [n]."""
         return scored.astype(np.float64)
 
     def differences(
@@ -345,10 +353,10 @@ class _Ranked(Scorer):
 
 
 class _Pairs(_Ranked):
-    """Rows of a model whose score is <user side, item side>."""
+    """Scorer for models whose score is <user side, item side>."""
 
     def _used(self, chosen: list[Chosen]) -> list[Chosen]:
-        """Return the positives of known users and items alone."""
+        """Return the chosen rows that are positives with a known user and a known item."""
         found = []
         for split, rows in chosen:
             one = [Chosen(split, rows)]
@@ -400,7 +408,7 @@ class _Pairs(_Ranked):
 
 
 class _Sequences(_Ranked):
-    """Examples of a model that ranks what comes next."""
+    """Scorer for sequence models, which rank a user's next item."""
 
     batch_size = MAX_BATCH
 
@@ -422,7 +430,7 @@ class _Sequences(_Ranked):
         self._not_known = self._not_known.to(self.evaluator.device)
 
     def score(self) -> npt.NDArray[np.float32] | None:
-        """Score each row; a second column, kept for :meth:`ndcg`, has the rank of its item among all."""
+        """Return on rank 0 the score of each row [n]; ranks among all items are kept for :meth:`ndcg`. Collective."""
         model, device = self.evaluator.model, self.evaluator.device
         self._catalogue = None if self.dynamic_rows.ids else model.catalogue(self.data, device)
         scored = super().score()
@@ -442,7 +450,7 @@ class _Sequences(_Ranked):
         return Ndcg(users, found, mean(popular))
 
     def _popular_ranks(self) -> Float64s:
-        """Rank the item of each example by numbers of training rows, as the model's scores are ranked [n]."""
+        """Return the rank of each example's item by numbers of training rows, counted like the model's ranks [n]."""
         table = self.data.keys[0].table
         counts = np.where(self.known[table], self.data.row_counts(table), -1)
         counts[:NUM_SPECIAL_ROWS] = -1
@@ -461,9 +469,10 @@ class _Sequences(_Ranked):
 
 
 def others(users: Int64s, items: Int64s, number: int) -> Int64s:
-    """Return for each row [n] so many rows of other users and items, drawn with replacement: int64 [n, number].
+    """Return for each row ``number`` rows of other users and items, drawn with replacement: int64 [n, number].
 
-    One of a row's own item is drawn anew, as often as REDRAWS; where most rows are of that item, some are left.
+    ``users``, ``items``: of the rows, int64 [n]. A drawn row with the row's own item is drawn again, up to REDRAWS
+    times; if most rows have that item, some may remain.
 
     Raises:
         NotComparableError: all rows are of one user.

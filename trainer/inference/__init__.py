@@ -1,1 +1,1 @@
-"""A trained job at work: rows scored from a checkpoint, and exports that need neither torch nor the run."""
+"""Use of trained models: scoring rows from a checkpoint, and exports that need neither torch nor the run."""

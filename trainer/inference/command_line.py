@@ -1,4 +1,4 @@
-"""Shared parts of the inference commands: a report as text or JSON, and an exit that waits for no library."""
+"""Shared parts of the inference commands: printing a report as text or JSON, and exiting without waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Report = dict[str, Any]
 
 
 def report(make: Callable[[], Report], in_words: Callable[[Report], str], *, as_json: bool) -> int:
-    """Print what ``make`` returns, or its error on stderr; return the exit code."""
+    """Print the report that ``make`` returns, as JSON or in words, or its error on stderr; return the exit code."""
     quiet()
     try:
         made = make()

@@ -1,15 +1,15 @@
 """``evenkeel export``: a job's model as a folder that needs neither torch nor this run.
 
 ``python -m trainer.inference.export RUN_DIR [PLACE] [--checkpoint best|last|STEP]``. PLACE is a directory, or a URI of
-a run storage; left out, ``exports/step-STEP`` in that of the run. The folder holds (docs/guides/using_models.md):
+a run storage. Default: ``exports/step-STEP`` in the run's storage. The folder holds (docs/guides/using_models.md):
 
     manifest.json         spec, versions, inputs, and every file's sha256
-    table-NAME.arrow      raw ids and rows as they are read, in the order of the table's rows
-    dense.onnx            from looked-up rows to scores, where the model can be written so
-    dense.pt2             the same by torch.export
-    dense.safetensors     the weights in it, by name
-    join-FEATURE.parquet  the joined column of each feature that has one
-    items.parquet         the item table, where it has numbers or vectors
+    table-NAME.arrow      raw ids, and embedding rows as the model reads them, in the order of the table's rows
+    dense.onnx            the dense part, from looked-up rows to scores, if ONNX can express it
+    dense.pt2             the dense part as a program of torch.export
+    dense.safetensors     the dense part's weights, by name
+    join-FEATURE.parquet  the joined column of each feature that has a join
+    items.parquet         the item table, if it has numbers or vectors
 """
 
 from __future__ import annotations
@@ -44,26 +44,25 @@ from trainer.storage.destinations import is_stored, written
 
 PROGRAM_FILE, WEIGHTS_FILE = "dense.pt2", "dense.safetensors"
 EXPORTS = "exports"
-"""Folder of exports in a run's storage."""
+"""Name of the folder of exports in a run's storage."""
 TOLERANCE = 1e-5
-"""An ONNX file that differs by more from the model is not written."""
+"""Largest difference between scores by ONNX and by torch with which the ONNX file is written."""
 
 
 def export(run_dir: Path | str, directory: Path | str | None = None, *, checkpoint: str = LAST) -> dict[str, Any]:
-    """Write the folder, whole or not at all; return what the command prints as JSON.
+    """Write the folder of the export, complete or not at all; return the report that the command prints as JSON.
 
     Args:
         run_dir: the run directory of a job.
-        directory: a directory, or a URI of a run storage; None: in the run's own storage.
+        directory: the directory to create, or a URI of a run storage; None: a folder in the run's own storage.
         checkpoint: ``best``, ``last`` or a step.
 
     Raises:
         SpecError: the directory is not that of a run.
         CheckpointError: there is no such checkpoint, or it is damaged.
-        DataError: the folder is there already, a joined file is missing, or no place is named and the run has no
-            storage.
-        FileExistsError: it is in the storage already.
-        StorageError: the storage is away.
+        DataError: the directory exists, a joined file is missing, or no directory is given and the run has no storage.
+        FileExistsError: the storage has the folder already.
+        StorageError: the storage cannot be reached.
     """
     if directory is not None and not is_stored(directory) and Path(directory).exists():
         raise DataError("is there already", where=str(directory), remedy="remove it, or name another directory")
@@ -149,7 +148,7 @@ def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
 
 
 def dense_part(predictor: Predictor) -> DensePart:
-    """Return the predictor's model without its tables."""
+    """Return the part of the predictor's model that follows its embedding tables."""
     columns = {key.name: predictor.tables.weight(key.table).shape[1] for key in predictor.keys}
     features = {name: columns[name] for name in read_features(predictor.run.dataset, predictor.job)}
     length = max(1, predictor.job.model.history_length)
@@ -158,7 +157,10 @@ def dense_part(predictor: Predictor) -> DensePart:
 
 
 def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, Any]]) -> None:
-    """Write an Arrow file of one batch: ``id``, null for rows 0 (padding) and 1 (unknown), and lists of float32."""
+    """Write a table as an Arrow file of one batch: column ``id``, and columns of float32 lists of fixed size.
+
+    ``id`` is null in rows 0 (padding) and 1 (unknown id). ``columns``: by name, float32 [rows, size].
+    """
     special = pa.nulls(2, ids.type)
     arrays = [pa.concat_arrays([special, ids])]
     for values in columns.values():
@@ -170,7 +172,7 @@ def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, A
 
 
 def _item_columns(dataset: DatasetSpec) -> list[str]:
-    """Return the columns of the item table, where it has numbers or vectors: those of ids are looked up as joins."""
+    """Return the columns of the item table if it has numbers or vectors, else []: ids are then read by joins alone."""
     assert dataset.items is not None
     features = dataset.items.features
     if all(one.has_ids for one in features.values()):
@@ -191,9 +193,10 @@ def _write_columns(path: Path, uri: str, columns: Sequence[str], ids: Collection
 
 
 def _write_onnx(part: DensePart, path: Path) -> dict[str, Any]:
-    """Write the dense part as ONNX, and return what the manifest says of it.
+    """Write the dense part as ONNX; return the manifest's entry for it.
 
-    These are ``written``; ``difference`` from torch (None: not checked), or the ``reason``.
+    The entry has ``written``, True or False. If True, ``difference``: largest difference from torch's scores (None: not
+    checked). If False, ``reason``.
     """
     try:
         model = onnx_bytes(part)

@@ -1,4 +1,4 @@
-"""Reader of what ``evenkeel export`` wrote, which scores rows with numpy, pyarrow and onnxruntime, without torch.
+"""Reader of models that ``evenkeel export`` wrote: it scores rows with numpy, pyarrow and onnxruntime, without torch.
 
 model = Exported("my-export")
 scores = model.predict(table)        # logit and probability for each row
@@ -33,26 +33,26 @@ from trainer.storage.destinations import fetch, is_stored
 
 FORMAT, FORMAT_VERSION = "evenkeel-export", 1
 CALIBRATED_VERSION = 2
-"""Version of exports with ``output_calibration``, otherwise as version 1."""
+"""Format version of exports with ``output_calibration``, which are otherwise as in version 1."""
 ONNX_FILE = "dense.onnx"
 ITEM_FILE = "items.parquet"
 LENGTHS, DENSE = "__lengths", "dense"
 
 
 class Exported(RowScorer):
-    """A model as it was exported. Rows of tables are read from their files as they are needed.
+    """An exported model. Rows of embedding tables are read from their files when they are needed.
 
-    Histories are read from a column of the feature's name: an export has no rows to look them up in.
+    Histories are read from a column with the feature's name: an export has no earlier rows to derive them from.
 
     Args:
         directory: the folder of the export, or its URI in a run storage, from which it is fetched.
-        sha256: that of the manifest, as ``evenkeel export`` printed it; left out, only that the files are those of the
-            manifest beside them.
-        k: items for each user, for a sequence model.
+        sha256: checksum that the manifest must have, as ``evenkeel export`` printed it; None: files are only checked
+            against the folder's own manifest.
+        k: number of items for each user, for a sequence model.
 
     Raises:
-        SealError: a file is missing or not as it was written, or the folder is of another version.
-        StorageError: the run storage is away.
+        SealError: a file is missing or was changed, or the folder has another format version.
+        StorageError: the run storage cannot be reached.
         ImportError: onnxruntime is not installed.
 
     Example:
@@ -129,9 +129,10 @@ class Exported(RowScorer):
 def pooled(
     vectors: Float32s, rows: npt.NDArray[np.int64] | Jagged, pooling: str, weights: Float32s | None = None
 ) -> Float32s:
-    """Return one row for each sample [b, dim]: its own, or the sum or the mean of its list's.
+    """Return one vector for each sample [b, dim]: the row of its id, or the sum or mean of its list's rows.
 
-    Each row of a list is multiplied with its weight; an empty list gives zeros.
+    ``vectors``: rows of the table. ``rows``: row numbers [b], or lists of them. ``weights``: if given, factors of the
+    lists' rows. An empty list gives zeros.
     """
     if not isinstance(rows, Jagged):
         return np.asarray(vectors[rows])
@@ -146,7 +147,7 @@ def pooled(
 
 
 def padded(vectors: Float32s, rows: Jagged, length: int) -> Float32s:
-    """Return the rows of lists [b, length, dim], the oldest first, zeros behind."""
+    """Return the embedding rows of lists of row numbers, [b, length, dim], oldest first, followed by zeros."""
     lengths = rows.lengths
     out = np.zeros((len(lengths), length, vectors.shape[1]), dtype=np.float32)
     owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -155,7 +156,7 @@ def padded(vectors: Float32s, rows: Jagged, length: int) -> Float32s:
 
 
 class _Table:
-    """A table's file, memory-mapped."""
+    """File of an embedding table, memory-mapped."""
 
     def __init__(self, path: Path):
         with pa.memory_map(str(path)) as file:

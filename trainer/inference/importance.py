@@ -3,9 +3,9 @@
 ``python -m trainer.inference.importance RUN_DIR ROWS.parquet [--metric auc] [--rows 100000] [--repeats 5]``.
 
 Permutation importance (Breiman, Random Forests, 2001; for any model: Fisher, Rudin and Dominici 2019): the values of
-one feature are dealt to other rows at random, and what the metric loses is what the model had of it. It says what the
-model uses, not what a model without the feature could not learn from others: of two features that say the same, each
-alone looks unimportant. Rows that the model was not trained on say what generalizes.
+one feature are shuffled among rows at random, and its importance is how much the metric then gets worse. It measures
+how much this model uses the feature, not how much worse a model trained without it would be. If two features carry
+the same information, each alone looks unimportant. Use rows that the model was not trained on.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from trainer.spec.problems import FieldProblem
 MAX_ROWS = 100_000
 REPEATS = 5
 METRICS = {"auc": auc, "logloss": logloss, "rmse": rmse, "mae": mae}
-"""Metrics whose loss is measured, of scores (or of exp(score)) and labels."""
+"""Metrics that importance can be measured by: functions of scores (or of exp(score)) and labels."""
 RISES = {"auc"}
-"""Metrics of which higher is better."""
+"""Metrics for which a higher value is better."""
 
 
 def importance(
@@ -65,19 +65,19 @@ def importance(
         run_dir: The run's directory.
         rows: A file or a directory of rows with features and label, such as those of a later day.
         checkpoint: ``last``, ``best`` or a step.
-        label: Which of several labels.
-        metric: ``auc``, ``logloss``, ``rmse`` or ``mae``; left out: auc of classes, rmse of values.
-        max_rows: How many rows are read, the first ones.
-        repeats: How many times each feature is shuffled.
-        seed: Of the shuffles.
+        label: Name of one label, if the dataset has several; else None.
+        metric: ``auc``, ``logloss``, ``rmse`` or ``mae``; None: auc for classes, rmse for real-valued labels.
+        max_rows: Number of rows that are read, from the first.
+        repeats: Number of times each feature is shuffled.
+        seed: Seed of the shuffles.
 
     Returns:
-        What the command prints as JSON: ``features`` are ordered by what the metric loses in the mean (``loss``), with
-        the sample standard deviation over the shuffles (``sd``).
+        The report that the command prints as JSON. Its ``features`` are ordered by how much worse the metric gets in
+        the mean (``loss``), with the sample standard deviation over the shuffles (``sd``).
 
     Raises:
         SpecError: The directory is no run, or its model has no score for a row.
-        ValueError: A label, metric or number that has no meaning here.
+        ValueError: The label, the metric or a number is not valid for the job.
         DataError: The rows lack a column, or have only one class.
     """
     if repeats < 2 or max_rows < 2:
@@ -121,7 +121,7 @@ def importance(
 
 
 def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> tuple[int, str, bool]:
-    """Return (number of the label, name of the metric, whether scores are logs of what they predict)."""
+    """Return (number of the label, name of the metric, True if scores are logs of predictions)."""
     dataset: DatasetSpec = predictor.run.dataset
     names = list(dataset.labels)
     if label is not None and label not in names:
@@ -137,7 +137,7 @@ def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> t
 
 
 def _fitting(predictor: Predictor, number: int) -> tuple[str, ...]:
-    """Return the metrics of a label; the first is the default."""
+    """Return the metrics that suit label ``number``; the first is the default."""
     if getattr(_label(predictor.run.dataset, number), "value", None) is not None:
         return ("rmse", "mae")
     return ("auc", "logloss") if _loss(predictor, number).is_logit else ("auc",)
@@ -153,7 +153,7 @@ def _label(dataset: DatasetSpec, number: int) -> Any:
 
 
 def _read(predictor: Predictor, rows: str, number: int, max_rows: int) -> tuple[EncodedRows, npt.NDArray[Any]]:
-    """Return the first rows as the model reads them, and their labels; without those whose label is absent."""
+    """Return (encoded rows, labels) of the first ``max_rows`` rows; rows without the label are left out."""
     dataset = predictor.run.dataset
     label = _label(dataset, number)
     if label is None or label.source_column is None:
@@ -200,7 +200,7 @@ def _features(coded: EncodedRows, predictor: Predictor) -> Iterator[str]:
 
 
 def shuffled(coded: EncodedRows, feature: str, order: npt.NDArray[np.int64], predictor: Predictor) -> EncodedRows:
-    """Return the rows with the values of one feature taken from the rows of ``order``, int64 [b]."""
+    """Return the rows with the values of ``feature`` permuted: row i gets the value of row ``order[i]``, int64 [b]."""
     if feature in coded.rows:
         values = coded.rows[feature]
         taken = values.take(order) if isinstance(values, Jagged) else values[order]

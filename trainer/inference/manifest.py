@@ -1,4 +1,4 @@
-"""Folders of files under a manifest that names each with its sha256, and carries its own. Torch-free."""
+"""Sealed folders: a manifest lists each file with its sha256, and has a sha256 of its own content. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MANIFEST = "manifest.json"
 
 
 class SealError(ValueError):
-    """A file of a sealed folder is missing, or not what was written; the message says which and what to do."""
+    """Error: a file of a sealed folder is missing or was changed; the message names it and the remedy."""
 
 
 def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
-    """Write the manifest of ``body`` and the named files; return the sha256 of the manifest's content.
+    """Write a manifest with the entries of ``body`` and a list of ``files``; return the sha256 of its content.
 
-    Everything is on disk when it returns.
+    The manifest and the files are flushed to disk before it returns.
     """
     listed = []
     for name in sorted(files):
@@ -37,13 +37,13 @@ def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
 
 
 def unseal(folder: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Return the manifest's content, once every file is seen to be as written.
+    """Check every file of a folder against its manifest, and return the manifest's content.
 
-    ``sha256``: what it must be, known from elsewhere; anyone who can write to the folder can write a manifest of their
-    own.
+    ``sha256``: checksum that the content must have, from a source other than the folder: anyone who can write to the
+    folder can replace its manifest. None: not checked.
 
     Raises:
-        SealError: a file is missing or changed, or the manifest is another.
+        SealError: a file is missing or changed, or the manifest has another checksum.
     """
     path = folder / MANIFEST
     try:

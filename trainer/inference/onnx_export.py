@@ -26,7 +26,7 @@ _EXAMPLE_ROWS = 3
 
 
 class Lists:
-    """Stand-in for a JaggedTensor with the two methods that models call: rows [n, dim] of lists of lengths [b]."""
+    """Stand-in for a JaggedTensor, with its two methods that models call: ``values`` [n, dim] and ``lengths`` [b]."""
 
     def __init__(self, values: Tensor, lengths: Tensor):
         self._values, self._lengths = values, lengths
@@ -39,9 +39,9 @@ class Lists:
 
 
 class DensePart(nn.Module):
-    """The part of a model behind its tables, in evaluation mode, with scores [b] or [b, labels].
+    """The part of a model that follows its embedding tables, in evaluation mode; it returns scores [b] or [b, labels].
 
-    Inputs, by ``layout``, named as features are:
+    Inputs depend on ``layout`` and are named like features:
       pooled: a block [b, columns] for each feature that it scores with.
       rows: the same for single ids; for a list the rows of its ids [n, columns], and ``NAME__lengths`` int64 [b].
       sequence: rows of a user's items [b, l, columns], oldest first and then zeros, and ``item__lengths``. The output
@@ -49,9 +49,9 @@ class DensePart(nn.Module):
     The last input is ``dense`` [b, n], if the model reads numeric features or vectors.
 
     Args:
-        features: the features that it scores with, and their columns. Other features of the model are zeros.
-        keys: all features of the model, and their columns.
-        lists: the features that are lists.
+        features: number of columns, by name of the features that it scores with; others of the model are zeros.
+        keys: number of columns, by name of all features of the model.
+        lists: names of the features that are lists.
         length: l of a sequence.
     """
 
@@ -113,7 +113,7 @@ class DensePart(nn.Module):
         }
 
     def example(self, rows: int = _EXAMPLE_ROWS) -> tuple[Tensor, ...]:
-        """Return inputs of the right shapes, drawn from a fixed seed."""
+        """Return example inputs for ``rows`` samples, in the order of the inputs, drawn from a fixed seed."""
         generator = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:
@@ -135,17 +135,17 @@ class DensePart(nn.Module):
         return tuple([*inputs, draw(rows, self.model.num_columns)] if self.model.num_columns else inputs)
 
     def dynamic(self) -> dict[str, dict[int, str]]:
-        """Return the dynamic dimensions of each input: the rows, and the ids of all lists of a feature."""
+        """Return by input the axis of variable size and its name: the batch, or the number of ids in all its lists."""
         ids = self.lists if self.layout == "rows" else ()
         return {name: {0: f"{name}__ids" if name in ids else "batch"} for name in self.inputs}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return parameters and buffers by name, as the checkpoint has them."""
+        """Return the model's parameters and buffers by name; names are those in a checkpoint."""
         return {name: value.detach() for name, value in (*self.model.named_parameters(), *self.model.named_buffers())}
 
 
 def write_program(part: DensePart, path: Path) -> None:
-    """Write the dense part by torch.export, for any number of rows; nothing in the file is a pickle."""
+    """Write the dense part as a program of torch.export, for any number of rows; the file contains no pickle."""
     free = part.dynamic()
     sizes = {name: torch.export.Dim(name) for one in free.values() for name in one.values()}
     shapes = tuple({axis: sizes[name] for axis, name in free[given].items()} for given in part.inputs)
@@ -182,9 +182,9 @@ def onnx_bytes(part: DensePart) -> bytes:
 
 
 def onnx_difference(part: DensePart, model: bytes, rows: Sequence[int] = (1, 7)) -> float | None:
-    """Return the largest difference of torch's and ONNX's scores over some inputs, relative for scores above 1.
+    """Return the largest difference between torch's and ONNX's scores, relative for scores above 1.
 
-    None without onnxruntime.
+    ``rows``: numbers of samples in the example inputs. None if onnxruntime is not installed.
     """
     try:
         import onnxruntime

@@ -1,6 +1,7 @@
 """Scoring from Parquet to Parquet: rows stream through a model a chunk at a time and keep their order. Torch-free.
 
-A file gives a file and a directory a directory of the same shape; either appears whole, by one rename, or not at all.
+The scores of a file are a file, and the scores of a directory a directory with the same structure. Either appears
+complete, by one rename, or not at all.
 """
 
 from __future__ import annotations
@@ -32,21 +33,23 @@ class Scorer(Protocol):
 
     @property
     def outputs(self) -> dict[str, pa.DataType]:
-        """The columns that :meth:`score` gives, by name."""
+        """Types of the columns that :meth:`score` returns, by name."""
         ...
 
     @property
     def text_columns(self) -> Collection[str]:
-        """The columns of rows that it reads as text, even if a file without declared types has only numbers in them."""
+        """Columns of the rows that are read as text, even if a file without declared types has only numbers in them."""
         ...
 
     @property
     def id_columns(self) -> Collection[str]:
-        """The columns of rows that it reads ids from."""
+        """Columns of the rows that the model reads ids from."""
         ...
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """Return the columns to read of rows that have the columns ``there``.
+        """Return the columns that the model needs, from ``there``, the names of the rows' columns.
+
+        ``where``: name of the rows in error messages.
 
         Raises:
             DataError: a column is missing.
@@ -62,8 +65,8 @@ class Scorer(Protocol):
 class Summary:
     """Result of a scoring run: its output, time and counts of rows and files.
 
-    ``unknown``, ``missing``: numbers of ids that the vocabulary lacks, and of null ids, by feature. ``matches``: as in
-    :class:`EncodedRows`.
+    ``unknown``, ``missing``: by feature, numbers of ids that the model does not know, and of null ids. ``matches``: as
+    in :class:`EncodedRows`.
     """
 
     output: str = ""
@@ -90,17 +93,17 @@ def score_files(
     keep: Sequence[str] | None = None,
     told: Callable[[int], Any] = lambda num_rows: None,
 ) -> Summary:
-    """Score a file or a directory of rows. Memory follows the chunk, not the number of rows.
+    """Score a file or a directory of rows. Memory depends on the size of a chunk, not on the number of rows.
 
     Args:
         scorer: the model.
-        rows: a file or a directory of rows, here or in object storage.
+        rows: a file or a directory of rows, on this machine or in object storage.
         output: the file or directory to write.
-        keep: columns of the rows that go before the scores; None: all of them.
-        told: called with the number of rows of every chunk that is done.
+        keep: columns of the rows that are written before the scores; None: all columns.
+        told: function that is called with the number of rows of each chunk once it is scored.
 
     Raises:
-        DataError: the model cannot read the rows, or ``output`` is there already.
+        DataError: the model cannot read the rows, or ``output`` exists.
     """
     began, output = time.monotonic(), Path(output)
     source = Source(str(rows), text=scorer.text_columns, ids=scorer.id_columns)
@@ -121,7 +124,7 @@ def score_files(
 
 
 def _names_below(source: Source) -> list[Path]:
-    """Return the paths of each file's scores below the output; of a single file, the output.
+    """Return for each file of rows the path of its scores relative to the output; for a single file, ``Path()``.
 
     Raises:
         DataError: the scores of two files would go to the same path.
@@ -194,7 +197,7 @@ def _kept(source: Source, there: Sequence[str], keep: Sequence[str] | None, outp
 
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``output``, renamed to it when the body is done, and removed if it fails."""
+    """Yield a temporary path next to ``output``; rename it to ``output`` at the end, or remove it on error."""
     if output.exists():
         raise DataError("is there already", where=str(output), remedy="remove it, or give another --output")
     try:
@@ -208,7 +211,7 @@ def _appearing(output: Path) -> Iterator[Path]:
 
 
 def chunk_of(rows: pa.Table | pa.RecordBatch, name: str = "rows") -> Chunk:
-    """Return rows in memory as a chunk."""
+    """Return rows in memory as a chunk; ``name`` stands for the file name in error messages."""
     batch = rows.combine_chunks().to_batches() if isinstance(rows, pa.Table) else [rows]
     whole = batch[0] if batch else pa.RecordBatch.from_pylist([], schema=rows.schema)
     return Chunk(SourceFile(Path(name)), np.arange(len(whole)), plain_batch(whole))

@@ -1,9 +1,9 @@
-"""``evenkeel predict``: a job's model, read from a checkpoint, scores rows of Parquet.
+"""``evenkeel predict``: scores files of rows by a job's model from a checkpoint.
 
 ``python -m trainer.inference.predict RUN_DIR ROWS.parquet [--output O] [--columns a,b] [--checkpoint best|last|STEP]
 [--k 10]``.
 
-In this process, on its CPU, without Ray and without a process group; what wrote the checkpoint does not matter.
+It runs in this process, on the CPU, without Ray and without a process group, whatever machines wrote the checkpoint.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ _TRIES = 3
 
 
 class Predictor(RowScorer):
-    """The model of a run as of a checkpoint: tables as they are read at its step, and the dense part.
+    """The model of a run at a checkpoint: embedding tables as they are read at its step, and the dense part.
 
-    Scores are what evaluation computes, probabilities are calibrated where the job asks for it. Memory: float32 rows of
-    all tables.
+    Scores equal those of evaluation; probabilities are calibrated if the job asks for it. Memory: float32 rows of all
+    tables.
 
     Args:
         run_dir: the run's directory.
         checkpoint: ``last``, ``best`` or a step (:func:`trainer.checkpoint.select.pick`).
-        k: items for each user, for a sequence model.
+        k: number of items for each user, for a sequence model.
 
     Attributes:
-        tables: rows as they are read, of every table.
-        candidates: for a sequence model what a query is multiplied with, [rows of the item table, dim].
+        tables: rows of every embedding table, as the model reads them.
+        candidates: for a sequence model, item vectors that queries are multiplied with, [rows of the item table, dim].
         numeric: the numeric features that it reads, with the statistics of training.
-        calibrators: by label what makes probabilities of scores, where the job asks for it (``output_calibration``).
-        notes: what the user should know of the checkpoint, in words.
+        calibrators: by label, the map from scores to probabilities, if the job asks for ``output_calibration``.
+        notes: remarks on the checkpoint for the user, in words.
 
     Raises:
         SpecError: the directory is not that of a run.
@@ -130,7 +130,7 @@ class Predictor(RowScorer):
     def _open(self, which: str) -> ReadTables:
         """Open the rows of the checkpoint.
 
-        A run that goes on may remove it while it is read: then there is a newer one.
+        A run that still trains may remove the checkpoint while it is read; a newer one is then opened.
         """
         for left in reversed(range(_TRIES)):
             self.checkpoint, self.notes = pick(self.run, which)
@@ -142,7 +142,7 @@ class Predictor(RowScorer):
         raise AssertionError
 
     def features(self, coded: EncodedRows) -> KeyedJaggedTensor:
-        """Return a batch as the model looks it up; keys that it does not score with have no ids."""
+        """Return encoded rows as the features that the model looks up; keys that it does not score with have no ids."""
         lengths = np.zeros((len(self.keys), coded.num_rows), dtype=np.int64)
         parts: list[Any] = [np.empty(0, dtype=np.int64)]
         weights = [np.empty(0, dtype=np.float32)]
@@ -178,7 +178,7 @@ class Predictor(RowScorer):
 
 
 class _Past:
-    """The rows of the run's dataset, opened when a history has to be looked up in them."""
+    """The rows of the run's dataset, opened only when a history has to be looked up in them."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -198,10 +198,10 @@ class _Past:
 
 
 def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator]:
-    """Return by label ("" of the one label) what was fitted to the scores of a checkpoint; {} if none was asked for.
+    """Return by label ("" for a single label) the calibrators fitted to a checkpoint's scores; {} if the job asks none.
 
-    A checkpoint from inside an epoch has none, for its scores were never seen on the validation rows: ("" then stands
-    for all labels) its probabilities are the model's own, and the reason says so.
+    A checkpoint from within an epoch has no calibrators, because its scores of validation rows were not computed. The
+    result is then :class:`Uncalibrated` with the reason, under "" for all labels.
     """
     if job.output_calibration == "none":
         return {}
@@ -217,7 +217,7 @@ def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator
 
 
 def calibration_notes(kind: str, calibrators: Mapping[str, Calibrator]) -> Iterator[str]:
-    """Yield in words what is calibrated, and what is not and why; nothing where there are no calibrators."""
+    """Yield a sentence for each calibrator: that probabilities are calibrated, or that they are not and why."""
     for label, one in calibrators.items():
         what = f"probabilities of {label}" if label else "probabilities"
         if isinstance(one, Uncalibrated):
@@ -264,10 +264,10 @@ def predict(
     k: int | None = None,
     bar: bool = False,
 ) -> dict[str, Any]:
-    """Score files of rows (:func:`trainer.inference.parquet_scoring.score_files`).
+    """Score files of rows by a run's model (:func:`trainer.inference.parquet_scoring.score_files`).
 
     Returns:
-        What the command prints as JSON.
+        The report that the command prints as JSON.
     """
     run = run_of(run_dir)
     job = run.job
@@ -319,9 +319,9 @@ def run_of(run_dir: Path | str) -> Run:
 
 
 def default_output(source: Source) -> Path:
-    """Return ROWS.scores.parquet, or ROWS.scores for a directory.
+    """Return the default output: the file ROWS.scores.parquet, or the directory ROWS.scores for a directory.
 
-    It lies beside the rows, or in the working directory where those are in object storage.
+    It is in the same directory as the rows, or in the working directory if the rows are in object storage.
     """
     remote = is_object(source.uri)
     root = Path(source.uri.rstrip("/").rpartition("/")[2]) if remote else local_path(source.uri).resolve()

@@ -1,6 +1,6 @@
-"""Scoring of rows by a model, whatever computes it. Torch-free.
+"""Scoring of rows by a model, independent of the library that computes it. Torch-free.
 
-It is a job's checkpoint (trainer.inference.predict) or an export (trainer.inference.exported_model).
+The model is a job's checkpoint (trainer.inference.predict) or an export (trainer.inference.exported_model).
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ Float32s = npt.NDArray[np.float32]
 
 
 class RowScorer(ABC):
-    """A model as a function from rows to scores.
+    """Base of models as functions from rows to scores.
 
-    Outputs, by the loss: ``logit`` and ``probability`` of bce, ``prediction`` of mse, poisson and exponential,
-    ``score`` of focal and of the losses that rank; of several labels each of these for each label, such as
-    ``probability_click``. For sequence models, whose rows hold a list of the user's items, oldest first, ``items`` and
-    ``scores``: the k that the user has not had, the highest first. A probability is sigmoid(logit), or what
-    ``output_calibration`` of the job makes of the logit.
+    Output columns depend on the loss: ``logit`` and ``probability`` for bce; ``prediction`` for mse, poisson and
+    exponential; ``score`` for focal and for losses that rank. With several labels each label has its own columns, such
+    as ``probability_click``. A probability is sigmoid(logit), or calibrated by the job's ``output_calibration``.
+
+    A row of a sequence model has a list of the user's items, oldest first. Its outputs are ``items`` and ``scores``:
+    the k items with the highest scores that the user has not had, highest first.
 
     Args:
         job: the job.
-        encoder: reads rows as the model does.
-        top: finds items for a query, for a sequence model.
-        tasks: the labels, where the dataset has several.
-        calibrators: by label ("" of the one label), where outputs are calibrated.
+        encoder: converter of rows to the model's inputs.
+        top: search for the items with the highest scores, for a sequence model; else None.
+        tasks: the labels, if the dataset has several.
+        calibrators: calibrators by label ("" for a single label), if outputs are calibrated.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class RowScorer(ABC):
         return self.encoder.id_columns
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """Return the columns to read of rows that have the columns ``there``.
+        """Return the columns that the model needs, from ``there``, the names of the rows' columns.
+
+        ``where``: name of the rows in error messages.
 
         Raises:
             DataError: a column is missing.
@@ -85,7 +88,7 @@ class RowScorer(ABC):
         return self.encoder.columns(there, where)
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
-        """Return the outputs for each row, in the order of ``outputs``, and how its ids were known."""
+        """Return (outputs for each row, in the order of ``outputs``; the encoded rows, with counts of unknown ids)."""
         coded = self.encoder.encode(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
@@ -93,11 +96,11 @@ class RowScorer(ABC):
         return [one for loss, by, own in labels for one in _outputs(loss, by, np.ascontiguousarray(own))], coded
 
     def encode(self, chunk: Chunk) -> EncodedRows:
-        """Return rows as the model reads them."""
+        """Return a chunk of rows, encoded as inputs of the model."""
         return self.encoder.encode(chunk)
 
     def scores(self, coded: EncodedRows) -> Float32s:
-        """Return the scores of rows [b, labels], of a model that is none of sequences."""
+        """Return the scores of encoded rows, float32 [b, labels]; not for sequence models."""
         parts = [
             self._forward(coded.part(start, min(start + BATCH_ROWS, coded.num_rows)))
             for start in range(0, coded.num_rows, BATCH_ROWS)
@@ -106,7 +109,7 @@ class RowScorer(ABC):
         return np.concatenate([np.empty((0, len(self._losses)), dtype=np.float32), *rows])
 
     def predict(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-        """Return the outputs for rows in memory, as a table.
+        """Return the outputs for rows in memory as a table, in the order of the rows.
 
         Raises:
             DataError: the model cannot read the rows.
@@ -131,11 +134,11 @@ class RowScorer(ABC):
 
     @abstractmethod
     def _forward(self, coded: EncodedRows) -> Float32s:
-        """Return the scores of rows [b], of several labels [b, labels], or for a sequence model queries [b, dim]."""
+        """Return the scores of rows [b], or [b, labels] for several labels; for a sequence model, queries [b, dim]."""
 
 
 def _outputs(loss: Loss, calibrator: Calibrator, scores: Float32s) -> list[pa.Array]:
-    """Return the columns of one label, in the order of ``outputs`` of its loss."""
+    """Return the output columns of one label from its ``scores`` [b], in the order of the loss's ``outputs``."""
     if loss.is_log:
         return [pa.array(np.exp(scores))]
     if loss.is_logit:

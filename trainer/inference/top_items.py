@@ -1,4 +1,4 @@
-"""The items that score highest for a query, of a whole catalogue, a piece of it at a time. Torch-free."""
+"""Search of a whole catalogue, piece by piece, for the items with the highest scores for a query. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PIECE_ROWS = 1 << 15
 
 
 class TopItems:
-    """The highest scores of a query, score(i) = <query, candidate_i>.
+    """Search for the items with the highest score(i) = <query, candidate_i>.
 
-    The special rows and what the user had are left out.
+    The special rows of the table, and items that the user had, are left out.
 
     Args:
-        candidates: [rows of the item table, dim], in the order of its rows.
+        candidates: item vectors [rows of the item table, dim], in the order of its rows.
         ids: raw ids of rows 2, 3, ...
-        k: how many at most.
+        k: largest number of items for a query.
     """
 
     def __init__(self, candidates: Float32s, ids: pa.Array, k: int):
@@ -35,7 +35,7 @@ class TopItems:
 
         Args:
             queries: [b, dim].
-            had: table rows that each user had; they are left out.
+            had: table rows of the items that each user had; they are left out.
         """
         scores = np.empty((len(queries), 0), dtype=np.float32)
         rows = np.empty((len(queries), 0), dtype=np.int64)

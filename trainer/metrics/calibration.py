@@ -13,10 +13,10 @@ NUM_BINS = 10
 
 
 class Curve(NamedTuple):
-    """A calibration curve: by bin, its rows, their mean prediction and the share of positives, each [b].
+    """A calibration curve: for each bin its number of rows, their mean prediction and share of positives, each [b].
 
-    Bins without a row are left out. Numbers of rows are not whole where rows of one prediction lie in two bins of equal
-    mass.
+    Bins without a row are left out. Numbers of rows need not be whole: bins of equal mass may share rows of equal
+    prediction.
     """
 
     rows: Float64s
@@ -25,7 +25,7 @@ class Curve(NamedTuple):
 
 
 class _Bins:
-    """Sums of each bin, of which the curve is made: rows, predictions, positives [3, b]."""
+    """Base of binnings: for each of b bins, sums of rows, of predictions and of positives, float64 [3, b]."""
 
     def __init__(self, num_bins: int = NUM_BINS):
         self._sums = np.zeros((3, num_bins))
@@ -36,9 +36,9 @@ class _Bins:
 
 
 class EqualWidth(_Bins):
-    """Bins [i / b, (i + 1) / b) of the prediction, the last one with 1.
+    """Bins of equal width: [i / b, (i + 1) / b) of the prediction; the last bin includes 1.
 
-    Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Rows may come in any pieces.
+    Guo et al., On Calibration of Modern Neural Networks, ICML 2017. Rows may be added in any order.
     """
 
     def add(self, counts: Counts) -> EqualWidth:
@@ -53,10 +53,10 @@ class EqualWidth(_Bins):
 
 
 class EqualMass(_Bins):
-    """The rows by ascending prediction, cut into b bins of equally many (adaptive bins).
+    """Bins of equal mass (adaptive bins): rows sorted by prediction are cut into b bins with equal numbers of rows.
 
-    Nguyen and O'Connor, EMNLP 2015. Rows of one prediction that a cut goes through are in both bins in proportion, so
-    that the order of rows does not matter. Rows come in pieces of ascending prediction, ``num_rows`` in all.
+    Nguyen and O'Connor, EMNLP 2015. If a cut falls among rows of equal prediction, both bins get them in proportion, so
+    that the order of rows does not matter. Rows must be added by ascending prediction, ``num_rows`` in all.
     """
 
     def __init__(self, num_rows: int, num_bins: int = NUM_BINS):
@@ -65,7 +65,7 @@ class EqualMass(_Bins):
         self._before = 0
 
     def add(self, counts: Counts) -> EqualMass:
-        """Add rows; ``counts.scores`` are predictions in [0, 1], none below those of the pieces before."""
+        """Add rows; ``counts.scores`` are predictions in [0, 1], none of them below a prediction added before."""
         ends = self._before + np.cumsum(counts.totals)
         cumulative = (counts.totals, counts.totals * counts.scores, counts.positives)
         inside = np.clip(self._edges, self._before, ends[-1]) if len(ends) else self._edges * 0.0
@@ -84,7 +84,10 @@ def calibration_curve(
     *,
     equal_mass: bool = True,
 ) -> Curve:
-    """Return the curve of [n] predictions in [0, 1], none NaN, against [n] labels (0 or 1); without bins if empty."""
+    """Return the calibration curve of [n] predictions in [0, 1], none NaN, against [n] labels (0 or 1).
+
+    Without rows the curve has no bins.
+    """
     counts = by_score(predictions, labels)
     bins = EqualMass(counts.num_rows, num_bins) if equal_mass else EqualWidth(num_bins)
     return bins.add(counts).curve()
@@ -99,7 +102,8 @@ def ece(
 ) -> float:
     """Return sum_b n_b / n |share of positives in b - mean prediction in b|, the expected calibration error.
 
-    Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3. NaN if empty or NaN.
+    Guo et al., On Calibration of Modern Neural Networks, ICML 2017, equation 3. NaN without rows, or if a prediction is
+    NaN.
     """
     if any_nan(np.asarray(predictions)):
         return float("nan")
@@ -107,7 +111,7 @@ def ece(
 
 
 def ece_of(curve: Curve) -> float:
-    """Return :func:`ece` of a curve; NaN without a bin."""
+    """Return the expected calibration error (:func:`ece`) of a curve; NaN if it has no bins."""
     if not len(curve.rows):
         return float("nan")
     return float(np.average(np.abs(curve.shares - curve.predictions), weights=curve.rows))

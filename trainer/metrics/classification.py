@@ -23,16 +23,16 @@ def auc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weig
 
 
 class AucSum:
-    """Sum for :func:`auc` of rows that come in pieces of ascending score.
+    """Running sums for :func:`auc`, to which rows are added in pieces of ascending score.
 
-    The sums are integers: no rounding, however many rows.
+    The sums are integers, so nothing is rounded, however many rows there are.
     """
 
     def __init__(self) -> None:
         self.num_rows = self.num_positives = self._twice_rank_sum = 0
 
     def add(self, counts: Counts) -> AucSum:
-        """Add ``counts``, all of whose scores are above those of the pieces before."""
+        """Add the rows in ``counts``; their scores must be above all scores that were added before."""
         # Rows of one score share the mean of their ranks, which is a half at most.
         end = self.num_rows + np.cumsum(counts.totals)
         twice_mid_rank = 2 * end - counts.totals + 1
@@ -51,9 +51,9 @@ class AucSum:
 def auc_by_group(
     scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], groups: npt.NDArray[np.integer]
 ) -> tuple[Int64s, Float64s, Int64s]:
-    """Return (group, its AUC, its rows) of each group with both classes, ascending.
+    """Return (groups, their AUCs, their numbers of rows), each [g], of the groups that have both classes, ascending.
 
-    Rows of a negative group are left out. ``scores`` (none NaN), ``labels`` (0 or 1) and ``groups`` are [n].
+    Rows with a negative group are left out. ``scores`` (none NaN), ``labels`` (0 or 1) and ``groups`` are [n].
     """
     has_group = np.asarray(groups) >= 0
     scores, groups = np.asarray(scores, np.float64)[has_group], np.asarray(groups, np.int64)[has_group]
@@ -81,9 +81,9 @@ def auc_by_group(
 def gauc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], groups: npt.NDArray[np.integer]) -> float:
     """Return the AUC within each user, weighted by the user's impressions: sum_u n_u AUC_u / sum_u n_u.
 
-    Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 7. ``groups`` [n] are
-    users; those with one class have no AUC and are in neither sum, nor are rows of a negative group (no user known).
-    NaN where no user has both classes, or a score is NaN.
+    Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 7. ``groups`` [n] are the
+    rows' users. Users with only one class have no AUC and are left out of both sums, like rows with a negative group
+    (user unknown). NaN if no user has both classes, or a score is NaN.
     """
     if any_nan(np.asarray(scores)):
         return NAN
@@ -92,9 +92,9 @@ def gauc(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], gro
 
 
 def logloss(logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None) -> float:
-    """Return the mean binary cross-entropy of [n] logits against [n] labels in [0, 1]: log(1 + e^z) - y z.
+    """Return the mean binary cross-entropy of [n] logits z against [n] labels y in [0, 1]: mean(log(1 + e^z) - y z).
 
-    NaN if empty.
+    ``weights``: whole multiplicities of the rows [n]. NaN without rows.
     """
     logits = np.asarray(logits, np.float64)
     return mean(softplus(logits) - np.asarray(labels, np.float64) * logits, weights)
@@ -103,21 +103,21 @@ def logloss(logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], 
 def normalized_entropy(
     logits: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None
 ) -> float:
-    """Return logloss / (-p log p - (1 - p) log(1 - p)), p the share of positives: below 1, better than p.
+    """Return logloss / (-p log p - (1 - p) log(1 - p)), with p the share of positives in the split.
 
-    He et al., Practical Lessons from Predicting Clicks on Ads at Facebook, ADKDD 2014, equation 1. p is the share in
-    the split. NaN where only one class is present.
+    Below 1, the model is better than predicting p for every row. He et al., Practical Lessons from Predicting Clicks on
+    Ads at Facebook, ADKDD 2014, equation 1. NaN if only one class is present.
     """
     return logloss(logits, labels, weights) / entropy(mean(np.asarray(labels, np.float64), weights))
 
 
 def entropy(share: float) -> float:
-    """Return -p log p - (1 - p) log(1 - p); NaN for p of 0 and 1, by which nothing can be divided."""
+    """Return the entropy -p log p - (1 - p) log(1 - p) of p = ``share``; NaN for 0 and 1, since it is a divisor."""
     return NAN if not 0.0 < share < 1.0 else float(-share * np.log(share) - (1.0 - share) * np.log1p(-share))
 
 
 def logloss_sum(counts: Counts) -> float:
-    """Return the sum that :func:`logloss` is the mean of, from counted rows."""
+    """Return the sum of binary cross-entropies over counted rows, of which :func:`logloss` is the mean."""
     return float((counts.totals * softplus(counts.scores) - counts.positives * counts.scores).sum())
 
 
@@ -127,13 +127,13 @@ def sigmoid(logits: npt.NDArray[np.floating]) -> Float64s:
 
 
 def softplus(values: npt.NDArray[np.floating]) -> Float64s:
-    """Return log(1 + e^z), without overflow; NaN of NaN, without a warning, as the figure shows it."""
+    """Return log(1 + e^z), without overflow; NaN for NaN, without a warning."""
     with np.errstate(invalid="ignore"):
         return np.logaddexp(0.0, np.asarray(values, np.float64))
 
 
 def mean(values: Any, weights: Any = None) -> float:
-    """Return the mean of [n] values, with [n] weights; NaN if there are none, or none of them counts."""
+    """Return the mean of [n] values, weighted by [n] weights if given; NaN without values, or if all weights are 0."""
     values = np.asarray(values, np.float64)
     if values.size == 0 or (weights is not None and not np.any(weights)):
         return NAN

@@ -16,9 +16,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Counts(NamedTuple):
-    """Rows counted by score.
+    """Numbers of rows by score.
 
-    ``scores`` float64 [m], distinct and ascending; ``totals`` and ``positives`` int64 [m]: the rows of each.
+    ``scores``: float64 [m], distinct and ascending. ``totals``, ``positives``: int64 [m], numbers of rows, and of rows
+    with label 1, that have each score.
     """
 
     scores: Float64s
@@ -35,14 +36,14 @@ class Counts(NamedTuple):
 
 
 class Blocks:
-    """[n] scores, none NaN, and [n] labels (0 or 1), sorted once, to be counted with several multiplicities."""
+    """[n] scores, none NaN, and [n] labels (0 or 1), sorted by score once and then counted with any multiplicities."""
 
     def __init__(self, scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating]):
         self._positive = np.asarray(labels) > 0.5
         self._distinct, self._block = np.unique(np.asarray(scores, np.float64), return_inverse=True)
 
     def counts(self, weights: Int64s | None = None) -> Counts:
-        """Count the rows; ``weights``: whole multiplicities [n], left out: 1 each."""
+        """Count the rows; ``weights``: how many times each row counts, whole numbers [n]; None: once."""
         size, own = self._distinct.size, self._block[self._positive]
         if weights is None:
             return Counts(self._distinct, np.bincount(self._block, minlength=size), np.bincount(own, minlength=size))
@@ -56,7 +57,7 @@ class Blocks:
 def by_score(
     scores: npt.NDArray[np.floating], labels: npt.NDArray[np.floating], weights: Int64s | None = None
 ) -> Counts:
-    """Count rows by score; see :class:`Blocks`."""
+    """Count rows by score: [n] scores, none NaN, [n] labels (0 or 1), and whole multiplicities [n] or None (1 each)."""
     return Blocks(scores, labels).counts(weights)
 
 

@@ -3,8 +3,8 @@
 Li and Lyu, slides: "the bucket norms can be controlled via adaptive regularization strength while preserving the AUC
 gains across all buckets".
 
-How its buckets are cut the slides do not say. Here each has about a fifth of the training occurrences, rare ids first:
-with a fifth of the ids each, the first three would be the same where most ids occur once.
+The slides do not say how the buckets are cut. Here each bucket has about a fifth of the training occurrences, rare ids
+first. With a fifth of the ids each, several buckets would be alike, since most ids occur once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ UNSEEN = 0
 
 
 def frequency_buckets(counts: npt.NDArray[np.integer], num_buckets: int = NUM_BUCKETS) -> npt.NDArray[np.int8]:
-    """Return the bucket of each id, 1 (rarest) to ``num_buckets``, from its training occurrences [n].
+    """Return the bucket of each id, int8 [n], 1 (rarest) to ``num_buckets``, from its training occurrences [n].
 
-    An id without occurrences is in :data:`UNSEEN`. A frequency f is in bucket 1 + floor(num_buckets * (occurrences of
-    ids rarer than f) / (all occurrences)): ids of one frequency are never apart, so that a bucket may stay empty behind
-    a frequency that many ids share.
+    An id without occurrences is in bucket :data:`UNSEEN`. A frequency f is in bucket 1 + floor(num_buckets *
+    (occurrences of ids rarer than f) / (all occurrences)). Ids of equal frequency share a bucket, so that after a
+    frequency of many ids a bucket may be empty.
     """
     counts = np.asarray(counts, np.int64)
     frequencies, which = np.unique(counts, return_inverse=True)
@@ -46,7 +46,7 @@ def bucket_rows(
     aucs: Sequence[float],
     num_buckets: int = NUM_BUCKETS,
 ) -> list[dict[str, Any]]:
-    """Return the table of a report, a row for each bucket that has an id or an example.
+    """Return the table of a report, with a row for each bucket that has an id or a held-out example.
 
     Args:
         counts: training occurrences of the ids [n].
@@ -54,7 +54,7 @@ def bucket_rows(
         norm_sums: sums of the L2 norms of the rows in buckets 0 to ``num_buckets``.
         examples: held-out examples by the bucket of their id, 0 to ``num_buckets``.
         aucs: AUC of the examples of each bucket, 0 to ``num_buckets``.
-        num_buckets: number of buckets beside :data:`UNSEEN`.
+        num_buckets: number of buckets, without :data:`UNSEEN`.
     """
     table = []
     for bucket in range(num_buckets + 1):

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: what a metric would have been on other held-out rows, or users, of the same kind."""
+"""Bootstrap intervals of metrics, from resampled rows or users: the uncertainty due to the choice of held-out rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy.typing as npt
 from trainer.metrics.counts import Int64s
 
 Statistic = Callable[[Int64s], Mapping[str, float]]
-"""From multiplicities of the units to metrics by name."""
+"""Function from the multiplicities of the resampled units (rows or users) to values of metrics by name."""
 
 
 def multiplicities(num_units: int, seed: int, replicate: int) -> Int64s:
-    """Count each of ``num_units`` among as many drawn with replacement.
+    """Draw ``num_units`` units with replacement, and return how often each was drawn, int64 [num_units].
 
-    The result is a function of (seed, replicate).
+    The result depends only on the arguments.
     """
     generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, replicate]))
     return np.bincount(generator.integers(0, num_units, num_units), minlength=num_units)
@@ -25,10 +25,10 @@ def multiplicities(num_units: int, seed: int, replicate: int) -> Int64s:
 def bootstrap(
     statistic: Statistic, num_units: int, *, replicates: int, seed: int, level: float = 0.95
 ) -> dict[str, tuple[float, float]]:
-    """Return by metric the percentile interval of ``level``.
+    """Return (low, high) by metric: its percentile interval of level ``level`` over bootstrap replicates.
 
-    Efron, Bootstrap methods, Annals of Statistics 1979. A replicate in which a metric has no value (one class alone) is
-    left out of its interval; NaN where none has one.
+    Efron, Bootstrap methods, Annals of Statistics 1979. Replicates in which a metric has no value (only one class) are
+    left out of its interval; if it has a value in none, the bounds are NaN.
     """
     if num_units == 0:
         return {}
@@ -37,7 +37,7 @@ def bootstrap(
 
 
 def percentiles(values: npt.NDArray[np.floating], level: float) -> tuple[float, float]:
-    """Return the bounds of the middle ``level`` of [r] values, NaN left out."""
+    """Return (low, high), between which the middle share ``level`` of [r] values lies; NaN values are left out."""
     values = values[~np.isnan(values)]
     if not len(values):
         return float("nan"), float("nan")

@@ -1,7 +1,7 @@
-"""Differences of two models on the same rows, with intervals: how much better the second one is. Torch-free.
+"""Differences in metrics of two models on the same rows, with confidence intervals. Torch-free.
 
-A difference comes with the influence of each row on it, whose squares add up to its variance where rows are
-independent. Rows of one user are not: their influences are added up first.
+A difference comes with the influence of each row on it. If rows are independent, the squared influences add up to its
+variance. Rows of one user are not independent: their influences are added up first.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Paired(NamedTuple):
 
     Attributes:
         first: value of the first model.
-        second: value of the second.
-        improvement: of the second over the first, in units of the metric; positive is better.
-        influence: float64 [n], part of each row in the error of the improvement.
-        influences: the same for the errors of both models' values.
+        second: value of the second model.
+        improvement: of the second model over the first, in units of the metric; positive is better.
+        influence: float64 [n], contribution of each row to the error of ``improvement``.
+        influences: the same for the errors of ``first`` and of ``second``.
     """
 
     first: float
@@ -42,7 +42,7 @@ def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
     Args:
         first: scores of the first model [n].
         second: scores of the second [n].
-        labels: 0 or 1 [n], some of each.
+        labels: 0 or 1 [n], both present.
     """
     is_positive = labels > 0.5
     (area, influence), (other_area, other_influence) = (_auc(one, is_positive) for one in (first, second))
@@ -50,13 +50,13 @@ def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
 
 
 def _auc(scores: Float64s, is_positive: npt.NDArray[np.bool_]) -> tuple[float, Float64s]:
-    """Return the area under the ROC curve, and the influence of each row on it."""
+    """Return the area under the ROC curve, and the influence of each row on it, float64 [n]."""
     order = np.argsort(scores, kind="stable")
     starts = np.r_[True, scores[order][1:] != scores[order][:-1]]
     block = np.cumsum(starts) - 1
 
     def share_below(rows: npt.NDArray[np.bool_]) -> Float64s:
-        """Return for each row the share of ``rows`` below it, ties half."""
+        """Return for each row the share of ``rows`` whose score is lower [n]; equal scores count half."""
         by_block = np.add.reduceat(rows[order].astype(np.int64), np.flatnonzero(starts))
         below = np.empty(len(scores))
         below[order] = (np.cumsum(by_block) - by_block / 2)[block] / by_block.sum()
@@ -72,7 +72,7 @@ def _auc(scores: Float64s, is_positive: npt.NDArray[np.bool_]) -> tuple[float, F
 
 
 def paired_mean(first: Float64s, second: Float64s, *, lower_is_better: bool = False) -> Paired:
-    """Compare means of a value of each row [n]."""
+    """Compare the means of two models' values for the same rows, each [n]."""
     means = float(first.mean()), float(second.mean())
     better = first - second if lower_is_better else second - first
     improvement = float(better.mean())
@@ -82,7 +82,7 @@ def paired_mean(first: Float64s, second: Float64s, *, lower_is_better: bool = Fa
 
 
 def paired_rmse(first: Float64s, second: Float64s) -> Paired:
-    """Compare roots of mean squares of errors [n], by the delta method."""
+    """Compare the root mean squares of two models' errors, each [n]; influences are by the delta method."""
     squares = [np.square(errors) for errors in (first, second)]
     roots = [float(square.mean()) ** 0.5 for square in squares]
     scale = _unbiased(len(first)) / len(first)
@@ -94,7 +94,7 @@ def paired_rmse(first: Float64s, second: Float64s) -> Paired:
 
 
 def _unbiased(number: int) -> float:
-    """Return the factor of deviations from a mean of ``number`` values by which their squares give its variance."""
+    """Return sqrt(n / (n - 1)) for n = ``number``: the factor that makes a sample variance unbiased; 1 for n <= 1."""
     return (number / (number - 1)) ** 0.5 if number > 1 else 1.0
 
 
@@ -112,11 +112,11 @@ PAIRED: dict[str, Callable[[Rows, Rows], Paired]] = {
     "rmse": lambda *both: paired_rmse(*map(_errors, both)),
     "mae": lambda *both: paired_mean(*(np.abs(_errors(rows)) for rows in both), lower_is_better=True),
 }
-"""Metrics of labelled rows by which two models are compared: from the rows with each one's scores."""
+"""Metrics by which two models are compared on labelled rows: functions of the rows with either model's scores."""
 
 
 def interval(paired: Paired, units: Int64s | None = None, level: float = 0.95) -> tuple[float, float]:
-    """Return the normal interval of the improvement.
+    """Return (low, high), the normal confidence interval of the improvement.
 
     Args:
         paired: the difference.
@@ -128,10 +128,10 @@ def interval(paired: Paired, units: Int64s | None = None, level: float = 0.95) -
 
 
 def standard_error(influence: Float64s, units: Int64s | None = None) -> float:
-    """Return the standard error of a value.
+    """Return the standard error of a value from the influences of rows on it.
 
     Args:
-        influence: part of each row in the error of the value [n].
+        influence: contribution of each row to the error of the value [n].
         units: the unit of each row [n], such as its user, from 0; None: rows are independent.
     """
     if units is not None:

@@ -1,4 +1,4 @@
-"""The interface of metrics that need no ranking: of all rows, of resampled rows, and of rows in pieces over ranks."""
+"""Interface of metrics without ranking, computed from all rows, from resampled rows, or across ranks in pieces."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Rows:
     """Held-out rows with their scores.
 
-    ``scores`` and ``labels`` float32 [n]; where a metric asks for them ``users`` int32 [n] (a number for each user, -1
-    for none) and ``buckets`` int8 [n], the frequency bucket of each row's item. ``is_logit``: True if a score is the
-    log odds of the label; ``is_log``: True if it is the log of the prediction.
+    ``scores`` and ``labels``: float32 [n]. ``users``: int32 [n], a number for each user, -1 for none; ``buckets``: int8
+    [n], the frequency bucket of each row's item; None if no metric needs them. ``is_logit``: True if a score is the log
+    odds of the label; ``is_log``: True if it is the log of the prediction.
     """
 
     scores: npt.NDArray[np.float32]
@@ -69,7 +69,7 @@ class Rows:
 
 
 class Resampled(NamedTuple):
-    """A metric of resampled units."""
+    """A metric as a function of how often each unit (row, user) was drawn, for bootstrap intervals."""
 
     statistic: Callable[[Int64s], float]
     """The metric as a function of the multiplicity of each unit."""
@@ -78,30 +78,30 @@ class Resampled(NamedTuple):
 
 
 class Metric(ABC):
-    """A metric; jobs name it by its key in trainer.metrics.registry. None of its methods changes the rows."""
+    """Base of metrics; jobs name one by its key in trainer.metrics.registry. None of its methods changes the rows."""
 
     nothing: Any = NAN
-    """Value of the metric over ranks if a score is NaN, or there is no row."""
+    """Value of the metric if a score on any rank is NaN, or there are no rows."""
 
     @abstractmethod
     def of_rows(self, rows: Rows) -> Any:
         """Return the metric of all rows."""
 
     def resampled(self, rows: Rows) -> Resampled | None:
-        """Return the metric of resampled rows, no score of which is NaN; None if it has no interval."""
+        """Return the metric as a function of resampled ``rows``, whose scores must not be NaN; None: no interval."""
         return None
 
 
 class RowsMetric(Metric):
-    """A metric that exchanges the rows, or sums, that it needs with the other ranks."""
+    """A metric that itself exchanges rows, or sums over rows, with the other ranks."""
 
     @abstractmethod
     def streamed(self, rows: Rows, ranks: RankGroup) -> Any:
-        """Return the metric of all ranks' rows, of which ``rows`` are this rank's; valid on rank 0. Collective."""
+        """Return the metric over all ranks' rows; ``rows`` are this rank's. Valid on rank 0 only. Collective."""
 
 
 class Sums(Protocol):
-    """Running sums of a metric over counted rows, which come in pieces of ascending score."""
+    """Running sums of a metric, to which counted rows are added in pieces of ascending score."""
 
     def add(self, counts: Counts) -> Any: ...
 
@@ -110,7 +110,7 @@ S = TypeVar("S", bound=Sums)
 
 
 class CountsMetric(Metric, Generic[S]):
-    """A metric of rows counted by score; all metrics of this kind share one pass over the pieces."""
+    """A metric that needs only the numbers of rows by score; all such metrics share one pass over the pieces."""
 
     @abstractmethod
     def sums(self, num_rows: int) -> S:

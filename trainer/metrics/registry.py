@@ -1,4 +1,4 @@
-"""Metrics that need no ranking, by the name that jobs call them; what each is of is in trainer.spec.evaluation."""
+"""Pointwise metrics by the name that jobs use; trainer.spec.evaluation.POINTWISE has the properties of each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Auc(CountsMetric[AucSum]):
 
 
 class Gauc(RowsMetric):
-    """:func:`gauc`, of which only the users with both classes are resampled."""
+    """:func:`gauc`. Bootstrap replicates resample only the users with both classes."""
 
     def of_rows(self, rows: Rows) -> float:
         return gauc(rows.scores, rows.labels, rows.known_users)
@@ -61,7 +61,7 @@ class Gauc(RowsMetric):
 
 
 class FrequencyBuckets(RowsMetric):
-    """Rows int64 and AUC of each frequency bucket of items, [NUM_BUCKETS + 1] each."""
+    """(Numbers of rows, AUCs) of the frequency buckets of items, each [NUM_BUCKETS + 1]."""
 
     nothing = ([0] * (NUM_BUCKETS + 1), [NAN] * (NUM_BUCKETS + 1))
 
@@ -88,7 +88,7 @@ class FrequencyBuckets(RowsMetric):
 
 
 class LoglossSum:
-    """Sums for :func:`logloss` and :func:`normalized_entropy` of counted rows."""
+    """Running sums over counted rows, for :func:`logloss` and :func:`normalized_entropy`."""
 
     def __init__(self) -> None:
         self.loss, self.num_rows, self.num_positives = 0.0, 0, 0
@@ -125,7 +125,7 @@ class NormalizedEntropy(Logloss):
 
 
 class ProbabilityBins:
-    """Bins of the probabilities that logits are."""
+    """Bins of predicted probabilities, to which rows are added with logits as scores."""
 
     def __init__(self, bins: EqualMass | EqualWidth):
         self._bins = bins
@@ -138,7 +138,7 @@ class ProbabilityBins:
 
 
 class Calibration(CountsMetric[ProbabilityBins]):
-    """The calibration curve by bins of equal mass: a row for each, of how many rows it is."""
+    """The calibration curve by bins of equal mass, as a table with a row for each bin."""
 
     nothing: Any = []
 
@@ -173,7 +173,7 @@ class EceEqualWidth(Ece):
 
 
 class ErrorMetric(RowsMetric):
-    """:func:`rmse` (``power`` 2) or :func:`mae` (1): the root of the mean of a power of the errors."""
+    """:func:`rmse` (``power`` 2) or :func:`mae` (``power`` 1): (mean |error|^power)^(1 / power)."""
 
     def __init__(self, of_predictions: Callable[..., float], power: int):
         self._of_predictions, self._power = of_predictions, power

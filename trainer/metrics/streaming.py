@@ -35,7 +35,7 @@ class RankGroup:
         self._group = group
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sums over ranks of float64 numbers."""
+        """Return the sum over all ranks of each of ``numbers``, in float64."""
         if self._group is None:
             return list(numbers)
         return all_reduce("sums over a split", torch.tensor(numbers, dtype=torch.float64), self._group).tolist()
@@ -45,7 +45,7 @@ class RankGroup:
         return pieces(packed_rows(rows.scores, rows.labels), self._group)
 
     def rows_by_user(self, rows: Rows) -> Rows:
-        """Return all ranks' rows of the users that this rank owns; rows without a user may be missing."""
+        """Return the rows, from all ranks, of the users that this rank owns; rows without a user may be missing."""
         if self._group is None:
             return rows
         known = rows.known_users >= 0
@@ -59,7 +59,10 @@ class RankGroup:
 
 
 def packed_rows(scores: npt.NDArray[np.float32], labels: npt.NDArray[np.floating]) -> Int64s:
-    """Return keys and labels of [n] rows, ascending: int64 [n]. Scores are float32, none NaN; labels 0 or 1."""
+    """Return [n] rows packed into integers, 2 * (key of the score) + label, sorted ascending: int64 [n].
+
+    ``scores``: float32, none NaN. ``labels``: 0 or 1.
+    """
     keys = np.asarray(scores, np.float32) + np.float32(0.0)  # one zero: -0 has other bits
     bits = keys.view(np.uint32)
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.int64)
@@ -69,14 +72,14 @@ def packed_rows(scores: npt.NDArray[np.float32], labels: npt.NDArray[np.floating
 
 
 def unpacked(keys: Int64s) -> npt.NDArray[np.float64]:
-    """Return the scores of keys, which :func:`packed_rows` made and whose label is shifted out."""
+    """Return the scores of ``keys``: elements of :func:`packed_rows`, shifted right by one bit to remove the label."""
     ordered = keys.astype(np.uint32)
     bits = np.where(ordered >> 31, ordered ^ np.uint32(1 << 31), ~ordered)
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PIECE_ROWS) -> Iterator[Counts]:
-    """Yield counts of all ranks' rows, in pieces of ascending score; of no rows on ranks other than 0. Collective.
+    """Yield on rank 0 counts of all ranks' rows, in pieces of ascending score; on others, empty counts. Collective.
 
     ``packed``: this rank's rows (:func:`packed_rows`). ``group``: None for one rank alone.
     """
@@ -91,7 +94,10 @@ def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PI
 
 
 def _cuts(rows: Int64s, piece_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield [first, last) of consecutive bins with at most ``piece_rows`` rows, or of one bin and empty ones."""
+    """Yield (first, last) of ranges [first, last) of bins that together have at most ``piece_rows`` rows.
+
+    A bin with more rows is in a range without other bins that have rows. ``rows``: number of rows of each bin.
+    """
     start, total = 0, 0
     for bin_ in np.flatnonzero(rows).tolist():
         if total and total + int(rows[bin_]) > piece_rows:
@@ -108,7 +114,7 @@ def _run_lengths(ascending: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _merged(parts: Sequence[Int64s]) -> Counts:
-    """Merge (packed rows, how often) of each rank [2, m]."""
+    """Merge the parts of all ranks into counts; a part [2, m] has packed rows and the number of times of each."""
     rows, times = np.concatenate(parts, axis=1)
     keys, which = np.unique(rows >> 1, return_inverse=True)
     totals = np.bincount(which, times, len(keys)).astype(np.int64)
@@ -117,7 +123,7 @@ def _merged(parts: Sequence[Int64s]) -> Counts:
 
 
 def _on_rank_0(what: str, local: Int64s, group: dist.ProcessGroup) -> list[Int64s]:
-    """Return [2, m] of every rank on rank 0, where m differs; of no columns elsewhere. Collective."""
+    """Gather ``local`` [2, m] of all ranks on rank 0; m may differ. Other ranks get empty arrays. Collective."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     sizes = all_gather(f"number of {what}", torch.tensor([local.shape[1]]), [(1,)] * world_size, group)
     nothing = torch.empty(2, 0, dtype=torch.int64)
@@ -128,9 +134,10 @@ def _on_rank_0(what: str, local: Int64s, group: dist.ProcessGroup) -> list[Int64
 
 
 def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup) -> Int64s:
-    """Return columns [c, n] such that all columns of a key (>= 0) are on rank ``key % world_size``. Collective.
+    """Exchange ``columns`` [c, n] so that each is on the rank ``key % world_size`` of its key. Collective.
 
-    Memory: twice that of the given columns, and all ranks' columns of the keys that this rank owns.
+    ``keys``: int64 [n], at least 0. Returns the columns, from all ranks, whose keys this rank owns, [c, m]. Memory:
+    twice that of the given columns, plus the returned ones.
     """
     world_size = dist.get_world_size(group)
     owner = keys % world_size

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 class AutoInt(ClickModel):
     """logit = <w, concat of e_m^L> + MLP(concat of e_m), e^0 = e, and e^1 .. e^L by an :class:`InteractingLayer` each.
 
-    The fields e_m are pooled rows, and x_j v_j for numeric features (equation 4). With ``hidden`` empty there is no
-    MLP, and <w, ..> + b of equation 9 alone; with an MLP the model is AutoInt+ (section 5.5), whose b is that of the
-    tower's last layer. Rows of zeros learn through the MLP, or beside a numeric feature: ReLU passes no gradient at 0.
+    The fields e_m are pooled rows, and x_j v_j for numeric features (equation 4). With an MLP the model is AutoInt+
+    (section 5.5), and the bias b is that of the MLP's last layer. If ``hidden`` is empty there is no MLP, and the logit
+    is <w, ..> + b (equation 9). Rows of zeros then learn only if there is a numeric feature, since ReLU passes no
+    gradient at 0.
 
     Parameters, M = F + n fields, k = heads times units: dim for each id; n dim; layers 4 dim k, and 4 k^2 after the
     first; M k for w; the tower sum of (a + 1) b over neighbouring sizes of [M dim, *hidden, 1], or 1 for b.

@@ -30,11 +30,13 @@ class ModelInputs:
     """Arguments for building a model, in addition to its spec.
 
     ``keys``: keys of its batches, in their order. ``num_dense``: number of numeric features that
-    :meth:`RankingModel.forward` takes (``reads_numbers`` of its spec). Initial values are a function of ``seed``, drawn
-    in float32 and cast to ``dtype``. ``dropout``: ``regularizers.dropout`` of the job, for models that apply it
-    themselves. ``tasks``: labels of the dataset, for models of several labels. ``num_item_numbers``: number of numeric
-    features of the item table, which are the last ones. Both numbers include the columns of vectors with ``mode:
-    as_given``. ``vectors``: the projected vectors, whose columns follow the numbers of a batch.
+    :meth:`RankingModel.forward` takes (``reads_numbers`` of its spec). ``num_item_numbers``: how many of these, at the
+    end, are features of the item table. Both numbers include the columns of vectors with ``mode: as_given``.
+    ``vectors``: the projected vectors; in a batch's ``dense`` their columns follow the numeric features.
+
+    Initial values are a function of ``seed``, drawn in float32 and cast to ``dtype``. ``dropout``:
+    ``regularizers.dropout`` of the job, for models that apply it themselves. ``tasks``: labels of the dataset, for
+    models of several labels.
     """
 
     keys: tuple[Key, ...]
@@ -48,19 +50,19 @@ class ModelInputs:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the fields: of the keys, then of the projected vectors."""
+        """Names of the model's fields: the keys' names, followed by the projected vectors' names."""
         return (*(key.name for key in self.keys), *(one.name for one in self.vectors))
 
 
 Position = tuple[tuple[str, ...], Hashable]
-"""Name of a position along an axis of a parameter: its features, and the column of them."""
+"""Name of a position along an axis of a parameter: (names of the features that it belongs to, column within them)."""
 
 
 class RowColumn(NamedTuple):
-    """A column of embedding vectors, in the name of a position.
+    """A column of embedding vectors, as the column part of a :data:`Position`.
 
-    A column that the parent did not have is zero in all rows and projections, so weights on it may start as in a new
-    model.
+    On a warm start, a column that the parent's vectors did not have is zero in all rows and projections, so weights
+    that multiply it may start as in a new model.
     """
 
     number: Hashable
@@ -77,11 +79,11 @@ class Axis(NamedTuple):
 
 
 Axes = dict[str, dict[int, Axis]]
-"""Axes of parameters whose positions are named by features, by parameter and axis; other axes keep their order."""
+"""Names of positions by parameter and by number of the axis; axes that are not listed keep their order."""
 
 
 class Blocks:
-    """Looked-up rows as far as a model asks for them: blocks [b, columns] by feature."""
+    """Stand-in for a KeyedTensor with the methods that models call: blocks [b, columns] by name of the field."""
 
     def __init__(self, blocks: Mapping[str, Any]):
         self._blocks = dict(blocks)
@@ -100,7 +102,7 @@ class Blocks:
 
 
 class RankingModel(nn.Module):
-    """Base of all models: pooled embeddings in, one number per sample out.
+    """Base of all models: from pooled embedding rows to one score per sample (or one per sample and label).
 
     ``embeddings`` maps a KeyedJaggedTensor to a KeyedTensor of pooled rows, one [b, dim] block per feature. It is built
     on the meta device and replaced by its sharded form, so a model uses it only in :meth:`forward`.
@@ -108,13 +110,13 @@ class RankingModel(nn.Module):
 
     embeddings: nn.Module
     is_sequence: ClassVar[bool] = False
-    """True if ``embeddings`` gives a row for each id (trainer.models.next_item), not one for each bag."""
+    """True if ``embeddings`` returns a row for each id (trainer.models.next_item), not a pooled row for each bag."""
     targets: ClassVar[tuple[str, ...]] = ()
     """Features whose ids are the targets of the loss (the label side of SSE); empty if the target is ``labels``."""
     loss_kind: str = "bce"
-    """The loss that the job names (trainer.spec.losses.loss_of), for models that have several."""
+    """Name of the job's loss (trainer.spec.losses.loss_of), for models that support several losses."""
     loss_settings: Mapping[str, float | None] = MappingProxyType({})
-    """Arguments of that loss beside scores and labels (trainer.spec.losses.loss_settings_of)."""
+    """Keyword arguments of the loss, other than scores and labels (trainer.spec.losses.loss_settings_of)."""
 
     def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
         super().__init__()
@@ -128,11 +130,14 @@ class RankingModel(nn.Module):
 
     @property
     def num_columns(self) -> int:
-        """Columns of a batch's numbers: numeric features, and vectors."""
+        """Number of columns of a batch's ``dense``: numeric features, followed by projected vectors."""
         return self.num_dense + (0 if self.vector_fields is None else self.vector_fields.num_columns)
 
     def lookup(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Any:
-        """Return a block [b, columns] for each field: pooled rows, and projections of the vectors in ``dense``."""
+        """Return a block [b, columns] for each field: pooled rows of ids, and projections of the vectors in ``dense``.
+
+        ``dense``: the batch's numbers [b, num_columns]; None if the model reads none.
+        """
         pooled = self.embeddings(features)
         if self.vector_fields is None:
             return pooled
@@ -140,13 +145,13 @@ class RankingModel(nn.Module):
         return Blocks({**pooled.to_dict(), **self.vector_fields(dense)})
 
     def numbers(self, dense: Tensor | None) -> Tensor | None:
-        """Return the numeric features [b, num_dense] of a batch's numbers, None if there are none."""
+        """Return the numeric features [b, num_dense] in a batch's ``dense`` [b, num_columns], None without any."""
         if dense is None or self.vector_fields is None:
             return dense
         return dense[:, : self.num_dense] if self.num_dense else None
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
-        """Return scores (logits) [b], of a model of several labels [b, labels].
+        """Return scores (logits) [b], or [b, labels] from a model of several labels.
 
         It is called as ``forward(features)``, or as ``forward(features, dense)`` by a model that reads numeric
         features or vectors, with the batch's ``dense`` [b, num_columns].
@@ -154,34 +159,34 @@ class RankingModel(nn.Module):
         raise NotImplementedError
 
     def scores(self, batch: Batch) -> Tensor:
-        """Return :meth:`forward` of a batch."""
+        """Return the scores of a batch's samples, as :meth:`forward` does."""
         return self(batch.features, batch.dense) if self.num_columns else self(batch.features)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return per-sample losses [b]. The loop divides by the global count and sums."""
+        """Return the loss of each sample [b]; the training loop sums them and divides by the global batch size."""
         raise NotImplementedError
 
     def label_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return the losses of scores against the batch's labels [b], weighted by the rows' weights."""
+        """Return the losses [b] of ``scores`` [b] against the batch's labels, times the rows' weights if any."""
         losses = pointwise_loss(self.loss_kind, scores, batch.labels, **self.loss_settings)
         return losses if batch.shares is None else losses * batch.shares.to(losses.dtype)
 
     def evaluate(self, batch: Batch, catalogue: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the inputs of metrics (trainer.evaluation.evaluator): scores and labels of a batch, each [n, ...].
 
-        ``catalogue`` is what :meth:`catalogue` returned.
+        ``catalogue``: the tensor that :meth:`catalogue` returned.
         """
         return self.scores(batch), batch.labels
 
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return the user's factor of the score, [b, d], from features in which only the user's are not empty.
+        """Return the user's factor of the score, [b, d]; only the user's features in ``features`` are not empty.
 
         Implemented by models that rank all items for a user (``ranks_all_items`` of their spec).
         """
         raise NotImplementedError
 
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        """Return the item's factor of the score, [b, d], from features in which only the item's are not empty.
+        """Return the item's factor of the score, [b, d]; only the item's features in ``features`` are not empty.
 
         ``dense`` [b, n]: the numbers of the item table, if the model reads any.
         <user side, item side> is the score up to a term that is the same for all items of a user.
@@ -193,9 +198,9 @@ class RankingModel(nn.Module):
         return self.user_side(batch.features), self.item_side(batch.features)
 
     def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
-        """Return the tensor that every batch's evaluation reads, computed once; None for nothing. Collective.
+        """Return a tensor computed once that the evaluation of every batch reads; None if it reads none. Collective.
 
-        ``device`` is where the model is; None: the CPU.
+        ``device``: the model's device; None: the CPU.
         """
         return None
 
@@ -213,7 +218,7 @@ class RankingModel(nn.Module):
         return self.making_vectors()
 
     def making_vectors(self) -> Axes:
-        """Return the axes of the projections of vectors; their outputs are columns like those of table rows."""
+        """Return the axes of the projections of vectors; their outputs are named like columns of table rows."""
         found: Axes = {}
         for name, projection in () if self.vector_fields is None else self.vector_fields.projections.items():
             assert isinstance(projection, nn.Linear)
@@ -224,7 +229,7 @@ class RankingModel(nn.Module):
         return found
 
     def reading(self, names: Iterable[Position], *modules: str) -> Axes:
-        """Return the axes of the first layers of these modules, whose inputs are concatenated in this order."""
+        """Return the input axes of the first layers of ``modules``; ``names``: positions of their inputs, in order."""
         axis = Axis(tuple(names))
         return {
             name: {1: axis}
@@ -240,12 +245,12 @@ class RankingModel(nn.Module):
 
 
 def columns_of(features: Iterable[str], count: int) -> list[Position]:
-    """Return the names of the vectors of features side by side, each of ``count`` columns."""
+    """Return the names of the positions of features' vectors, concatenated; each vector has ``count`` columns."""
     return [((name,), RowColumn(column)) for name in features for column in range(count)]
 
 
 def pairs_of(features: Sequence[str]) -> list[Position]:
-    """Return the names of the products of all pairs of features, in the order of torch.triu_indices."""
+    """Return the names of positions of products of all pairs of features, in the order of torch.triu_indices."""
     return [((min(pair), max(pair)), 0) for pair in itertools.combinations(features, 2)]
 
 
@@ -264,14 +269,14 @@ def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential
 
 
 def with_dense(rows: Tensor, dense: Tensor | None) -> Tensor:
-    """Return the input of a tower: rows side by side [b, m], then the numeric features, [b, m + n]."""
+    """Return the input of a tower [b, m + n]: ``rows`` [b, m], followed by the numeric features ``dense`` [b, n]."""
     return rows if dense is None else torch.cat([rows, dense.to(rows.dtype)], dim=1)
 
 
 def pooled_rows(pooled: KeyedTensor | Blocks, features: Sequence[str]) -> Tensor:
-    """Return the named blocks of a KeyedTensor side by side, [b, sum of dims].
+    """Return the blocks of ``features`` in a KeyedTensor concatenated in this order, [b, sum of dims].
 
-    Their order does not depend on the sharding plan.
+    The order does not depend on the sharding plan.
     """
     if list(features) == pooled.keys():
         # They are side by side already: taking them apart would copy them, and their gradient.

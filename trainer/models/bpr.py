@@ -28,12 +28,11 @@ class BPR(RankingModel):
     """score(u, i) = <e_u, e_i> + b_i; loss = -log sigmoid(score(u, i) - score(u, j)), j the batch's ``item__negative``.
 
     With ``normalize`` score(u, i) = <e_u, e_i> / (|e_u| |e_i|), without b_i, and scores are divided by ``temperature``.
-    Where negatives are shared, those of all samples of the batch count for each sample
+    If negatives are shared, each sample is compared with the negatives of all samples of the batch
     (trainer.models.retrieval_losses).
 
-    ``b_i`` is one more column at the end of the item's row, so table ``item`` is ``dim + 1`` wide: popularity goes
-    there and not into the direction of the item vectors, which are the first ``dim`` columns. There are no dense
-    parameters.
+    ``b_i`` is one more column at the end of the item's row, so table ``item`` has ``dim + 1`` columns. The bias learns
+    popularity, and the item vectors, the first ``dim`` columns, need not. There are no dense parameters.
     """
 
     targets = (ITEM, NEGATIVE)
@@ -84,7 +83,7 @@ class BPR(RankingModel):
         return self._item(self.looked_up(features)[ITEM])
 
     def looked_up(self, features: KeyedJaggedTensor) -> Mapping[str, Tensor]:
-        """Return by feature what stands for its ids, [b, columns]."""
+        """Return by feature the vectors of its ids in the batch, [b, columns]."""
         blocks: Mapping[str, Tensor] = self.embeddings(features).to_dict()
         return blocks
 

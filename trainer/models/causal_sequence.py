@@ -26,16 +26,19 @@ if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
 
 Drop = Callable[[Tensor, int], Tensor]
-"""``drop(x, site)``: x [b, l, dim] after dropout at a place of the model, or x itself."""
+"""Function ``drop(x, site)``: x [b, l, dim] after dropout at the model's place number ``site``, or x itself."""
 
 
 class CausalSequenceModel(NextItemModel):
-    """Base: score(i | s_1 .. s_t) = <M_i, F_t> / t, M the item table, shared by input and output, t the temperature.
+    """Base: score(i | s_1 .. s_n) = <M_i, F_n> / temperature, with F_n the state after the user's items s_1 .. s_n.
 
-    With ``normalize`` M_i and F_t have length 1 in scores, not where they are read. M is what is published, as it is.
-    The loss of each position is ``loss`` of the target against its negatives (trainer.models.losses.sampled_loss), or
-    against items that all targets of the batch share (trainer.models.retrieval_losses), summed over a sample and
-    divided by ``length``, the most items that are read. ``dropout`` is applied at the subclass's places.
+    M is the item table; the model reads its rows and scores with them, and they are published unchanged. With
+    ``normalize`` M_i and F_n are scaled to length 1 in scores, but not in the model's input.
+
+    The loss of a position is ``loss`` of its target against the target's negatives
+    (trainer.models.losses.sampled_loss), or against items that all targets of the batch share
+    (trainer.models.retrieval_losses). A sample's loss is their sum, divided by ``length``, the most items that are
+    read. Subclasses say where ``dropout`` is applied.
     """
 
     def __init__(self, embeddings: nn.Module, spec: PieceSpec, inputs: ModelInputs):
@@ -45,7 +48,7 @@ class CausalSequenceModel(NextItemModel):
         self.log_q, self.num_items = torch.zeros(0), 0
 
     def begin(self, data: PreparedData) -> None:
-        """Count the items that can be drawn, and how likely each is to be a shared negative."""
+        """Count the items that can be drawn, and compute the log probability of each to be drawn as shared negative."""
         counts = data.row_counts(data.keys[0].table)
         self.num_items = int((counts[NUM_SPECIAL_ROWS:] > 0).sum())
         if self.spec.compared_with == "shared" and self.kind == "sampled_softmax":
@@ -55,13 +58,13 @@ class CausalSequenceModel(NextItemModel):
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
         """Return states [b, l, dim] from rows of items [b, l, dim], oldest first and left-aligned.
 
-        No state depends on a later item, so that the padding behind them does not matter. ``positions`` [b, l] count up
-        to ``length`` - 1, the last item's. Where ``only`` [b, 1] is given, the states at these places alone are asked
-        for, [b, 1, dim].
+        No state depends on a later item, so that padding after the items does not matter. ``positions`` [b, l]: of the
+        items; the last item has ``length`` - 1. ``only`` [b, 1]: if given, only the states at these places are
+        returned, [b, 1, dim].
         """
 
     def finished(self, states: Tensor) -> Tensor:
-        """Return F of the given states, [n, dim]."""
+        """Return F, the final states, from states [n, dim] of :meth:`hidden`: [n, dim]."""
         return states
 
     def loss(self, batch: Batch) -> Tensor:
@@ -88,7 +91,7 @@ class CausalSequenceModel(NextItemModel):
         return shared_loss(loss, states, target, Shared(negatives, ids, target_ids, offsets))
 
     def _queries(self, states: Tensor) -> Tensor:
-        """Return F / t of finished states, [n, dim]."""
+        """Return the vectors [n, dim] that item vectors are multiplied with: final states F over the temperature."""
         states = normalize(states, dim=1) if self.normalize else states
         return states if self.temperature == 1.0 else states / self.temperature
 
@@ -100,7 +103,7 @@ class CausalSequenceModel(NextItemModel):
         return normalize(rows, dim=1) if self.normalize else rows
 
     def _states(self, rows: Mapping[str, JaggedTensor], batch: Batch) -> Tensor:
-        """Return F of every item read, [number of ids, d]; with dropout where the model trains."""
+        """Return the final state F after each item that is read, [number of ids, d]; in training, with dropout."""
         lengths, values = rows[ITEM].lengths(), rows[ITEM].values()
         if not len(values):
             # A rank without a sample: a part of the graph all the same, so that backward finds it.
@@ -110,7 +113,7 @@ class CausalSequenceModel(NextItemModel):
         return self.finished(put_back(states, [group.places for group in groups], len(values)))
 
     def _group_states(self, values: Tensor, group: LengthGroup, batch: Batch) -> Tensor:
-        """Return :meth:`hidden` of the group's items read, [n, d]; with dropout where the model trains."""
+        """Return :meth:`hidden` states after each of the group's items, [n, d]; in training, with dropout."""
         items = padded(values, group.lengths)
         positions = self._positions(items, group.lengths)
         hidden = self.hidden(items, positions, self._dropout(batch, group.samples, positions))

@@ -1,4 +1,4 @@
-"""The common part of the CTR models: pooled rows as field vectors, first-order weights, loss of a score."""
+"""Common base classes of CTR models: pooled rows as field vectors, first-order weights, and the loss of a score."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClickModel(RankingModel):
         return rows.unflatten(1, (len(self.features), columns))
 
     def inputs(self, numbers: Sequence[Position]) -> list[Position]:
-        """Return the names of all vectors and numbers side by side, [width]."""
+        """Return the names of the positions of all field vectors and numeric features, concatenated, [width]."""
         return [*columns_of(self.features, self.dim), *numbers]
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
@@ -46,12 +46,12 @@ class ClickModel(RankingModel):
 
 
 class FirstOrderModel(ClickModel):
-    """Base: a row is [v | w], dim + 1 columns: the field's vector, and one weight for each id, the first-order term.
+    """Base: a row [v | w] has dim + 1 columns, the field's vector v and the id's weight w, its first-order term.
 
     The first-order terms are sum_f w_f + <u, x>, with x the numeric features, whose weights u are dense parameters. In
-    lists w is pooled like v; of a vector both are columns of its projection. Features that share a table share the
-    weights of its ids. v and w start alike (``model.init``), are updated by the row optimizer, and learn from zeros
-    (docs/adr/0030).
+    lists w is pooled like v; for a projected vector, v and w are columns of the projection. Features that share a table
+    share the weights of its ids. v and w are initialised alike (``model.init``), are updated by the row optimizer, and
+    learn from zeros (docs/adr/0030).
     """
 
     def __init__(self, embeddings: nn.Module, spec: ModelSpec, inputs: ModelInputs):
@@ -75,7 +75,7 @@ class FirstOrderModel(ClickModel):
 
 
 class FirstOrderTowerModel(FirstOrderModel):
-    """Base: a tower over the fields' vectors and the numeric features beside the first-order terms."""
+    """Base: a tower over the fields' vectors and the numeric features, in addition to the first-order terms."""
 
     def __init__(self, embeddings: nn.Module, spec: FirstOrderSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
@@ -83,7 +83,7 @@ class FirstOrderTowerModel(FirstOrderModel):
 
 
 class NumericFields(nn.Module):
-    """Numeric features as fields like others, each with a vector v_j: x [b, n] -> x_j v_j [b, n, dim].
+    """Numeric features as fields, each with a learned vector v_j: x [b, n] -> x_j v_j [b, n, dim].
 
     Rendle, Factorization Machines, ICDM 2010, equation 1; Song et al., AutoInt, CIKM 2019, equation 4. Parameters: n
     dim.
@@ -95,7 +95,7 @@ class NumericFields(nn.Module):
             self.vectors = uniform(inputs.num_dense, dim, inputs=dim, dtype=inputs.dtype)
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
-        """Return the axes of a model's parameter ``numeric``."""
+        """Return the axes of these vectors, as parameter ``numeric.vectors`` of a model."""
         columns = tuple(((), RowColumn(column)) for column in range(self.vectors.shape[1]))
         return {"numeric.vectors": {0: Axis(tuple(numbers)), 1: Axis(columns, reads=False)}}
 

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 class DIN(ClickModel):
     """logit = MLP(concat over the features of their vectors, and x): the target determines how a history is pooled.
 
-    v_U(A) = sum_j a(e_j, v_A) e_j over the rows e_j of the history, equation 3, with v_A the row of its target A: the
-    weights a are not normalised, so that they keep how strong an interest is. a is an MLP of
+    v_U(A) = sum_j a(e_j, v_A) e_j over the rows e_j of the history, equation 3, with v_A the row of its target A. The
+    weights a are not normalised, so that their sum tells the strength of the interest. a is an MLP of
     [e_j | v_A | e_j - v_A | e_j o v_A] with the activation of ``attention_activation``, ``dice`` by default
-    (:class:`Dice`). A list whose table no single id reads is pooled as its feature says.
+    (:class:`Dice`). A list that shares its table with no single id is pooled by its feature's ``pooling``.
 
-    ``embeddings`` gives a row for each id (``is_sequence``), which attention needs; for a single id that row is its
-    vector. The tower has ReLU like those of the other models; mini-batch aware regularization (section 5.1) is not
-    implemented: AdamAR is the method here for rows of rare ids.
+    ``embeddings`` returns a row for each id (``is_sequence``), which attention needs; for a single id that row is its
+    vector. The tower has ReLU like the towers of other models. Mini-batch aware regularization (section 5.1) is not
+    implemented; use AdamAR for rows of rare ids.
 
     Parameters, F features and n numeric ones: dim for each id; of each history's attention, hidden sizes
     ``attention_hidden``, the sum of (p + 1) q over neighbouring sizes of [4 dim, *attention_hidden, 1], and q more for
     each hidden layer with dice or prelu; of the tower [F dim + n, *hidden, 1] the sum of (p + 1) q.
 
-    ``histories`` has, by list feature, the single id of the same table that is its target (the first, where there are
-    several), and ``poolings`` is ``sum`` or ``mean``, by list feature.
+    ``histories``: by list feature, the first feature of single ids with the same table, which is the list's target.
+    ``poolings``: by list feature, ``sum`` or ``mean``.
     """
 
     is_sequence = True

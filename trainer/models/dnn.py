@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DNN(ClickModel):
-    """logit = MLP(concat of e_f over the features f, and x, the numeric ones), with hidden sizes ``hidden``.
+    """logit = MLP([e_f over the features f | x]), with e_f vectors, x the numeric features, and layers ``hidden``.
 
     The loss is ``bce``, ``mse`` or ``focal``. The first layer absorbs any linear map of an item table, so the model's
     vectors are not published.
@@ -34,12 +34,12 @@ class DNN(ClickModel):
 
 
 class WideDeep(FirstOrderTowerModel):
-    """logit = sum_f w_f + <u, x> + MLP(concat of v_f, and x), equation 3; its b is that of the tower's last layer.
+    """logit = sum_f w_f + <u, x> + MLP(concat of v_f, and x), equation 3, whose bias b is in the MLP's last layer.
 
-    Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016. The wide part reads the raw ids. Its
-    cross-product transformations (equation 1) are engineered by hand, so here they are columns of the dataset, features
-    like others, which the deep part then reads too. The paper trains the wide part by FTRL with L1; here the row
-    optimizer trains both.
+    Cheng et al., Wide & Deep Learning for Recommender Systems, DLRS 2016. The wide part reads the raw ids. The paper's
+    cross-product transformations (equation 1) are engineered by hand: to use them, add them to the dataset as columns
+    and features, which the deep part then reads too. The paper trains the wide part by FTRL with L1; this
+    implementation trains both parts' rows by the row optimizer.
 
     Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
     of (a + 1) b over neighbouring sizes, and n.
@@ -77,8 +77,8 @@ class FM(FirstOrderModel):
     """logit = w_0 + sum_f w_f + <u, x> + sum over pairs f < g of <v_f, v_g>, equation 1 for degree 2.
 
     Rendle, Factorization Machines, ICDM 2010. The pairs are pairs of fields: single ids; lists, each one pooled vector;
-    and numeric features j, of vector x_j v_j. Rows of zeros have no gradient but that of w_f, unless there is a numeric
-    feature: all other terms are products.
+    and numeric features j, with vector x_j v_j. If all rows are zeros and there is no numeric feature, only w_f has a
+    gradient, since all other terms are products of rows.
 
     Parameters: (dim + 1) for each id; 1 + n + n dim for w_0, u and the vectors of n numeric features.
     """

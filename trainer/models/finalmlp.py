@@ -73,8 +73,8 @@ class FinalMLP(ClickModel):
 class Gate(nn.Module):
     """Gate of a stream: vectors [b, F, d] -> 2 sigmoid(MLP(c)) in (0, 2).
 
-    c is of the fields of these numbers, and the output [b, sizes[-1]]; without fields c is learned, and the output
-    [1, sizes[-1]].
+    c is the concatenation of the vectors of the fields with the given numbers, and the output is [b, sizes[-1]].
+    Without fields c is a learned vector, and the output is [1, sizes[-1]].
     """
 
     def __init__(self, fields: Sequence[int], dim: int, sizes: Sequence[int], dtype: torch.dtype):
@@ -98,7 +98,10 @@ class Gate(nn.Module):
 
 
 class Fusion(nn.Module):
-    """(o_1 [b, p], o_2 [b, q]) -> b + <w, [o_1 | o_2]> + sum over heads j of o_1j^T W_j o_2j [b]."""
+    """Bilinear fusion of two streams: (o_1 [b, p], o_2 [b, q]) -> b + <w, [o_1 | o_2]> + sum_j o_1j^T W_j o_2j [b].
+
+    o_1j and o_2j are the j-th of ``heads`` equal parts of o_1 and o_2.
+    """
 
     def __init__(self, first: int, second: int, heads: int, dtype: torch.dtype):
         super().__init__()

@@ -58,7 +58,7 @@ class GatedAttention(nn.Module):
         self.distance_bias = nn.Parameter(0.02 * torch.randn(length))
 
     def forward(self, x: Tensor, only: Tensor | None = None) -> Tensor:
-        """Return the branch's output, at the positions ``only`` [b, 1] alone if they are given."""
+        """Return the branch's output for x [b, l, dim], or only at the places ``only`` [b, 1] if they are given."""
         gate, value, query, key = silu(self.first(layer_norm(x, (self.dim,)))).split(self.dim, dim=2)
         places = torch.arange(x.shape[1], device=x.device)
         distances = places[:, None] - places  # [l, l]; below 0 for what comes later

@@ -28,7 +28,7 @@ class Item2Vec(NextItemModel):
     """
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return sums over the pairs of each centre, [b]; one without neighbours has 0."""
+        """Return for each centre item [b] its loss, summed over its targets and negatives; 0 without neighbours."""
         rows = self.embeddings(batch.features)
         centres = rows[ITEM].values()[:, : self.dim]
         total = centres.new_zeros(len(centres))

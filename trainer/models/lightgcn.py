@@ -1,4 +1,4 @@
-"""LightGCN: rows of users and items, smoothed over the graph of who had what.
+"""LightGCN: rows of users and items, smoothed over the graph of users and the items that they had in training.
 
 He et al., LightGCN: Simplifying and Powering Graph Convolution Network for Recommendation, SIGIR 2020.
 """
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class LightGCN(BPR):
     """score(u, i) = <e_u, e_i>, e = (1 / (L + 1)) sum_{l=0..L} A^l E, E the rows of users and items, L ``layers``.
 
-    A has 1 / sqrt(n_u n_i) between a user and an item of a positive training row, n the number of such neighbours
-    (equations 3, 4 and 7 with alpha 1 / (L + 1)). Losses, negatives and ``normalize`` are those of bpr; there is no
-    bias. A step propagates all rows, forward and backward: its time is that of 2 L products with A, whatever the
-    batch. In evaluation they are propagated once.
+    A has the entry 1 / sqrt(n_u n_i) for a user and an item of a positive training row, and else 0; n_u and n_i are
+    their numbers of such neighbours (equations 3, 4 and 7 with alpha 1 / (L + 1)). Losses, negatives and ``normalize``
+    are those of bpr; there is no bias. A step propagates all rows, forward and backward, in the time of 2 L products
+    with A, whatever the batch size. An evaluation propagates them once.
     """
 
     has_bias = False
@@ -70,10 +70,10 @@ class LightGCN(BPR):
         return found
 
     def _propagate(self, device: torch.device) -> Tensor:
-        """Return e of all users and then all items, [rows, dim].
+        """Return the propagated rows e of all users, followed by those of all items, [rows, dim].
 
         Raises:
-            ValueError: the model was not begun with the data that has its graph.
+            ValueError: the model has no graph, because :meth:`begin` was not called with the training data.
         """
         if self._graph is None:
             why = "lightgcn scores by the rows that it was trained on, which are not here"
@@ -95,7 +95,7 @@ class LightGCN(BPR):
 
 
 class _Propagation(torch.autograd.Function):
-    """A times [rows, dim]; A is symmetric, and so its own transpose in backward."""
+    """Product of the graph A with rows [rows, dim]; backward uses A too, since it is symmetric."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, graph: Tensor) -> Tensor:
@@ -108,7 +108,10 @@ class _Propagation(torch.autograd.Function):
 
 
 def normalized_graph(users: np.ndarray, items: np.ndarray, num_users: int, num_items: int) -> Tensor:
-    """Return A of :class:`LightGCN` in compressed rows, [num_users + num_items] squared; a pair counts once."""
+    """Return A of :class:`LightGCN` from the users and items of training rows, each int64 [n]; a pair counts once.
+
+    A is a sparse matrix in compressed rows, [num_users + num_items, num_users + num_items].
+    """
     pairs = np.unique(users * num_items + items)
     users, items = pairs // num_items, pairs % num_items + num_users
     size = num_users + num_items
@@ -127,7 +130,7 @@ def normalized_graph(users: np.ndarray, items: np.ndarray, num_users: int, num_i
 
 
 def _all_rows(sizes: tuple[int, int]) -> KeyedJaggedTensor:
-    """Return features with a sample for each row but the special ones; ``item__negative`` is empty."""
+    """Return features that look up every row of both tables but the special rows; ``item__negative`` is empty."""
     counts = [size - NUM_SPECIAL_ROWS for size in sizes]
     stride = max(counts)
     lengths = torch.zeros(3, stride, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Losses that models share: of a score and its label, and of a score among those of the batch's other items."""
+"""Losses that several models use: of a score against its label, or against the scores of other items."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -
 
     ``bce``: binary cross-entropy with the score as logit, log(1 + e^z) - y z, labels in [0, 1]; ``mse``: (z - y)^2, any
     labels; ``focal``: :func:`focal_loss`, which takes the ``settings``; ``poisson``: e^z - y z, the negative log
-    likelihood of a count y of mean e^z without log y!, which no score changes; ``exponential``: z + y e^-z, that of an
-    exponentially distributed y of mean e^z.
+    likelihood of a count y with mean e^z, without the constant log y!; ``exponential``: z + y e^-z, the negative log
+    likelihood of an exponentially distributed y with mean e^z.
     """
     return POINTWISE[kind](scores, labels.to(scores.dtype), **settings)
 
@@ -28,9 +28,9 @@ def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -
 def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | None) -> Tensor:
     """Return -alpha_t (1 - p_t)^gamma log p_t, [b].
 
-    p_t = sigmoid(z) and alpha_t = ``alpha`` where the label is 1, 1 - sigmoid(z) and 1 - ``alpha`` where it is 0; a
-    label between them has both, by its share (Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, equation
-    5). ``alpha`` None: alpha_t = 1, equation 4.
+    For label 1, p_t = sigmoid(z) and alpha_t = ``alpha``; for label 0, p_t = 1 - sigmoid(z) and alpha_t = 1 -
+    ``alpha``; for a label between, the loss is the mean of both, weighted by the label (Lin et al., Focal Loss for
+    Dense Object Detection, ICCV 2017, equation 5). ``alpha`` None: alpha_t = 1, equation 4.
     """
     weight = (1.0, 1.0) if alpha is None else (alpha, 1.0 - alpha)
     # log p = -softplus(-z) and log(1 - p) = -softplus(z): nothing overflows, and nothing is the log of 0.
@@ -41,9 +41,9 @@ def focal_loss(scores: Tensor, labels: Tensor, *, gamma: float, alpha: float | N
 
 
 def sampled_loss(kind: str, positive: Tensor, negative: Tensor) -> Tensor:
-    """Return the loss of target scores z among the scores z_1 .. z_k of drawn items, [n].
+    """Return the loss [n] of each target's score z against the scores z_1 .. z_k of its drawn items.
 
-    The target scores are ``positive`` [n], those of the drawn items ``negative`` [n, k].
+    ``positive``: scores of the targets [n]. ``negative``: scores of the drawn items [n, k].
 
     ``bce``: -log s(z) - sum_j log(1 - s(z_j)), s the sigmoid (Kang and McAuley, ICDM 2018, equation 7);
     ``sampled_softmax``: -z + log(e^z + sum_j e^z_j); ``bpr``: the mean over j of -log s(z - z_j); ``top1``: the mean of
@@ -98,7 +98,7 @@ SAMPLED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bpr": _bpr,
     "top1": _top1,
 }
-"""Losses of a target's score among those of drawn items."""
+"""Losses of a target's score against the scores of its drawn items, by the name in trainer.spec.losses."""
 
 
 def in_batch_softmax(
@@ -110,24 +110,24 @@ def in_batch_softmax(
     global_size: int,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Return the softmax loss over the items of the whole batch, corrected for how often each is in one, [b].
+    """Return the softmax loss [b] over the items of the global batch, corrected for the items' frequencies.
 
         -y_i log( exp(s_ii - log Q_i) / sum_j exp(s_ij - log Q_j) ),  s_ij = <query_i, candidate_j>,
 
-    j over the items of all ranks' samples, Q_j the probability that a sample of a batch is of item j, y_i the label
-    (the paper's reward r_i): a sample of label 0 is a negative of the others, and no query. Samples of the same item as
-    i are terms of the sum like others: in expectation it is then that over the whole catalogue, times the batch size
-    (Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019, equations 3
-    to 5).
+    j runs over the samples of all ranks, Q_j is the probability that a sample has item j, and y_i is the label (the
+    paper's reward r_i). A sample with label 0 has no loss, but its item is a negative of the others. Samples with the
+    same item as i are terms of the sum like others: its expectation is the batch size times the sum over the whole
+    catalogue (Yi et al., Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations, RecSys 2019,
+    equations 3 to 5).
 
-    Collective where there are several ranks, backward too; gradients are those of one rank with the whole batch.
+    With several ranks, forward and backward are collective; gradients equal those of one rank with the whole batch.
 
     Args:
-        queries: [b, d], of this rank's samples. May be empty.
-        candidates: [b, d], likewise.
+        queries: query vectors of this rank's samples [b, d]; b may be 0.
+        candidates: item vectors of this rank's samples [b, d].
         labels: [b].
-        log_probabilities: [b]; log Q of each sample's item.
-        sample_offset: where the rank's samples begin in the global batch.
+        log_probabilities: log Q of each sample's item [b].
+        sample_offset: index of the rank's first sample in the global batch.
         global_size: number of samples of the global batch.
         group: the ranks that share the batch; None: all ranks.
     """
@@ -140,9 +140,9 @@ def in_batch_softmax(
 
 
 def of_all_ranks(local: Tensor, global_size: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return a batch's tensor [global_size, ...] from each rank's part of it, [b, d] or [b]. Collective.
+    """Return all ranks' parts of a batch's tensor, [b, d] or [b], concatenated: [global_size, ...]. Collective.
 
-    Backward is collective too, and sums the gradients of all ranks; [b] is a constant.
+    Backward is collective too, and sums the gradients of all ranks; a tensor [b] is a constant without gradient.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return local

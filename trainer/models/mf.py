@@ -1,4 +1,4 @@
-"""MF: matrix factorization, with biases or of products alone.
+"""MF: matrix factorization, with biases or with products alone.
 
 With biases: Koren, Bell and Volinsky, Matrix Factorization Techniques for Recommender Systems, Computer 2009. Products
 alone: Mnih and Salakhutdinov, Probabilistic Matrix Factorization, NIPS 2007, to which Wu et al., Stochastic Shared
@@ -28,10 +28,10 @@ class MF(RankingModel):
 
     The loss is ``mse``: (r - y)^2, or ``bce``: binary cross-entropy with r the logit.
 
-    A row is [p_u | b_u], [q_i | b_i]: the bias is one more column at its end, so both tables are ``dim + 1`` wide, and
-    the first ``dim`` columns are the vector. ``mu`` is the mean label of the training split (its log odds for ``bce``),
-    a constant that checkpoints contain: a resumed job and a warm start keep it. There are no dense parameters.
-    Rows without ``biases`` are as wide, their last column is not read, and ``mu`` is 0.
+    Rows are [p_u | b_u] and [q_i | b_i]: both tables have ``dim + 1`` columns, the vector followed by the bias. ``mu``
+    is the mean label of the training split (its log odds for ``bce``), a constant that checkpoints contain: a resumed
+    job and a warm start keep it. There are no dense parameters. Without ``biases`` rows have ``dim + 1`` columns too,
+    but the last one is not read, and ``mu`` is 0.
 
     Parameters: (dim + 1) (users + items); without ``biases`` dim (users + items) that are read.
     """

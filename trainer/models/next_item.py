@@ -1,4 +1,4 @@
-"""The common part of sequence models: scores of a target against negatives, its rank among them and among all items."""
+"""Common base of sequence models: scores of a target, and its ranks among its negatives and among all items."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from trainer.data.batches.prepared import PreparedData
 
 SCORES_AT_ONCE = 1 << 20
-"""Scores of all items that are ranked at a time: 4 MiB, which a cache holds."""
+"""Number of scores in a block when targets are ranked among all items: its 4 MiB fit into a cache."""
 LEAST_QUERIES = 64
-"""Fewest queries that are ranked at a time: of fewer, reading all items takes longer than the products."""
+"""Fewest queries in such a block of scores: with fewer, reading all items takes longer than the products."""
 FULL_RANKING_ROWS = 100_000
-"""A catalogue of at most so many rows is ranked whole: every rank then reads all of it once for each evaluation."""
+"""Most rows of an item table of which all items are ranked: every rank reads the whole table in each evaluation."""
 
 
 class NextItemModel(RankingModel):
-    """Base: ``embeddings`` maps a KeyedJaggedTensor to {feature: JaggedTensor}, one row for each id.
+    """Base of sequence models; ``embeddings`` maps a KeyedJaggedTensor to {feature: JaggedTensor}, a row for each id.
 
     A batch (trainer.data.batches.sequence_batches) has lists of ``item``, ``item__target`` and ``item__negative``. In
-    evaluation ``item`` is the items that came before, ``item__target`` one item, and ``item__negative`` has the same
-    number of items for each sample.
+    evaluation ``item`` has the user's earlier items, ``item__target`` one item to predict, and ``item__negative`` the
+    same number of items for each sample.
     """
 
     is_sequence = True
@@ -50,13 +50,13 @@ class NextItemModel(RankingModel):
 
     @abstractmethod
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """Return the query of each sample [b, dim], from rows of its items, oldest first, [b, l, columns].
+        """Return the query of each sample [b, dim] from the rows ``items`` of its items [b, l, columns], oldest first.
 
-        The first ``lengths`` [b] of each sample are its own, the others zeros. Without any: 0.
+        ``lengths`` [b]: number of items of each sample; the rows after them are zeros. Without items the query is 0.
         """
 
     def queries(self, rows: Mapping[str, JaggedTensor]) -> Tensor:
-        """Return :meth:`encode` of the looked-up rows of ``item``, [b, dim]."""
+        """Return the query of each sample [b, dim]: :meth:`encode` of the looked-up rows of feature ``item``."""
         values, lengths = rows[ITEM].values(), rows[ITEM].lengths()
         groups = length_groups(lengths, len(values))
         if not groups:
@@ -74,7 +74,7 @@ class NextItemModel(RankingModel):
         return (self.queries(rows) * self.candidates(rows[TARGET].values())).sum(1)
 
     def catalogue(self, data: PreparedData, device: torch.device | None = None) -> Tensor | None:
-        """Return :meth:`candidates` of every row of the item table, None where they are too many. Collective."""
+        """Return :meth:`candidates` of every row of the item table; None if there are too many rows. Collective."""
         num_rows = data.tables[data.keys[0].table].num_rows
         if num_rows > FULL_RANKING_ROWS:
             return None
@@ -84,17 +84,17 @@ class NextItemModel(RankingModel):
     def evaluate(
         self, batch: Batch, catalogue: Tensor | None = None, left_out: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Rank each target, and compute the share of negatives below it, each [n].
+        """Rank each target, and compute the share of negatives that score below it, each [n].
 
         Args:
             batch: samples with targets and negatives.
-            catalogue: what :meth:`catalogue` returned.
+            catalogue: the tensor that :meth:`catalogue` returned.
             left_out: rows of the item table that no target is ranked against, int64 [m].
 
         Returns:
-            (rank of the target among it and its negatives, share of the negatives below it, its rank among all items
-            but those that came before). Ranks count from 0, with ties against the target; a target that training never
-            had is not found: inf, 0 and inf. Without a catalogue the last is NaN.
+            (rank of the target among its negatives, share of the negatives that score below it, rank of the target
+            among all items except the user's earlier ones). Ranks count from 0, and ties count against the target. A
+            target without training rows is not found: inf, 0 and inf. Without a catalogue the last rank is NaN.
         """
         rows = self.embeddings(batch.features)
         queries = self.queries(rows)
@@ -131,9 +131,9 @@ class NextItemModel(RankingModel):
 
 
 def owners(lengths: Tensor, total: int | None = None) -> Tensor:
-    """Return the sample of each entry of lists of these lengths, int64 [total].
+    """Return for each entry of concatenated lists the number of its list, int64 [total]; ``lengths``: of the lists [b].
 
-    ``total`` is the sum of the lengths; None: it is computed.
+    ``total``: sum of the lengths; None: it is computed.
     """
     if torch.jit.is_tracing():
         # As the exporter knows it: an entry's owner is how many lists have ended at it.
@@ -144,7 +144,7 @@ def owners(lengths: Tensor, total: int | None = None) -> Tensor:
 
 
 def sums_by_owner(values: Tensor, owner: Tensor, num_owners: int) -> Tensor:
-    """Return the sums of rows [n, d] by their owners [n]: [num_owners, d]."""
+    """Return the sum of each owner's rows, [num_owners, d]; ``values``: rows [n, d]; ``owner``: their owners [n]."""
     zeros = values.new_zeros(num_owners, values.shape[1])
     if torch.jit.is_tracing():
         # The exporter to ONNX takes index_add for an assignment (torch 2.13).
@@ -153,9 +153,9 @@ def sums_by_owner(values: Tensor, owner: Tensor, num_owners: int) -> Tensor:
 
 
 def padded(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return lists of these lengths [n, d] left-aligned in [b, l, d], with zeros behind them.
+    """Return concatenated lists [n, d] of lengths [b] as a padded tensor [b, l, d], zeros following each list.
 
-    l is the longest length, at least 1.
+    l is the largest length, at least 1.
     """
     owner = owners(lengths)
     position = torch.arange(len(values), device=values.device) - (lengths.cumsum(0) - lengths)[owner]
@@ -164,7 +164,7 @@ def padded(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def by_owner(rows: Tensor, num_owners: int) -> Tensor:
-    """Return rows [n k, d] of n owners, k for each, as [n, k, d], also where there are none."""
+    """Return rows [n k, d] of n owners, k for each, as [n, k, d]; n may be 0."""
     return rows.view(num_owners, len(rows) // max(1, num_owners), rows.shape[1])
 
 

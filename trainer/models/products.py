@@ -51,7 +51,7 @@ class PNN(ClickModel):
 
 
 NUMBERS = ""
-"""Name of the vector of all numeric features, which no feature has."""
+"""Name of the vector made of all numeric features; no feature has this name."""
 
 
 class DLRM(ClickModel):
@@ -147,7 +147,7 @@ class DCNv2(ClickModel):
 
 
 class CrossLayer(nn.Module):
-    """(x_0, x) [b, D] -> x_0 o (W x + b) + x, W = U V^T where a rank is given."""
+    """Cross layer: (x_0, x), each [b, D] -> x_0 o (W x + b) + x, o elementwise; if a rank is given, W = U V^T."""
 
     def __init__(self, width: int, rank: int | None, dtype: torch.dtype):
         super().__init__()
@@ -206,7 +206,7 @@ class CIN(nn.Module):
             self.output = uniform(sum(layers), inputs=sum(layers), dtype=dtype)
 
     def axes(self, features: Sequence[str]) -> Axes:
-        """Return the axes of a model's parameters ``cin``."""
+        """Return the axes of this network's parameters, as module ``cin`` of a model; ``features``: its fields."""
         found: Axes = {}
         before: list[Position] = [((name,), 0) for name in features]
         for number, weight in enumerate(self.weights):

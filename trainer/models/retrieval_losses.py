@@ -1,7 +1,7 @@
-"""Losses of a target's score among those of items that all targets of a batch share, or of all items.
+"""Losses of a target's score against the scores of items that all targets of a batch share, or of all items.
 
-A loss is a function of the score z of a target and the scores z_1 .. z_k of the shared items. It gives its derivatives
-too, so that scores are made, used and dropped in blocks: the whole matrix [targets, items] is never held.
+A loss is a function of the score z of a target and the scores z_1 .. z_k of the shared items. It returns its
+derivatives too, so that scores are computed and used block by block: the matrix [targets, items] is never in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from trainer.spec.losses import LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE
 
 
 class Terms(NamedTuple):
-    """Losses [n] of a block; the derivatives by the shared items' scores are ``scores * scale[:, None]``."""
+    """Losses [n] of a block of targets, and their derivatives.
+
+    Derivatives by the shared items' scores are ``scores * scale[:, None]``, where the loss has replaced ``scores``.
+    """
 
     losses: Tensor
     by_target: Tensor
@@ -31,19 +34,19 @@ class Terms(NamedTuple):
 
 
 class RetrievalLoss(Protocol):
-    """A loss of targets among shared items."""
+    """A loss of targets' scores against the scores of shared items."""
 
     def terms(self, target: Tensor, scores: Tensor) -> Terms:
-        """Return the losses of ``target`` [n] among ``scores`` [n, k], which are replaced (:class:`Terms`).
+        """Return the losses of target scores ``target`` [n] against the shared items' ``scores`` [n, k].
 
-        A score of -inf is no term: that item is the target itself.
+        It overwrites ``scores`` (:class:`Terms`). A score of -inf is left out: that item is the target itself.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """-z + log sum_j e^z_j, j over all items, the target among them: cross-entropy over the catalogue."""
+    """Cross-entropy over all items: -z + log sum_j e^z_j, j over all items including the target."""
 
     def terms(self, target: Tensor, scores: Tensor) -> Terms:
         largest = scores.amax(1)
@@ -53,10 +56,10 @@ class Softmax:
 
 @dataclass(frozen=True)
 class SampledSoftmax:
-    """-z + log(e^z + sum_j e^z_j), j over drawn items.
+    """Sampled softmax: -z + log(e^z + sum_j e^z_j), j over drawn items.
 
-    Scores come with - log Q, Q the probability of a draw (Jean et al., On Using Very Large Target Vocabulary for Neural
-    Machine Translation, ACL 2015, section 3.1); of uniform draws it is one number, which cancels.
+    The scores already include - log Q, Q the probability of drawing the item (Jean et al., On Using Very Large Target
+    Vocabulary for Neural Machine Translation, ACL 2015, section 3.1). For uniform draws Q is constant and cancels.
     """
 
     def terms(self, target: Tensor, scores: Tensor) -> Terms:
@@ -125,14 +128,15 @@ RETRIEVAL: Mapping[str, Callable[[Mapping[str, Any], int], RetrievalLoss]] = {
         settings["margin"], settings["negative_weight"]
     ),
 }
-"""Losses of shared items by name: made from the fields of trainer.spec.losses.RetrievalSettings and the number of items
-that can be drawn."""
+"""Functions by name of loss that make a :class:`RetrievalLoss` from its settings and the number of items that can be
+drawn; settings are fields of trainer.spec.losses.RetrievalSettings."""
 
 
 def log_draw_probabilities(counts: npt.NDArray[np.integer], sampling: str, power: float) -> Tensor:
-    """Return log Q, Q the probability that a draw is each row of the item table; of rows without a count it is 0.
+    """Return log Q for each row of the item table, Q the probability that a draw is this row; 0 for rows without count.
 
-    Of uniform draws, whose Q is one number, it is empty. ``sampling`` is ``negative_distribution`` of a job.
+    For uniform draws, whose Q is constant, the result is empty. ``counts``: training rows of each item.
+    ``sampling``, ``power``: ``negative_distribution`` and ``negative_power`` of the job's model.
     """
     if sampling == "uniform":
         return torch.zeros(0)
@@ -147,9 +151,10 @@ class Shared(NamedTuple):
 
     Attributes:
         rows: vectors of the items [k, d].
-        ids: int64 [k], and those of the targets [n]; a target is no term beside itself. None: targets are terms.
-        target_ids: int64 [n].
-        offsets: added to the scores of the items [k], such as - log Q; None for nothing.
+        ids: ids of the items, int64 [k]; an item with the target's id is left out of that target's loss. None: no item
+            is left out.
+        target_ids: ids of the targets, int64 [n]; None without ``ids``.
+        offsets: numbers added to the scores of the items [k], such as - log Q; None: nothing is added.
     """
 
     rows: Tensor
@@ -159,10 +164,11 @@ class Shared(NamedTuple):
 
 
 def shared_loss(loss: RetrievalLoss, queries: Tensor, target: Tensor, shared: Shared) -> Tensor:
-    """Return the loss of each target [n]: of its score ``target`` [n] among those of the shared items.
+    """Return the loss of each target [n]: of its score ``target`` [n] against the scores of the shared items.
 
-    The latter are ``queries`` [n, d] times ``shared.rows``. Differentiable once, by queries, target and rows. Where the
-    losses are differentiated with equal weights, as in a mean, scores are made once; otherwise twice.
+    The shared items' scores are ``queries`` [n, d] times ``shared.rows``. The losses can be differentiated once, by
+    queries, target and rows. If backward weighs all losses equally, as a mean does, scores are computed once; otherwise
+    twice.
     """
     losses: Tensor = _InBlocks.apply(queries, target, shared.rows, loss, shared)
     return losses

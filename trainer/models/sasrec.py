@@ -38,7 +38,7 @@ class SASRec(CausalSequenceModel):
         self.last = nn.LayerNorm(dim, dtype=inputs.dtype)
 
     def hidden(self, items: Tensor, positions: Tensor, drop: Drop, only: Tensor | None = None) -> Tensor:
-        """Return the output of the last block; the causal mask hides the padding."""
+        """Return the output of the last block [b, l, dim]; the causal mask hides the padding."""
         x = drop(items * self.dim**0.5 + embedding(positions, self.positions), 0)
         for number, block in enumerate(self.blocks, 1):
             x = block(x, drop, 2 * number - 1, only if number == len(self.blocks) else None)
@@ -62,9 +62,9 @@ class Block(nn.Module):
         self.second = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, drop: Drop, site: int, only: Tensor | None = None) -> Tensor:
-        """Apply the block, at the places ``only`` [b, 1] alone where they are given.
+        """Return the block's output for x [b, l, d], or only at the places ``only`` [b, 1] if they are given.
 
-        ``drop(part, site)`` is the dropout of what is added at ``site`` and the one after it.
+        ``drop``: dropout of the attention's output, at place ``site``, and of the network's, at ``site`` + 1.
         """
         attended = self.attend(x, only)
         x = (x if only is None else at(x, only)) + drop(attended, site)
@@ -84,7 +84,7 @@ class Block(nn.Module):
         return attended.transpose(1, 2).flatten(2)
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """Return the parts of x [b, l, parts d], each [b, heads, l, d / heads]."""
+        """Split x [b, l, parts d] into parts and heads: return ``parts`` tensors [b, heads, l, d / heads]."""
         return x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
 
     def transform(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The models of several labels: a score for each, products of probabilities, the sum of losses."""
+"""Models of several labels: a score for each label, products of probabilities, and a weighted sum of losses."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class SeveralLabelsModel(ClickModel):
     """Base: a score for each label [b, labels], in the order of the dataset.
 
-    A label that is ``given`` another has the probability sigmoid(z) = sigmoid(z_given) sigmoid(own score), over all
-    rows. The loss of a sample is sum_t weight_t share_t l_t(z_t, y_t), the share being 0 where the label is absent.
+    A label that is conditional on another (``given``) has over all rows the probability sigmoid(z) = sigmoid(z_given)
+    sigmoid(own score). The loss of a sample is sum_t weight_t share_t l_t(z_t, y_t), with share_t 0 if label t is
+    absent.
     """
 
     def __init__(self, embeddings: nn.Module, spec: SeveralLabelsSpec, inputs: ModelInputs):
@@ -47,14 +48,14 @@ class SeveralLabelsModel(ClickModel):
         return torch.stack(scores, dim=1)
 
     def readers(self) -> Iterator[str]:
-        """Yield the names of the modules that read x."""
+        """Yield the names of the modules whose input is x, all vectors and numbers concatenated."""
         raise NotImplementedError
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
         return self.making_vectors() | self.reading(self.inputs(numbers), *self.readers())
 
     def own_scores(self, x: Tensor) -> Sequence[Tensor]:
-        """Return for each label its own score [b] of rows and numbers side by side [b, width]."""
+        """Return for each label its own score [b], before products with other labels, from inputs ``x`` [b, width]."""
         raise NotImplementedError
 
     def loss(self, batch: Batch) -> Tensor:
@@ -80,7 +81,10 @@ def product_logit(first: Tensor, second: Tensor) -> Tensor:
 
 
 class Gate(nn.Module):
-    """(x [b, m], experts [b, n, d]) -> sum_i softmax(W x)_i expert_i [b, d] (Ma et al. 2018, equations 5 to 7)."""
+    """Gate over experts: (x [b, m], experts [b, n, d]) -> sum_i softmax(W x)_i expert_i [b, d].
+
+    Ma et al., MMoE, KDD 2018, equations 5 to 7.
+    """
 
     def __init__(self, inputs: int, experts: int, dtype: torch.dtype):
         super().__init__()
@@ -91,17 +95,23 @@ class Gate(nn.Module):
 
 
 def members(name: str, modules: Any) -> Iterator[str]:
-    """Yield the names of the modules of a list."""
+    """Yield the names of the modules in a ModuleList that is the attribute ``name`` of a model."""
     return (f"{name}.{number}" for number in range(len(modules)))
 
 
 def label_towers(spec: SeveralLabelsSpec, inputs: ModelInputs, sizes: Sequence[int], *, first: int) -> nn.ModuleList:
-    """Return a tower for each label, [b, sizes[0]] -> [b, 1]; ``first`` tells them apart from other towers."""
+    """Return a tower for each label, [b, sizes[0]] -> [b, 1].
+
+    ``first``: number of the first tower; initial weights depend on the number, so towers must have different ones.
+    """
     return nn.ModuleList(tower_of(spec, inputs, sizes, number=first + number) for number in range(len(inputs.tasks)))
 
 
 def experts_of(spec: SeveralLabelsSpec, inputs: ModelInputs, width: int, count: int, *, first: int) -> nn.ModuleList:
-    """Return so many experts, [b, width] -> [b, hidden[-1]], all of whose layers are hidden ones."""
+    """Return ``count`` experts, [b, width] -> [b, hidden[-1]], whose layers are all hidden layers.
+
+    ``first``: number of the first expert; initial weights depend on the number.
+    """
     sizes = [width, *spec.hidden]
     return nn.ModuleList(tower_of(spec, inputs, sizes, number=first + number, logits=False) for number in range(count))
 
@@ -193,9 +203,9 @@ class PLE(SeveralLabelsModel):
 
 
 class Level(nn.Module):
-    """A level of extraction: (g_t [b, m] of each label, g_shared [b, m]) -> the same of this level, [b, hidden[-1]].
+    """A level of PLE: (g_t of each label, g_shared), each [b, m] -> the same of this level, each [b, hidden[-1]].
 
-    The last one has no gate of its own for what is shared, and gives back what it was given of it.
+    The last level has no gate for g_shared, and returns it unchanged.
     """
 
     def __init__(self, spec: PLESpec, inputs: ModelInputs, width: int, *, number: int, first: int):

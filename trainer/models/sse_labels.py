@@ -1,7 +1,7 @@
-"""The label side of SSE, p_y: ``sse.label`` of a job, by model.
+"""The label side of SSE, with swap probability p_y: ``sse.label`` of a job, by model.
 
 Equation 1 of Wu et al., Stochastic Shared Embeddings, NeurIPS 2019, section 3.2, counts the output y_i among the
-embeddings of a sample. What the output is, the model says:
+embeddings of a sample. The output depends on the model:
 
 * a class (dnn, two_tower: ``targets`` is empty): its embedding is a fixed one-hot vector, and SSE-SE over two classes
   flips the label with probability p_y, in expectation label smoothing;
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
-    """Return p_y by feature, for a model whose outputs are ids of a table; {} for others."""
+    """Return SSE's settings with p_y by feature, for a model whose outputs are ids of a table; {} for other models."""
     if not _probability(job):
         return {}
     config = SSEConfig(job.sse["label"].probability, include_unknown=job.sse["label"].include_unknown)
@@ -45,12 +45,12 @@ def with_swapped_classes(job: JobSpec, batch: Batch, step: int, tasks: Sequence[
     """Return the batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
 
     Args:
-        job: its ``seed`` and ``sse.label`` are read; without the latter, and for a model whose outputs are ids of a
-            table, the batch is returned as it is.
+        job: its ``seed`` and ``sse.label`` are read; without ``sse.label``, or for a model whose outputs are ids of a
+            table, the batch is returned unchanged.
         batch: a rank's slice; its ``labels`` [b] in {0, 1} and ``sample_offset``
             are read.
-        step: the step being computed, 1, 2, ...: that of the tables.
-        tasks: the labels, where there are several: those of classes are swapped, each by draws of its own name.
+        step: the tables' step that is being computed, 1, 2, ...
+        tasks: the labels, if there are several; labels that are classes are swapped, with separate draws for each name.
     """
     probability = _probability(job)
     if not probability or MODELS[job.model.kind].targets:

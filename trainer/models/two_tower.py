@@ -1,6 +1,6 @@
-"""Two towers: a tower over user and context against the item's own row, or against a tower over its features too.
+"""Two towers: one over user and context; the other is the item's row, or a tower over that row and item features.
 
-Their item vectors are made to be published.
+The item vectors can be published.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ ITEM = "item"
 
 
 class TwoTower(RankingModel):
-    """logit = <u, v> / t + c, u = MLP(concat of e_f over f that are not of the item), v = e_item, t the temperature.
+    """logit = <u, v> / t + c, with t the temperature, u = MLP(user and context fields), and v the item's row e_item.
 
-    A projected vector is a field like others (trainer.models.layers.vector_fields).
+    u reads the vectors e_f of all features but the item's, and the numeric features. A projected vector is a field like
+    others (trainer.models.layers.vector_fields).
 
-    With an item table v = MLP(concat of e_item, e_f over f of the table, the table's numbers), so that an item without
-    a row, which reads that of the unknown id, has a v by its features. Not to depend on rows that such items lack, in
-    training a share ``item_id_dropout`` of the samples reads the unknown id too. With ``normalize`` u and v are scaled
-    to length 1 (Yi et al., RecSys 2019, section 5).
+    With an item table, v = MLP(e_item, e_f of the table's features, and its numbers). An item without a row reads the
+    row of the unknown id, and its features determine v. So that v learns to do without the item's own row, a share
+    ``item_id_dropout`` of the training samples reads the unknown id too. With ``normalize`` u and v are scaled to
+    length 1 (Yi et al., RecSys 2019, section 5).
 
     The loss is ``bce``, ``mse``, or ``sampled_softmax`` over the items of the batch
     (trainer.models.losses.in_batch_softmax), which does not train c.
 
-    The item tower is the item's row or ends in a linear layer, so the loss determines the geometry of its outputs up
-    to a rotation (and the towers' scale), which alignment between versions needs. There is one bias ``c`` for all
-    items: an item's own popularity goes into its output, and so into the vectors that a consumer reads.
+    The item tower is the item's row or ends in a linear layer. So the loss determines its outputs up to a rotation and
+    a scale, which alignment between versions needs. There is one bias ``c`` for all items: an item's popularity goes
+    into its vector, which consumers read.
     """
 
     def __init__(self, embeddings: nn.Module, spec: TwoTowerSpec, inputs: ModelInputs):
@@ -72,9 +73,9 @@ class TwoTower(RankingModel):
         self.log_probabilities = torch.zeros(0, dtype=inputs.dtype)
 
     def begin(self, data: PreparedData) -> None:
-        """Compute log Q of each row of the item table, Q the share of training samples of that item.
+        """Compute log Q of each row of the item table, Q the share of training examples with that item.
 
-        Every example counts, whatever its label.
+        Examples count whatever their label.
         """
         if self.loss_kind != "sampled_softmax":
             return
@@ -103,7 +104,7 @@ class TwoTower(RankingModel):
         return (user * item).sum(1) + self.bias
 
     def towers(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return u / t and v, each [b, dim]; ``dense`` [b, n]: the batch's (trainer.data.columns.vectors)."""
+        """Return (u / t, v), each [b, dim]; ``dense`` [b, n]: the batch's numbers (trainer.data.columns.vectors)."""
         blocks, numbers = self.lookup(features, dense).to_dict(), self.numbers(dense)
         of_items = self.num_dense - self.num_item_numbers
         context, of_item = (None, None) if numbers is None else (numbers[:, :of_items], numbers[:, of_items:])
@@ -150,9 +151,9 @@ class TwoTower(RankingModel):
         )  # fmt: skip
 
     def _with_unknown_items(self, batch: Batch) -> KeyedJaggedTensor:
-        """Return the batch's features with the unknown id in the place of some items.
+        """Return the batch's features, with the items of some samples replaced by the unknown id.
 
-        Of which ones depends on the seed, the step and a sample's place in the global batch alone.
+        The choice of samples depends only on the seed, the step and their places in the global batch.
         """
         features = batch.features
         if not self.item_id_dropout:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NUMBERS = ""
-"""Name of the vector of all numeric features, which no feature has."""
+"""Name of the vector made of all numeric features; no feature has this name."""
 
 
 class Wukong(ClickModel):

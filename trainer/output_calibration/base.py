@@ -1,4 +1,4 @@
-"""The interface of output calibrators, and the model's own probabilities, where there is no other map."""
+"""Interface of output calibrators, and the calibrator that keeps the model's own probabilities."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """A map from log odds to the probability of a label of 1, with what was fitted as its fields.
+    """Base of maps from a model's log odds to the calibrated probability that the label is 1.
 
-    Jobs name it by its key in the registry.
+    Fields of a subclass are the fitted parameters. Jobs name it by its key in the registry.
     """
 
     @classmethod
@@ -29,7 +29,7 @@ class Calibrator(ABC):
 
         Args:
             logits: [n], finite scores of the model.
-            labels: [n], 0 or 1, both there.
+            labels: [n], 0 or 1, both present.
             weights: [n], above 0: a row of weight 2 counts as two.
         """
 
@@ -43,13 +43,16 @@ class Calibrator(ABC):
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> Self:
-        """Return the map of what :meth:`settings` returned."""
+        """Return the calibrator with the parameters that :meth:`settings` returned."""
         return cls(**settings)
 
 
 @dataclass(frozen=True)
 class Uncalibrated(Calibrator):
-    """p = sigmoid(z); ``reason``: why there is no other map, of a job that asks for one."""
+    """The model's own probabilities, p = sigmoid(z).
+
+    ``reason``: why outputs are not calibrated, if the job asks for calibration; else "".
+    """
 
     reason: str = ""
 
@@ -62,10 +65,11 @@ class Uncalibrated(Calibrator):
 
 
 def smoothed_targets(labels: Float64s, weights: Float64s) -> tuple[float, float]:
-    """Return (of negatives, of positives): 1 / (N- + 2) and (N+ + 1) / (N+ + 2), N+ and N- being the classes' weights.
+    """Return Platt's targets (of negatives, of positives): (1 / (N- + 2), (N+ + 1) / (N+ + 2)).
 
-    Platt, Probabilistic Outputs for Support Vector Machines, 1999, section 2.2: what a uniform prior makes of a class
-    of so many rows. No probability is 0 or 1, which an unlucky row would turn into an infinite loss.
+    N+ and N- are the summed weights of positive and negative rows. Platt, Probabilistic Outputs for Support Vector
+    Machines, 1999, section 2.2: these are the classes' probabilities under a uniform prior. A target of 0 or 1 would
+    allow probabilities of 0 and 1, with which a single unlucky row has an infinite loss.
     """
     positives = float(weights[labels > 0.5].sum())
     negatives = float(weights.sum()) - positives

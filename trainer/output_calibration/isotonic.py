@@ -12,7 +12,7 @@ import numpy.typing as npt
 from trainer.output_calibration.base import Calibrator, Float64s, smoothed_targets
 
 _WORTH_A_ROUND = 0.8
-"""Pooling whole arrays goes on while a round leaves no more than this share of the blocks."""
+"""Largest share of the blocks that a round over whole arrays may leave for another such round to follow."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Isotonic(Calibrator):
     probabilities are kept within Platt's smoothed targets.
 
     Attributes:
-        logits: of the points, ascending: the first and the last score of each block.
-        values: their probabilities, not descending.
+        logits: log odds of the points, ascending: the first and the last score of each block.
+        values: calibrated probabilities of the points, non-descending.
     """
 
     logits: tuple[float, ...]
@@ -56,7 +56,7 @@ class Isotonic(Calibrator):
 def pool_adjacent_violators(
     values: npt.NDArray[np.floating], weights: npt.NDArray[np.floating]
 ) -> tuple[Float64s, npt.NDArray[np.int64]]:
-    """Return the blocks of the non-descending sequence x with the least sum_i w_i (x_i - v_i)^2: O(n).
+    """Return the non-descending sequence x with the least sum_i w_i (x_i - v_i)^2, as blocks of equal x, in O(n).
 
     Ayer, Brunk, Ewing, Reid and Silverman, An Empirical Distribution Function for Sampling with Incomplete
     Information, Annals of Mathematical Statistics 1955.
@@ -66,7 +66,7 @@ def pool_adjacent_violators(
         weights: [n], above 0.
 
     Returns:
-        The value of each block, strictly ascending, and how many elements it has, each [blocks].
+        (Value of each block, strictly ascending; number of its elements), each [blocks].
     """
     sums, totals = values * weights, np.asarray(weights, np.float64)
     sizes = np.ones(len(values), np.int64)

@@ -13,9 +13,9 @@ from trainer.output_calibration.base import Calibrator, Float64s, smoothed_targe
 
 _MAX_STEPS, _MAX_HALVINGS = 100, 40
 _GRADIENT = 1e-10
-"""Derivative of the mean loss at which the fit ends: both are smaller."""
+"""Bound on the two derivatives of the mean loss: the fit ends when both are smaller in absolute value."""
 _RIDGE = 1e-12
-"""Added to the Hessian's diagonal, which is singular where all scores are alike."""
+"""Number added to the diagonal of the Hessian, which is singular if all scores are alike."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class Platt(Calibrator):
 
 
 def _newton(columns: Float64s, targets: Float64s, shares: Float64s) -> Float64s:
-    """Return the weights [2] of ``columns`` [2, n] with the least mean cross-entropy against ``targets`` [n]."""
+    """Return the weights [2] of ``columns`` [2, n] that minimize the cross-entropy against ``targets`` [n].
+
+    ``shares``: weights of the rows [n], which add up to 1.
+    """
 
     def loss(at: Float64s) -> float:
         scores = at @ columns

@@ -1,4 +1,4 @@
-"""Output calibrators by the kind that jobs name, fitted to rows as they come and kept as JSON."""
+"""Output calibrators by the kind that jobs name; functions that fit them to rows, and convert them to and from JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fit(
     labels: npt.NDArray[np.floating],
     weights: npt.NDArray[np.floating] | None = None,
 ) -> Calibrator:
-    """Return the calibrator of a kind, fitted to rows; :class:`Uncalibrated` with the reason where they allow none.
+    """Return a calibrator fitted to rows; :class:`Uncalibrated` with the reason if the rows do not allow a fit.
 
     Args:
         kind: a key of ``CALIBRATORS``.
@@ -43,12 +43,12 @@ def fit(
 
 
 def as_json(calibrator: Calibrator) -> dict[str, Any]:
-    """Return a calibrator as JSON: its kind and what was fitted."""
+    """Return a calibrator as a JSON object: its ``kind`` and its fitted parameters."""
     kind = next(name for name, one in CALIBRATORS.items() if type(calibrator) is one)
     return {"kind": kind, **calibrator.settings()}
 
 
 def of_json(document: Mapping[str, Any]) -> Calibrator:
-    """Return the calibrator that :func:`as_json` wrote."""
+    """Return the calibrator of an object that :func:`as_json` returned."""
     settings = dict(document)
     return CALIBRATORS[settings.pop("kind")].of_settings(settings)

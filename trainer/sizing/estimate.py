@@ -26,7 +26,7 @@ from trainer.spec import DatasetSpec, Feature, JobSpec
 from trainer.spec.models.sequences import PieceSpec
 
 EXACT_ROWS = 20_000_000
-"""Above so many rows distinct ids are bounded from file statistics instead of counted."""
+"""Most rows of which distinct ids are counted; with more rows they are bounded by the files' statistics."""
 
 # Rough: one CPU core at small matrices; memory-bound row traffic; Python, autograd and collectives per step.
 _FLOPS_PER_SECOND = 15e9
@@ -35,9 +35,9 @@ _STEP_SECONDS = 0.004
 
 
 def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
-    """Return the ids looked up per example and feature: at most, for histories.
+    """Return by feature the number of ids that an example looks up; for histories, the largest possible number.
 
-    Other lists count as 5, texts as titles.
+    Other lists count as 5 ids, and texts as typical titles.
     """
     if job.model.reads_sequences:
         return sequence_ids(job)
@@ -54,7 +54,7 @@ def _ids_of(feature: Feature) -> float:
 
 
 def _graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
-    """Return, by graph that the job's sse names, its table and how many edges its files have at most."""
+    """Return by graph that the job names for SSE (its table, an upper bound on its number of edges)."""
     sizes = {}
     for name, edges in edge_files(dataset, job).items():
         source = edges.source
@@ -66,10 +66,10 @@ def _graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int
 
 
 class Estimate(dict[str, Any]):
-    """The estimate, as it goes over REST.
+    """The estimate as a JSON object, which the REST interface returns.
 
-    ``memory`` is the prediction behind its bytes, ``fewer`` that with fewer workers, by their number, most first;
-    ``exact`` says whether rows were counted, not bounded.
+    ``memory``: prediction from which its bytes come. ``fewer``: the same with fewer workers, by number of workers,
+    largest number first. ``exact``: True if table rows were counted, False if they are upper bounds.
     """
 
     memory: RankMemory
@@ -80,15 +80,15 @@ class Estimate(dict[str, Any]):
 def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -> Estimate:
     """Predict rows and bytes per table, steps per epoch, memory and time of ``job`` on ``dataset``.
 
-    Reads the id columns once where there are at most 20 million rows.
+    If there are at most EXACT_ROWS rows, it reads the id columns once to count distinct ids.
 
     Args:
         job: the job.
         dataset: its dataset.
-        gpu_bytes: what the GPU of each rank has, where it is known.
+        gpu_bytes: memory of each rank's GPU; None: not known.
 
     Raises:
-        DataError: as the run itself would.
+        DataError: the data have an error for which the run itself would fail.
     """
     plan = make_plan(dataset, job)
     num_rows, distinct, exact = _distinct(plan)
@@ -147,10 +147,10 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
 
 
 def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
-    """Return (what does not fit, with the arithmetic; the remedy), or None.
+    """Return (problem with the arithmetic, remedy) if the estimated job does not fit into memory, else None.
 
-    A bound on rows is no reason to refuse: the run counts them, and refuses then what does not fit. The arguments are
-    those of :func:`trainer.sizing.memory_limit.memory_problem`.
+    If rows are only bounded, the result is None: the run itself counts them, and fails if they do not fit.
+    ``machine_bytes``: as in :func:`trainer.sizing.memory_limit.memory_problem`.
     """
     if not estimated.exact:
         return None
@@ -165,7 +165,7 @@ def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> t
 
 
 def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], shape: RowShape) -> float:
-    """Return the time of a step from multiply-adds of the dense part and traffic of the rows, per worker."""
+    """Estimate the time of a step from a worker's multiply-adds in the dense part and its memory traffic of rows."""
     samples = job.batch_size / job.resources.num_workers
     size = size_of(job, ids, shape)
     # Forward, and twice that for backward; as often as regularizers of dropout run the dense part, and twice with SAM.
@@ -176,7 +176,7 @@ def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], shape: RowShape) -
 
 
 def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
-    """Return rows, distinct ids per table, and whether they were counted."""
+    """Return (number of rows, distinct ids by table, True if they were counted, not bounded)."""
     num_rows = plan.source.reader.num_rows()
     if num_rows is not None and num_rows > EXACT_ROWS and plan.source.has_all_rows:
         return num_rows, _bounds(plan, num_rows), False
@@ -194,7 +194,7 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
 
 
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:
-    """Return bounds on distinct ids: the rows, and for integers max - min + 1 of the files' statistics."""
+    """Return upper bounds on distinct ids by table: numbers of ids, or max - min + 1 of integers by file statistics."""
     bounds = dict.fromkeys(plan.trained_tables, 0)
     for feature in plan.trained:
         if feature.join is not None:

@@ -1,4 +1,4 @@
-"""GPUs: which one is a rank's own, which a machine or a cluster has, what of a job they cannot serve. Torch-free."""
+"""GPUs of ranks, of this machine and of a Ray cluster, and checks that a job has enough of them. Torch-free."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def device_of_rank(
         gpus_per_worker: 0, or 1: a rank works on one GPU.
         local_rank: number of the rank on its host. Ranks of a host take its GPUs in order.
         visible: the GPUs that the process sees, in CUDA's order (:func:`visible_gpus`).
-        assigned: the GPUs that Ray gave to this rank, by the same names. It lets the ranks of a host see each other's,
-            as NCCL needs it, so that the rank's number alone does not say which is its own.
+        assigned: the GPUs that Ray gave to this rank, by the same names. Since Ray's ranks on a host see each other's
+            GPUs, as NCCL needs it, ``local_rank`` alone does not determine the rank's own.
 
     Raises:
-        ValueError: there is none for this rank.
+        ValueError: there is no GPU for this rank.
     """
     if not gpus_per_worker:
         return "cpu"
@@ -60,9 +60,10 @@ def device_of_rank(
 
 
 def visible_gpus(installed: int, variable: str | None) -> list[str]:
-    """Return the GPUs that a process sees of so many installed ones, in CUDA's order.
+    """Return the names of the GPUs that a process sees, in CUDA's order: numbers, or names of GPUs.
 
-    ``variable`` is CUDA_VISIBLE_DEVICES: numbers or names; the first that is none ends the list. None: all are seen.
+    ``installed``: number of GPUs of the machine. ``variable``: value of CUDA_VISIBLE_DEVICES, a list of numbers or
+    names, of which CUDA reads those before the first invalid one; None: the process sees all GPUs.
     """
     if variable is None:
         return [str(number) for number in range(installed)]
@@ -84,12 +85,12 @@ def installed_gpus() -> int:
 
 
 def machine_gpus() -> list[str]:
-    """Return the GPUs that a process started here would see."""
+    """Return the GPUs that a process started by this one would see."""
     return visible_gpus(installed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def machine_gpu_bytes() -> int | None:
-    """Return the memory of the smallest GPU that a process started here would see; None where there is none."""
+    """Return the bytes of memory of the smallest GPU that a process started by this one would see; None without GPU."""
     sizes = []
     names = machine_gpus()
     with _nvml() as library:
@@ -111,7 +112,7 @@ class _Memory(ctypes.Structure):
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """Open the library of NVIDIA's driver, initialized; None where there is none."""
+    """Open and initialize NVIDIA's management library NVML; yield None if there is no driver."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -127,17 +128,17 @@ def _nvml() -> Iterator[Any]:
 
 
 def known_gpu_bytes(job: JobSpec, ray_address: str | None) -> int | None:
-    """Return the memory of each rank's GPU for a run on this machine with GPUs, else None."""
+    """Return the bytes of each rank's GPU; None for a run without GPUs, or on a Ray cluster (not known)."""
     return None if ray_address or not job.resources.gpus_per_worker else machine_gpu_bytes()
 
 
 def cluster_gpus(address: str) -> list[int]:
-    """Return the GPUs of each node of the Ray cluster at ``address``.
+    """Return the number of GPUs of each node of the Ray cluster at ``address``.
 
-    Asks in a process of its own, which takes seconds.
+    It starts a process that asks the cluster, which takes seconds.
 
     Raises:
-        OSError: no cluster answers there.
+        OSError: no cluster answers at the address.
     """
     code = _NODES.format(address=address)
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -162,9 +163,9 @@ def cluster_gpus(address: str) -> list[int]:
 
 
 def gpu_problem(job: JobSpec, ray_address: str | None = None) -> tuple[str, str] | None:
-    """Return (what of the job's GPUs is not there, and where; the remedy), or None.
+    """Return (problem, remedy) if the Ray cluster, or else this machine, has too few GPUs for the job; else None.
 
-    A job without GPUs asks for nothing.
+    The result is None for a job without GPUs.
     """
     num_workers = job.resources.least_workers
     if not job.resources.gpus_per_worker:
@@ -192,7 +193,7 @@ def check_gpus(job: JobSpec, ray_address: str | None = None) -> None:
 
 
 def missing_gpus(num_workers: int, num_gpus: int, where: str) -> tuple[str, str] | None:
-    """Return a problem and remedy if ``num_workers`` ranks with a GPU each meet ``num_gpus``."""
+    """Return (problem, remedy) if ``num_workers`` ranks, each with a GPU, are more than ``num_gpus``; else None."""
     if num_gpus >= num_workers:
         return None
     remedy = "set resources.gpus_per_worker to 0 to train on CPU, or run where there is a GPU for each worker"
@@ -202,7 +203,7 @@ def missing_gpus(num_workers: int, num_gpus: int, where: str) -> tuple[str, str]
 
 
 def torch_problem(version: str) -> tuple[str, str] | None:
-    """Return that the installed torch, of this version, has no CUDA in it, and the remedy; None if it has."""
+    """Return (problem, remedy) if the installed torch of this version is built without CUDA; else None."""
     if version.endswith("+cpu"):
         return (
             f"resources.gpus_per_worker: torch {version} of this installation is built for the CPU alone",

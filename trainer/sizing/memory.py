@@ -64,9 +64,10 @@ KEPT_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class TableBytes:
-    """Bytes of one table.
+    """Memory of one table.
 
-    ``per_rank``: on the rank that holds most of it; ``sharding``: ``planner`` where it is left open.
+    ``per_rank``: bytes on the rank that holds most of it. ``sharding``: its name, or ``planner`` if the job leaves the
+    choice to the planner.
     """
 
     rows: int
@@ -76,20 +77,20 @@ class TableBytes:
 
     @property
     def total(self) -> int:
-        """The whole table, once."""
+        """Bytes of one copy of the whole table."""
         return self.rows * self.row_bytes
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of the fullest rank.
+    """Predicted memory of the rank that needs most, in bytes.
 
-    ``copies``: of the tables, staged for a checkpoint that is written while training goes on; or of the largest alone,
-    as a resume reads one after the other. ``graphs``: of SSE. ``ids``: the map from ids to rows of dynamic tables, and
-    the ids of rows that a job of one pass has read.
-    ``exchange``: what is shared with the ranks of its host. ``kept``: what steps leave free for each other. ``on_gpu``:
-    whether tables, batches and dense parameters are not in the host's memory. ``gpu_bytes``: what the rank's GPU has,
-    None where that is not known. ``placed``: where kernel fbgemm puts tables then, which may be larger than the GPU.
+    ``copies``: copies of the tables for a checkpoint that is written while training continues, or of the largest table
+    alone, because a resume reads one after the other. ``graphs``: graphs of SSE. ``ids``: maps from ids to rows of
+    dynamic tables, and ids of rows that a one-pass job has read. ``exchange``: memory shared with the ranks of its
+    host. ``kept``: memory that a step frees and the allocator keeps for the next. ``on_gpu``: True if tables, batches
+    and dense parameters are on the GPU. ``gpu_bytes``: memory of the rank's GPU; None: not known. ``placed``: division
+    of the tables between GPU and host by kernel fbgemm, with which they may be larger than the GPU.
     """
 
     by_table: dict[str, TableBytes]
@@ -114,7 +115,7 @@ class RankMemory:
 
     @property
     def host_tables(self) -> int:
-        """Bytes of tables in the host's memory, but for their copies."""
+        """Bytes of tables in the host's memory, without their copies."""
         if not self.on_gpu:
             return self.tables
         return 0 if self.placed is None else self.placed.host_bytes
@@ -130,7 +131,7 @@ class RankMemory:
 def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
     """Return the bytes of one row: weight, state of optimizer ``kind``, and the step of the last touch.
 
-    ``stored``: in which types, left out float32.
+    ``stored``: the job's settings of the table, which name the element types; None: float32.
     """
     vectors, numbers = state_counts(kind)
     weight, state = value_bytes(stored)
@@ -145,20 +146,20 @@ def state_counts(kind: str) -> tuple[int, int]:
 
 
 def value_bytes(stored: Table | None) -> tuple[int, int]:
-    """Return the bytes of an element of a row, and of its state."""
+    """Return (bytes of an element of a row, bytes of an element of its optimizer state)."""
     if stored is None:
         return FLOAT_BYTES, FLOAT_BYTES
     return ELEMENT_TYPES[stored.dtype].num_bytes, ELEMENT_TYPES[stored.state_dtype].num_bytes
 
 
 def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
-    """Return the rows of each table, where so many were ``counted``: a dynamic table has as many as it can hold."""
+    """Return the number of rows by table: ``counted`` rows, or, for a dynamic table, as many as it can hold."""
     growths = {name: table.id_map for name, table in job.tables.items()}
     return {name: rows if (growth := growths.get(name)) is None else growth.num_rows for name, rows in counted.items()}
 
 
 def sequence_ids(job: JobSpec) -> dict[str, float]:
-    """Return the most ids of each key in an example of a sequence model; {} for other models."""
+    """Return by key the largest number of ids in an example of a sequence model; {} for other models."""
     model = job.model
     if not isinstance(model, SequenceSpec):
         return {}
@@ -181,11 +182,11 @@ def rank_memory(
 
     Args:
         job: the job, which says how tables are split, stored and trained.
-        rows: rows of each table, padding and the unknown id among them, if every id had one.
-        ids_per_example: how many ids of each feature an example has, on average or at most.
-        graphs: for each graph of SSE, its table and number of edges.
-        gpu_bytes: what the GPU of each rank has, where that is known (:func:`trainer.sizing.gpus.known_gpu_bytes`).
-        shape: what a row has beside ids; None: one label, and nothing else.
+        rows: by table, its number of rows if every id has one, including the rows of padding and of the unknown id.
+        ids_per_example: by feature, the number of ids in an example, on average or at most.
+        graphs: by graph of SSE, (its table, its number of edges).
+        gpu_bytes: memory of each rank's GPU (:func:`trainer.sizing.gpus.known_gpu_bytes`); None: not known.
+        shape: the inputs of a row other than ids; None: one label, and nothing else.
     """
     shape = shape or RowShape()
     id_bytes = _map_bytes(job, rows, shape.published_table) + window_bytes(job, ids_per_example)
@@ -249,7 +250,7 @@ def rank_memory(
 
 
 def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, TableBytes], int, list[tuple[int, int]]]:
-    """Return the bytes of each table; and of the rank that holds most, its bytes and the shapes of what it holds."""
+    """Return (bytes by table, bytes of tables on the rank that holds most, shapes of the table parts on that rank)."""
     workers, kind = job.resources.num_workers, job.optimizer.kind
     loads = [0] * workers
     shapes: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
@@ -291,7 +292,7 @@ def _map_bytes(job: JobSpec, counted: Mapping[str, int], published: str | None) 
 
 
 def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
-    """Return the bytes of the rows that a job of one pass has read and not trained on yet, on every rank."""
+    """Return the bytes, on every rank, of rows that a one-pass job has read but not yet trained on; 0 for others."""
     if not job.dataset.one_pass:
         return 0
     return int(WINDOWS_HELD * WINDOW_ROWS * sum(ids_per_example.values()) * ID_BYTES)
@@ -303,7 +304,7 @@ def _graph_bytes(num_rows: int, num_edges: int) -> int:
 
 
 def _shared_items(job: JobSpec, rows: Mapping[str, int]) -> int:
-    """Return the bytes of what all targets of a batch share: rows, their copies and gradients, a block of scores."""
+    """Return the bytes of items that all targets of a batch share: rows, copies, gradients, and a block of scores."""
     if not isinstance(job.model, SequenceSpec) or job.model.compared_with == "own":
         return 0
     items = rows.get("item", 0) if job.model.compared_with == "all" else job.model.num_negatives
@@ -312,7 +313,10 @@ def _shared_items(job: JobSpec, rows: Mapping[str, int]) -> int:
 
 
 def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape | None = None) -> ModelSize:
-    """Return the dense part of the job's model over features of so many ids each; other than one make a list."""
+    """Return the size of the dense part of the job's model.
+
+    ``ids_per_example``: number of ids by feature; a feature with another number than 1 is a list.
+    """
     model, shape = job.model, shape or RowShape()
     lists = [ids for ids in ids_per_example.values() if ids != 1.0]
     fields = len(ids_per_example) + len(shape.vectors)
@@ -332,7 +336,7 @@ def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape 
 
 
 def _activations(size: ModelSize, samples: int) -> int:
-    """Return the bytes that a part of so many samples on this rank keeps for backward, with its gradients."""
+    """Return the bytes of activations and their gradients for a micro-batch of ``samples`` samples on a rank."""
     # A batch of evaluation keeps nothing, and needs what it needs at once; towers are counted as if it kept them.
     held = 3 * samples * size.interaction
     at_once = 2 * EVALUATION_BATCH_SIZE * size.widest if size.interaction else 0

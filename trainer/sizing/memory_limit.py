@@ -13,10 +13,10 @@ from trainer.spec import JobSpec
 
 
 def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) -> tuple[str, str] | None:
-    """Return (problem with the arithmetic, remedy) if the memory does not suffice, else None.
+    """Return (problem with the arithmetic, remedy) if a rank needs more memory than its limit, else None.
 
     ``resources.memory_bytes_per_worker`` is the limit of each rank. ``machine_bytes`` is the limit of all ranks
-    together, None if they run on machines that are not known here.
+    together; None if the memory of the machines that they run on is not known.
     """
     workers, limit = job.resources.num_workers, job.resources.memory_bytes_per_worker
     if limit is not None and memory.total > limit:
@@ -73,7 +73,7 @@ def refuse_what_cannot_fit(
     *,
     shape: RowShape | None = None,
 ) -> None:
-    """Refuse a job whose tables of these rows would not fit.
+    """Raise an error if a job with tables of ``rows`` rows, by name, would not fit into memory.
 
     Raises:
         MemoryError: with the arithmetic and the remedy.
@@ -85,7 +85,7 @@ def refuse_what_cannot_fit(
 
 
 def _gpu_remedy(memory: RankMemory) -> str:
-    """Return the remedy for a GPU that is too small: kernel fbgemm needs room for batches and a cache of its tables."""
+    """Return the remedy for a GPU that is too small."""
     if memory.placed is not None:
         return "a smaller batch_size, more micro_batches, or more ranks"
     if memory.batches + memory.dense > memory.gpu_bytes * (1 - FOR_TABLES):  # type: ignore[operator]
@@ -123,7 +123,7 @@ def _held(sharding: str, dim: int, workers: int) -> str:
 
 
 def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
-    """Return the sum in words, a line for each table and one for the rank."""
+    """Return the calculation of a rank's memory in words, a line for each table and one for the rank."""
     workers, kind = job.resources.num_workers, job.optimizer.kind
     vectors, numbers = state_counts(kind)
     lines = []

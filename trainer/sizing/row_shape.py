@@ -1,4 +1,4 @@
-"""Shape of a row beside its ids: labels, numbers and vectors, of the rows and of the item table. Torch-free."""
+"""Shape of a row's inputs other than ids: labels, numbers and vectors of rows and of the item table. Torch-free."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowShape:
 
     @property
     def columns(self) -> int:
-        """Numbers of an example in a batch."""
+        """Number of columns of a batch's numbers: numeric inputs and projected vectors."""
         return self.num_dense + sum(one.dim for one in self.vectors)
 
     @staticmethod
@@ -54,7 +54,11 @@ class RowShape:
         item_ids: Collection[str],
         published_table: str | None = None,
     ) -> RowShape:
-        """Return the shape for (numbers of the rows, numbers of the item table); ``item_ids``: its features of ids."""
+        """Return the shape for counted inputs.
+
+        ``numbers``: (numeric features of the rows, numeric features of the item table). ``vectors``: vectors of both,
+        projected or as given. ``item_ids``: names of the item table's features of ids.
+        """
         projected = tuple(one for one in vectors if one.projected)
         return RowShape(
             num_labels,

@@ -20,7 +20,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class May(Enum):
-    """Marks of a field, in the metadata of its type, that allow changes between jobs or attempts."""
+    """Marks in the metadata of a field's type: which changes of its value later jobs or attempts may make."""
 
     DIFFER_ON_RESUME = "it may differ between attempts that go on from each other"
     DIFFER_ON_WARM_START = "it may differ from the parent job's: no weight depends on it"
@@ -30,7 +30,8 @@ class May(Enum):
 
 
 STORED = "stored"
-"""Validation context of specs that only describe finished training: removed settings are dropped, not refused."""
+"""Key of pydantic's validation context; its value is True for a spec that only describes finished training. Removed
+settings are then dropped, not refused."""
 
 
 class Removed(NamedTuple):
@@ -82,7 +83,7 @@ class Spec(BaseModel):
         return document
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values, which are not validated.
+        """Return a copy with the values of ``update``, which are not validated.
 
         Raises:
             KeyError: There is no such field.
@@ -93,12 +94,12 @@ class Spec(BaseModel):
 
     @classmethod
     def fields_that(cls, may: May) -> set[str]:
-        """Return the fields that have the mark ``may``."""
+        """Return the names of the fields that have the mark ``may``."""
         return {name for name, field in cls.model_fields.items() if may in field.metadata}
 
 
 def later(default: Any, **constraints: Any) -> Any:
-    """Return a field that was added after specs had been hashed, stored and compared.
+    """Return a pydantic field for a setting that was added when specs without it had already been hashed and stored.
 
     A dump leaves the field out if it has its default. So a spec that does not set it keeps its hash, and equals specs
     written before the field was added.

@@ -26,7 +26,7 @@ Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0
 
 
 class _Keyed(Spec):
-    """A part with a field ``on``, which YAML reads as true if it is not quoted."""
+    """Base of parts with a field ``on``; the key ``True``, which YAML makes of an unquoted ``on``, is read as it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,8 +40,7 @@ class Join(_Keyed):
     """A column looked up in a second file: ``column`` of the row whose ``on`` equals this row's ``on``.
 
     ``take``: which elements of a list-valued column are taken: the last, the first, or all of them (an id_list).
-    ``timestamp`` names the column of the second file with the time at which a row of it was known, like ``timestamp``
-    of a feature.
+    ``timestamp`` names a column of the second file: the time at which its row was known (see :class:`Feature`).
     """
 
     uri: str = Field(min_length=1)
@@ -52,9 +51,10 @@ class Join(_Keyed):
 
 
 class PreviousItems(Spec):
-    """History: the last ``length`` values of ``previous`` that the same ``by`` had before this row, by ``order``.
+    """History of a row: the last ``length`` values of ``previous`` in earlier rows with the same value of ``by``.
 
-    Rows with fewer than ``min_length`` previous values are left out of every split (SASRec's convention is 1).
+    ``order`` names the column that tells which rows are earlier. Rows with fewer than ``min_length`` previous values
+    are left out of every split (SASRec's convention is 1).
     """
 
     previous: Column
@@ -76,18 +76,19 @@ class PreviousItems(Spec):
 class Feature(Spec):
     """One model input. ``id``: one categorical value per row; ``id_list``: a list per row, pooled; ``dense``: a number.
 
-    ``calendar`` makes an id of a column of times: the ``hour``, 0 to 23, or the ``weekday``, 0 (Monday) to 6, in UTC.
+    ``calendar`` turns a column of times into ids: the ``hour``, 0 to 23, or the ``weekday``, 0 (Monday) to 6, in UTC.
 
     ``text``: a string per row, read as the id_list of its hashed ``ngrams`` (trainer.data.columns.ngrams). ``vector``:
-    a list of ``dim`` numbers per row, which are not trained: with ``mode: projected`` a learned projection of it is a
-    field like an id's vector, with ``as_given`` each of them is a number (trainer.data.columns.vectors).
+    a list of ``dim`` numbers per row, which are not trained. With ``mode: projected`` the model reads a learned
+    projection of it, like an id's embedding; with ``as_given`` each number is an input of its own
+    (trainer.data.columns.vectors).
 
     Without ``join`` or ``derive`` the feature reads ``column`` (default: the feature's own name). ``shares`` names the
-    feature whose embedding table this one uses. ``weights`` names a column of lists as long as those of an id_list:
-    each row is multiplied by its own weight, which is at least 0, and ``mean`` divides by the sum of the weights.
+    feature whose embedding table this one uses. ``weights`` of an id_list names a column of lists with one weight, at
+    least 0, for each id. Pooling multiplies an id's embedding by its weight; ``mean`` divides by the sum of weights.
 
     ``timestamp`` names the column with the time at which the value was known. If rows are split by ``time`` or
-    ``per_user_last``, a value from after its row is refused (trainer.data.columns.point_in_time).
+    ``per_user_last``, a value that was known only after its row is refused (trainer.data.columns.point_in_time).
 
     ``transform`` of a dense feature (trainer.data.columns.numeric) takes its statistics from the training rows.
     ``missing`` sets the replacement of null and NaN. Ids become ``unknown`` (the default), dense features the ``mean``
@@ -132,7 +133,7 @@ class Feature(Spec):
 
     @property
     def made_of(self) -> dict[str, object]:
-        """Settings that make ids from the column's values, by name; None for a setting that is not used."""
+        """Settings by which the column's values become ids, by name; a setting that is not used is None."""
         return {"ngrams": self.effective_ngrams, "calendar": self.calendar}
 
     @model_validator(mode="after")
@@ -157,7 +158,7 @@ class Feature(Spec):
         return self
 
     def _of_numbers(self) -> None:
-        """Check for settings that a number or a vector does not read."""
+        """Raise ValueError for settings that a feature of type dense or vector does not have."""
         for name in ("join", "derive", "shares", "weights"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is of ids: a {self.type} feature reads a column of the rows")
@@ -190,8 +191,8 @@ class Feature(Spec):
 class ItemTable(_Keyed):
     """Table of item features: a file with one row per item, including items that no row of the dataset has.
 
-    ``on`` names the column of item ids, like that of a :class:`Join`. ``features`` are columns of the file: an ``id``,
-    an ``id_list``, a ``text``, a ``dense`` number or a ``vector`` of each item.
+    ``on`` names the column of item ids, as in :class:`Join`. ``features`` read columns of the file. Each is of type
+    ``id``, ``id_list``, ``text``, ``dense`` or ``vector``.
     """
 
     uri: str = Field(min_length=1)
@@ -206,24 +207,26 @@ class ItemTable(_Keyed):
         return frozenset([self.on, *of_features])
 
     def join(self, name: str) -> Join:
-        """Return the join on the item that reads a feature of ids."""
+        """Return the :class:`Join` on the item's id that reads the feature ``name``, which must have ids."""
         feature = self.features[name]
         take: Literal["last", "all"] = "all" if feature.is_list else "last"
         return Join(uri=self.uri, on=self.on, column=feature.column or name, take=take)
 
 
 class Negatives(Spec):
-    """Labels where every row is a positive: for each, ``per_positive`` other items are drawn, once.
+    """Label by drawn negatives: each row is a positive, for which ``per_positive`` other ids are drawn once.
 
-    For a training row these are items that its user did not have in training; if rows are split by time, did not have
-    up to the time of the row. For a held-out row they are items that its user had in no split: items of training if its
-    own item is one, else items that training lacks. ``distribution``: ``uniform``, or by ``popularity``, the number of
-    an item's training rows to the ``power``. ``in_batch`` is a setting of models: use ``model.negative_distribution``,
-    or ``loss: sampled_softmax`` of two_tower.
+    ``of`` names the feature whose ids are drawn, such as the item. For a training row, the user did not have the drawn
+    items in training; if rows are split by time, not up to the time of the row. For a held-out row, the user had them
+    in no split. They occur in training if the row's own item does; otherwise they do not.
 
-    ``item_features`` names the features of the rows that describe the item, such as a brand. A negative takes them from
-    rows of the drawn item, and all others from its positive's row. Default: the features that have one value per item
-    in all rows.
+    ``distribution``: ``uniform``, or ``popularity``: in proportion to the item's number of training rows to the
+    ``power``. ``in_batch`` is a setting of models: use ``model.negative_distribution``, or ``loss: sampled_softmax`` of
+    two_tower.
+
+    ``item_features`` names the features of the rows that describe the item, such as a brand. A negative takes these
+    features from rows of the drawn item, and all other features from its positive's row. Default: the features that
+    have one value per item in all rows.
     """
 
     per_positive: int = Field(default=1, ge=1, le=100)
@@ -238,7 +241,7 @@ class Label(Spec):
     """Source of the target: exactly one of the fields is set.
 
     ``column``: a column of 0 and 1; ``rule``: a condition such as ``rating >= 4``; ``negatives``: drawn negatives;
-    ``value``: a column with a real number, a count or a duration, by loss ``mse``, ``poisson`` or ``exponential``;
+    ``value``: a column of real numbers (loss ``mse``), counts (``poisson``) or durations (``exponential``);
     ``positive: every_row``: every row is a positive, for models that draw negatives themselves.
     """
 
@@ -264,16 +267,16 @@ class Label(Spec):
 
     @property
     def source_column(self) -> str | None:
-        """The column that it is read from; None if negatives are drawn, or every row is a positive."""
+        """The column that the label is read from; None if negatives are drawn, or every row is a positive."""
         return parse_rule(self.rule)[0] if self.rule is not None else self.column or self.value
 
 
 class OneOfSeveral(Label, LossSettings):
-    """One of a dataset's ``labels``: its source, as of a :class:`Label`, its loss and its metrics.
+    """One of a dataset's ``labels``: its source, with the fields of a :class:`Label`, its loss and its metrics.
 
-    A row lacks the label if the source is null, or ``mask`` is 0. ``loss``: default ``bce``, for a ``value`` ``mse``.
-    ``weight``: weight of its loss in the sum. ``metrics``: default are those of ``evaluation.metrics`` that suit its
-    loss.
+    A row lacks the label if the source column is null, or the column ``mask`` is 0. ``loss``: by default ``bce``, or
+    ``mse`` if the source is ``value``. ``weight``: factor of its loss in the sum over labels. ``metrics``: by default
+    the metrics in ``evaluation.metrics`` that suit its loss.
     """
 
     loss: LabelLoss | None = None
@@ -288,7 +291,10 @@ class OneOfSeveral(Label, LossSettings):
 
 
 class Graph(Spec):
-    """Edges between the ids of feature ``of``, for SSE-Graph."""
+    """Graph over the ids of feature ``of``, for SSE-Graph and the Laplacian regularizer.
+
+    Each row of the file ``uri`` is an edge between the ids in its columns ``source`` and ``target``.
+    """
 
     uri: str = Field(min_length=1)
     source: Column
@@ -323,10 +329,11 @@ class DatasetSpec(Spec):
     working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join`` or
     ``graph`` uri without a directory is looked up in the directory of ``uri``.
 
-    ``partition`` names the column of days, in UTC, that the window of a job selects by, or both column and time zone.
+    ``partition`` names the column of days by which a job's window selects rows. Days are in UTC, unless a time zone is
+    given together with the column.
 
-    Each row has one ``label``, or one of each of the ``labels`` by name, in their order, for models of several labels.
-    ``weight`` names a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
+    Each row has one ``label``, or, for models of several labels, several ``labels`` by name. ``weight`` names a column
+    of numbers that are at least 0: in training a row of weight 2 counts as two rows.
 
     ``filter`` is a condition on columns of the rows (trainer.spec.row_filter): rows that do not pass are ignored.
 
@@ -337,7 +344,7 @@ class DatasetSpec(Spec):
 
     ``max_unmatched`` is the share of rows whose key may be missing in a joined file or the item table, and of a graph's
     edges that may name ids without a row. A larger share gives a warning. A job with (nearly) no matches is refused,
-    unless it is 1.
+    unless ``max_unmatched`` is 1.
     """
 
     name: Name
@@ -369,7 +376,7 @@ class DatasetSpec(Spec):
         return self
 
     def _calendar_problems(self) -> Iterator[FieldProblem]:
-        """Yield a problem for each use of a calendar feature's name for a column of ids."""
+        """Yield a problem for each field that must name a column of ids, but names a calendar feature."""
         made = {name for name, feature in self.features.items() if feature.calendar is not None}
         named = {f"features.{name}.calendar": name for name in made & {"user", "item"}}
         for name, feature in self.features.items():
@@ -403,7 +410,7 @@ class DatasetSpec(Spec):
 
     @property
     def joined_features(self) -> dict[str, Feature]:
-        """Its features, then the item table's features of ids, as joins on the item."""
+        """The dataset's features, followed by the item table's features that have ids, each as a join on the item."""
         if self.items is None:
             return self.features
         of_items = {
@@ -419,7 +426,7 @@ class DatasetSpec(Spec):
         return 0 if self.items is None else sum(one.type == "dense" for one in self.items.features.values())
 
     def column_of(self, name: str) -> str:
-        """Return the column of a name in a spec, which may be the column's own or that of a feature that reads it."""
+        """Return the column that ``name`` stands for: the one that the feature ``name`` reads, else ``name`` itself."""
         feature = self.features.get(name)
         reads = feature is not None and feature.join is None and feature.derive is None
         return (feature.column or name) if feature is not None and reads else name
@@ -449,7 +456,7 @@ class DatasetSpec(Spec):
 
     @property
     def label_columns(self) -> dict[str, str]:
-        """The columns that its labels, their masks and the weights are read from, by field."""
+        """Columns of the labels, their masks and the rows' weights, by field of the spec, such as ``label.column``."""
         columns: dict[str, str | None] = {}
         if self.label is not None:
             columns[f"label.{_source_field(self.label)}"] = self.label.source_column

@@ -12,7 +12,7 @@ from trainer.spec.base import Column, Spec, later
 
 
 class PointwiseMetric(NamedTuple):
-    """A metric that needs no ranking, as jobs name it."""
+    """Properties of a metric that is computed from scores and labels of rows, without ranking items."""
 
     of_any_score: bool = False
     """True if it depends on the order of scores alone."""
@@ -30,10 +30,10 @@ class PointwiseMetric(NamedTuple):
 
 
 class RankingMetric(NamedTuple):
-    """A metric of ranks at any k, as jobs name it."""
+    """Properties of a metric of ranks, such as ``ndcg``; jobs name it with a cutoff k, such as ``ndcg_10``."""
 
     charts: Mapping[str, str] = MappingProxyType({})
-    """Titles of the charts of this kind's metrics in a job's report, by metric."""
+    """Titles of its charts in a job's report, by name with cutoff, such as ``ndcg_10``."""
 
 
 POINTWISE: dict[str, PointwiseMetric] = {
@@ -48,14 +48,14 @@ POINTWISE: dict[str, PointwiseMetric] = {
     "mae": PointwiseMetric(of_values=True, lower_is_better=True),
     "frequency_buckets": PointwiseMetric(of_any_score=True, of_items=True, is_table=True),
 }
-"""Computed by the entry of the same name in trainer.metrics.registry."""
+"""Pointwise metrics by name; the entry of the same name in trainer.metrics.registry computes each."""
 RANKING: dict[str, RankingMetric] = {
     "ndcg": RankingMetric({"ndcg_10": "NDCG@10"}),
     "hit_rate": RankingMetric({"hit_rate_10": "hit rate@10"}),
     "recall": RankingMetric({"recall_20_full": "recall@20 of all items"}),
     "precision": RankingMetric({"precision_10_full": "precision@10 of all items"}),
 }
-"""Computed by the method of the same name of trainer.metrics.ranking.Ranking."""
+"""Ranking metrics by name without cutoff. Methods of trainer.metrics.ranking.Ranking of the same name compute them."""
 POINTWISE_METRICS = tuple(POINTWISE)
 ORDER_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_any_score)
 TABLES = tuple(name for name, metric in POINTWISE.items() if metric.is_table)
@@ -80,28 +80,31 @@ METRIC_PATTERN = (
 Metric = Annotated[str, StringConstraints(pattern=METRIC_PATTERN)]
 """Name of a metric (docs/reference/losses_and_metrics.md).
 
-A ranking metric NAME_k, with k up to 999, ranks against 100 negatives; NAME_k_full ranks among all items but those of
-training.
+A ranking metric NAME_k, with k up to 999, ranks against 100 negatives; NAME_k_full ranks among all items but those
+that the user had before.
 """
 
 
 def is_table(figure: str) -> bool:
-    """Return True if a figure, which may be of one of several labels (``calibration/click``), is rows of a table."""
+    """Return True if the value of ``figure`` is rows of a table, not a number.
+
+    ``figure`` is a metric's name, followed by the label's if there are several labels (``calibration/click``).
+    """
     return figure.partition("/")[0] in TABLES
 
 
 def figures_named(metric: str, figures: Iterable[str]) -> list[str]:
-    """Return the figures of a metric: itself, or ``metric/LABEL`` for several labels in their order."""
+    """Return those names in ``figures`` that are ``metric`` or ``metric/LABEL``, each once, in the given order."""
     return [name for name in dict.fromkeys(figures) if name.partition("/")[0] == metric]
 
 
 def is_lower_better(figure: str) -> bool:
-    """Return True if a smaller value of a figure is better; it may be of one of several labels (``rmse/price``)."""
+    """Return True if a smaller value of ``figure`` is better; its name may end with a label's (``rmse/price``)."""
     return figure.partition("/")[0].removesuffix(CALIBRATED) in LOWER_IS_BETTER
 
 
 def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
-    """Return (name, k, True if among all items) of a ranking metric, None for other metrics.
+    """Return (name, cutoff k, True if it ranks among all items) of a ranking metric; None for other metrics.
 
     ``recall_20_full`` -> ("recall", 20, True), ``mrr`` -> ("mrr", None, False).
     """
@@ -113,22 +116,24 @@ def ranking_parts(metric: str) -> tuple[str, int | None, bool] | None:
 
 
 def metrics_of_users(metrics: Iterable[str]) -> list[str]:
-    """Return the pointwise metrics among them that need the user of each row."""
+    """Return the names in ``metrics`` of pointwise metrics that need the user of each row."""
     return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_users]
 
 
 def metrics_of_items(metrics: Iterable[str]) -> list[str]:
-    """Return the pointwise metrics among them that need the item of each row."""
+    """Return the names in ``metrics`` of pointwise metrics that need the item of each row."""
     return [name for name in metrics if name in POINTWISE and POINTWISE[name].of_items]
 
 
 class Split(Spec):
     """Split of the rows into training, validation and test.
 
-    ``random``: shares of the (user, item) pairs, by hash. ``time``: the latest shares. ``per_user_last``: the last
-    ``num_test`` rows of each user test and the ``num_validation`` before them validate; none if the share is 0.
-    ``column``: rows whose ``column`` is 1, true or ``test`` test, and rows with ``validation`` validate. If no row has
-    ``validation``, a share of the other rows validates, by hash. The share ``test`` is then not read.
+    ``validation`` and ``test`` are shares of the rows. ``random``: a hash of (user, item) chooses them. ``time``: they
+    are the latest rows, with test last. ``per_user_last``: each user's last ``num_test`` rows are for test, and the
+    ``num_validation`` rows before them for validation; a share of 0 means none.
+
+    ``column``: rows whose ``column`` is 1, true or ``test`` are for test, and rows with ``validation`` for validation.
+    If no row has ``validation``, a hash chooses the share ``validation`` of the other rows. ``test`` is not read.
     """
 
     kind: Literal["random", "per_user_last", "time", "column"] = "random"
@@ -171,12 +176,12 @@ class Evaluation(Spec):
     ``metrics`` defaults to all that the model has: AUC and logloss, or RMSE and MAE of real-valued labels; for sequence
     models AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``). ``training``: after
     each epoch the training rows are evaluated too, with the same metrics, under split ``train``, from which the
-    generalization gap is computed. ``progressive_rows``: for a one-pass job, the number of rows of which metrics are
-    computed each time, under split ``progressive``; each batch is scored before it is trained on. ``sample_users``:
-    number of users to rank after each epoch, of the validation split alone; at the end, all users of both splits are
-    ranked by the final parameters. ``slices``: features by whose values the comparison with the served model is broken
-    down (trainer.evaluation.model_comparison). Slices are the most frequent values of a feature of single ids, and
-    quarters of a numeric feature.
+    generalization gap is computed. ``progressive_rows``: for a one-pass job, the number of rows in each window of
+    which metrics are computed, under split ``progressive``; a batch is scored before it is trained on.
+    ``sample_users``: number of users of the validation split to rank after each epoch; at the end, all users of both
+    splits are ranked by the final parameters. ``slices``: features by whose values the comparison with the served model
+    is broken down (trainer.evaluation.model_comparison). Slices are the most frequent values of a feature of single
+    ids, and quarters of a numeric feature.
     """
 
     split: Split = Split()

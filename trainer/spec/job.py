@@ -39,7 +39,7 @@ else:
     ShardingKind = Literal[tuple(name for name, sharding in SHARDINGS.items() if sharding.in_jobs)]
 LabelText = Annotated[str, StringConstraints(max_length=255)]
 MarkerName = Annotated[str, StringConstraints(pattern=r"^[._][^/]{1,254}$")]
-"""Name of a marker file that no reader takes for rows."""
+"""Name of a marker file; it begins with ``.`` or ``_``, so that readers do not take it for rows."""
 
 
 FOLLOWED_CHECKPOINT_SECONDS = 60.0
@@ -47,7 +47,10 @@ FOLLOWED_CHECKPOINT_SECONDS = 60.0
 
 
 class Window(Spec):
-    """Rows whose partition lies in ``[start - days + 1, start]``; schedules fill in ``{firing_date}``."""
+    """Selection of the rows of ``days`` days, the last of which is ``start``, by the dataset's partition column.
+
+    ``start`` is a date, or ``{firing_date}``, which a schedule replaces by the date of each firing.
+    """
 
     start: str
     days: int = Field(default=1, ge=1, le=3660)
@@ -135,12 +138,12 @@ class DatasetRef(Spec):
 class InitFrom(Spec):
     """Warm start from the job behind a published version, or from a job.
 
-    ``retire_after_runs``: number of runs of the chain, including this one, after which an id that is not in their data
-    loses its row. Without it no id loses its row.
+    ``retire_after_runs``: number N of runs. An id that occurs in the data of none of the last N runs of the chain of
+    warm starts, this one included, loses its row. Without it no id loses its row.
 
     ``held``: applies if versions of the collection were held since the current one was published. ``go_on`` starts from
-    the newest held version whose run, rows and model were sound, so that its rows are not lost; ``skip`` starts from
-    the served version. Default: ``go_on`` for a job that refreshes this very collection.
+    the newest held version whose run, rows and model were sound, so that its training is not lost; ``skip`` starts
+    from the served version. Default: ``go_on`` for a job that refreshes this very collection.
 
     Features continue by name. ``renamed``: the new names of the parent's features, by their old ones. ``added``: with
     ``zero`` the parent's predictions hold at step 0, even with features that it did not read; with ``fresh`` weights
@@ -173,7 +176,10 @@ class InitFrom(Spec):
         return self
 
     def goes_on(self, published: str | None) -> bool:
-        """Return True for a start from the newest sound held version; ``published``: the job's collection."""
+        """Return True if the job starts from the newest sound held version, if there is one.
+
+        ``published``: the collection that the job publishes to.
+        """
         if self.collection is None or self.version not in (None, "current"):
             return False
         return self.held == "go_on" or (self.held is None and self.collection == published)
@@ -188,9 +194,10 @@ class Walk(Spec):
 class SSE(Spec):
     """Stochastic Shared Embeddings of one feature: swap probability, graph and ratio (Wu et al., NeurIPS 2019).
 
-    The equations are 3 and 5. In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped wherever
-    the model looks them up, for ``item`` also in the drawn negatives of bpr. With ``graph`` (of the dataset) neighbours
-    are ``rho`` times as likely as other rows; with ``walk`` a swapped id becomes one that the walk from it visits.
+    Equations 3 and 5 of the paper. In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped
+    wherever the model looks them up; those of ``item`` also in the drawn negatives of bpr. With ``graph`` (of the
+    dataset) neighbours are ``rho`` times as likely as other rows; with ``walk`` a swapped id becomes one that the walk
+    from it visits.
     With ``include_unknown`` the row that unknown ids share is swapped and drawn too, so that it learns.
     ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or target items are swapped (bpr, for which
     ``label`` and ``item`` mean the same: set one of them).
@@ -239,7 +246,7 @@ class Table(Spec):
 
 
 MAX_COUNTS = 64
-"""Most worker counts between min and max that are considered; memory is predicted for each."""
+"""About the most numbers of workers, from ``num_workers`` to ``min_workers``, for which memory is predicted."""
 
 
 class Resources(Spec):
@@ -297,8 +304,8 @@ class JobSpec(Spec):
     A step is one batch, whatever ``micro_batches`` is: the number of parts that a batch is cut into to save memory.
     Each part is looked up and differentiated before the next; their gradients add up, and one update follows.
 
-    ``priority``: of a tenant's waiting jobs, that of the highest priority starts first, and among equal ones the
-    oldest. It orders jobs of the same tenant alone, and stops no run.
+    ``priority``: a tenant's waiting job with the highest priority starts first; among jobs of equal priority, the
+    oldest. It orders only jobs of the same tenant, and stops no run.
 
     ``tracking``: trackers that receive the metrics and curves of the run while it trains (trainer.spec.tracking).
     ``output_calibration``: calibration on the validation rows of the probabilities that predictions and exports give
@@ -372,7 +379,7 @@ class JobSpec(Spec):
         return self.model_copy(update={"dataset": dataset})
 
     def with_workers(self, number: int) -> JobSpec:
-        """Return this job as an attempt with ``number`` workers runs it."""
+        """Return a copy of this job with ``resources.num_workers`` set to ``number``."""
         return self.model_copy(update={"resources": self.resources.model_copy(update={"num_workers": number})})
 
     def against(self, dataset: DatasetSpec) -> JobSpec:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class LabelTask(NamedTuple):
     """One of several labels, as models and evaluation see it.
 
-    ``settings``: arguments of its loss beside scores and labels. ``metrics``: metrics that the dataset names, if any.
+    ``settings``: keyword arguments of its loss, in addition to scores and labels. ``is_value``: True if labels are real
+    numbers, not classes. ``metrics``: metrics that the dataset names; None if it names none.
     """
 
     name: str
@@ -36,13 +37,13 @@ class LabelTask(NamedTuple):
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> LabelTask:
-        """Return the task of a document that ``_asdict`` made, read from JSON."""
+        """Return the task from the result of ``_asdict``, once that was stored as JSON and read again."""
         metrics = document["metrics"]
         return cls(**{**document, "metrics": None if metrics is None else tuple(metrics)})
 
     @property
     def available_metrics(self) -> tuple[str, ...]:
-        """Metrics that can be computed from its scores."""
+        """Names of the metrics that can be computed from the label's scores."""
         return VALUE_METRICS if self.is_value else LOSSES[self.loss].metrics
 
     @property
@@ -51,7 +52,10 @@ class LabelTask(NamedTuple):
         return not self.is_value and LOSSES[self.loss].of_classes
 
     def measured(self, asked: tuple[str, ...]) -> tuple[str, ...]:
-        """Return its metrics: those that the dataset names, else those of the job that suit it, else its defaults."""
+        """Return the label's metrics: as the dataset names them, else those in ``asked`` that suit it, else defaults.
+
+        ``asked``: the job's ``evaluation.metrics``.
+        """
         if self.metrics is not None:
             return tuple(dict.fromkeys(self.metrics))
         has = [] if asked == DEFAULT_METRICS else [n for n in dict.fromkeys(asked) if n in self.available_metrics]
@@ -68,7 +72,7 @@ def label_tasks(dataset: DatasetSpec) -> tuple[LabelTask, ...]:
 
 
 def metrics_of_job(job: JobSpec, tasks: Iterable[LabelTask]) -> tuple[str, ...]:
-    """Return the metrics that a job's evaluation names, and, with several labels, those that its labels do."""
+    """Return the metrics that the job's evaluation names, followed by those that labels of the dataset name."""
     named = (metric for task in tasks for metric in task.metrics or ())
     return tuple(dict.fromkeys((*job.evaluation.metrics, *named)))
 
@@ -92,7 +96,10 @@ def of_label(metric: str, label: str) -> str:
 
 
 def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
-    """Return the metrics of one label: those of ``evaluation.metrics``, else the model's defaults."""
+    """Return the metrics of a job with a single label: those of ``evaluation.metrics``, else defaults.
+
+    ``is_value``: True if labels are real numbers. Defaults depend on the model and its loss.
+    """
     asked, loss = job.evaluation.metrics, LOSSES[loss_of(job)]
     sequence = job.model.reads_sequences
     if asked != DEFAULT_METRICS:
@@ -103,7 +110,7 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 
 
 def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
-    """Return the metrics of held-out rows by which epochs can be compared, in their order: those that are numbers.
+    """Return the metrics of held-out rows that are numbers, not tables, in their order: epochs are compared by them.
 
     If every row is a positive, these are ranking metrics alone: an AUC needs both classes, and the best logloss would
     be that of a model which predicts 1 for everything.
@@ -124,15 +131,14 @@ def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
 
 
 def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str | None:
-    """Return the metric by which the best epoch is chosen: the first number, of the first of several labels.
-
-    None if there is none.
-    """
+    """Return the metric by which the best epoch is chosen: the first of :func:`measured_numbers`; None if none."""
     return next(iter(measured_numbers(job, dataset)), None)
 
 
 def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (label, the one that it is given) with each label behind the one that it depends on.
+    """Yield (label, parent) for each item of ``given``, such that a label comes after its parent.
+
+    ``given``: the label that each label depends on, by label. ``names``: all labels.
 
     Raises:
         ValueError: labels depend on each other in a circle.

@@ -1,4 +1,4 @@
-"""Losses by name: what a score that one trained means. Without torch; trainer.models.losses computes them."""
+"""Losses by name, and the meaning of the scores that each trains. Torch-free; trainer.models.losses computes them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 class LossSettings(Spec):
-    """Settings of losses, of a CTR model and of each of a dataset's labels; ``focal_alpha`` null: equal weights."""
+    """Settings of the focal loss, for a CTR model or a label of a dataset; ``focal_alpha`` null: equal weights."""
 
     focal_gamma: Annotated[float, May.DIFFER_ON_WARM_START] = later(2.0, ge=0.0, le=100.0, allow_inf_nan=False)
     focal_alpha: Annotated[float | None, May.DIFFER_ON_WARM_START] = later(0.25, gt=0.0, lt=1.0)
 
 
 SCORES_AT_ONCE = 1 << 18
-"""Scores that losses of shared items make at a time, 1 MiB: they stay in the cache of a core between the products that
-make and read them, which are twice as fast as with 4 MiB (3,418 items, dimension 64, AVX2)."""
+"""Number of scores in a block, for losses with shared items: its 1 MiB stays in a core's cache until it is read. The
+matrix products are twice as fast as with 4 MiB (3,418 items, dimension 64, AVX2)."""
 LEAST_TARGETS_AT_ONCE = 64
-"""Fewest targets of such a block: of fewer, reading all items takes longer than the products."""
+"""Fewest targets of a block of scores: with fewer, reading all items takes longer than the products."""
 
 
 class RetrievalSettings(Spec):
-    """Settings of losses of a target among other items.
+    """Settings of losses that compare a target item's score with scores of other items.
 
     ``share_negatives``: all targets of a batch have the same drawn items. ``normalize``: queries and item vectors have
     length 1 in scores. ``temperature``: the number that scores are divided by. ``calibration``: t of gbce (0: plain
-    BCE, 1: as without sampling). ``margin``: the cosine from which on cosine_contrastive counts a drawn item;
-    ``negative_weight``: weight of the mean of these beside the target.
+    BCE, 1: as without sampling). ``margin``: cosine above which cosine_contrastive penalises a drawn item;
+    ``negative_weight``: weight of the mean penalty, relative to the target's term.
     """
 
     share_negatives: Annotated[bool, May.DIFFER_ON_WARM_START] = later(False)
@@ -45,29 +45,30 @@ class RetrievalSettings(Spec):
 
 
 class Loss(NamedTuple):
-    """A loss as jobs name it."""
+    """Properties of a loss that jobs name."""
 
     metrics: tuple[str, ...]
-    """Metrics without a ranking that its scores have: only bce makes of a score the log odds of a class."""
+    """Pointwise metrics that suit its scores; some need the log odds of a class, which only bce trains."""
     default_metrics: tuple[str, ...]
     outputs: tuple[str, ...]
     """Columns that ``evenkeel predict`` writes."""
     is_logit: bool = False
     """True if a score is the log odds of the label."""
     has_output_hessian: bool = False
-    """True if its second derivative by the score is that of every label (trainer.training.regularizers.outputs)."""
+    """True if its second derivative by the score is the same for every label (trainer.training.regularizers.outputs).
+    """
     of_classes: bool = False
     """True if its labels are classes, which can be smoothed."""
     of_values: bool = False
     """True if it learns real-valued labels."""
     settings: Mapping[str, str] = MappingProxyType({})
-    """The model's fields by the arguments of the loss that they are (trainer.models.losses, retrieval_losses)."""
+    """Names of the spec's fields by argument of the loss function (trainer.models.losses, retrieval_losses)."""
     is_log: bool = False
-    """True if a score is the log of what it predicts of the label."""
+    """True if a score is the log of the predicted label."""
     least_label: float | None = None
-    """The least label that it has a meaning for, of a loss of real-valued labels alone."""
+    """Smallest label for which the loss has a meaning; None: there is no such limit."""
     of_labels: bool = False
-    """True if each row has a label of its own, and so a loss of its own outside of training too."""
+    """True if it compares a row's score with the row's label, so that evaluation can compute it too."""
 
 
 LOSSES: dict[str, Loss] = {
@@ -127,18 +128,18 @@ LOSSES: dict[str, Loss] = {
 
 
 def loss_of(job: JobSpec) -> str:
-    """Return the loss that the job's model is trained with; that of item2vec, which has no other name, is ``bce``."""
+    """Return the name of the loss that the job's model is trained with; the loss of item2vec is named ``bce``."""
     losses = job.model.losses
     return losses[0] if losses and job.model.loss not in losses else job.model.loss
 
 
 def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
-    """Return the arguments of that loss other than scores and labels (trainer.models.losses)."""
+    """Return the keyword arguments of the loss of the job's model, other than scores and labels, by name."""
     return settings_of(loss_of(job), job.model)
 
 
 def settings_of(loss: str, owner: Spec) -> dict[str, float | None]:
-    """Return the arguments of a loss other than scores and labels, from the model's or the label's fields."""
+    """Return the keyword arguments of a loss by name, read from the fields of ``owner``, a model or a label."""
     return {argument: getattr(owner, field) for argument, field in LOSSES[loss].settings.items()}
 
 

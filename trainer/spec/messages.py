@@ -15,7 +15,8 @@ ColumnType = Annotated[
 ]
 """Type of a column's values: ``timestamp`` is ISO 8601 in JSON."""
 Variable = Annotated[str, StringConstraints(pattern=r"^EVENKEEL_KAFKA_[A-Z0-9_]{1,200}$")]
-"""Name of an environment variable that a spec may read. It could send others to brokers of its choice."""
+"""Name of an environment variable that a spec may read. The prefix keeps specs from sending other variables, which may
+hold secrets, to brokers of their choice."""
 _TOPIC = re.compile(r"^kafka://([\w.-]+:\d{1,5}(?:,[\w.-]+:\d{1,5})*)/([\w.-]{1,249})$", re.ASCII)
 
 
@@ -37,7 +38,7 @@ class Security(Spec):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables by field."""
+        """Names of environment variables by field, without the fields that are not set."""
         names = ("username", "password", "ca", "certificate", "key", "key_password")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -55,6 +56,6 @@ class Messages(Spec):
 
 
 def brokers_and_topic(uri: str) -> tuple[str, str] | None:
-    """Return the brokers and the topic of a uri; None if it is not the uri of a topic."""
+    """Return (brokers, topic) of a uri ``kafka://BROKERS/TOPIC``; None for any other uri."""
     match = _TOPIC.match(uri)
     return None if match is None else (match[1], match[2])

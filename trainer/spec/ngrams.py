@@ -10,14 +10,15 @@ from trainer.spec.base import Spec
 
 Length = Annotated[int, Field(ge=1, le=16)]
 _USUAL_WORDS, _USUAL_CHARACTERS = 8.0, 48.0
-"""Expected words and characters of a title, with the marks at both ends of each word."""
+"""Expected numbers of words and of characters in a title; characters include the marks at both ends of each word."""
 
 
 class NGrams(Spec):
     """The n-grams of a text, each hashed into one of ``buckets`` ids (trainer.data.columns.ngrams).
 
-    ``words``: shortest and longest n-gram of words; None: none. ``characters``: the same for characters within a word.
-    ``lowercase``: text is lowercased first. ``max_length``: number of characters of a text that are read.
+    ``words``: lengths of the shortest and the longest n-gram of words; None: no n-grams of words. ``characters``: the
+    same for n-grams of characters within a word. ``lowercase``: text is lowercased first. ``max_length``: number of
+    characters that are read from a text.
     """
 
     words: tuple[Length, Length] | None = (1, 1)
@@ -37,6 +38,6 @@ class NGrams(Spec):
 
     @property
     def usual_number(self) -> float:
-        """Number of n-grams of a usual title, to estimate the size of a batch before a text is read."""
+        """Number of n-grams of a typical title, to estimate the size of a batch before texts are read."""
         parts = ((self.words, _USUAL_WORDS), (self.characters, _USUAL_CHARACTERS))
         return sum((bounds[1] - bounds[0] + 1) * count for bounds, count in parts if bounds is not None)

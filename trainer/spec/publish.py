@@ -19,14 +19,18 @@ _REMOVED_BUCKETS = re.compile(r"cosine_(mean|p5|low)\[\d+(-\d+|\+)\]")
 
 
 class MovingAverage(Spec):
-    """z = unit((1 - w) z + w h R); an item whose aligned cosine falls below the limit takes its new vector whole."""
+    """Moving average of served vectors: z = unit((1 - w) z + w unit(h R)), with w ``new_weight``.
+
+    z is an item's served vector, h its newly trained vector, and R the alignment of new vectors to served ones. An
+    item for which the cosine of z and h R is below ``reset_below_cosine`` is served as unit(h R).
+    """
 
     new_weight: float = Field(default=0.3, gt=0.0, le=1.0)
     reset_below_cosine: float = Field(default=0.65, ge=-1.0, le=1.0)
 
 
 class Gate(Spec):
-    """Mode of the gate for versions that fail its checks, and limits of single metrics.
+    """Settings of the publication gate: its mode for versions that fail its checks, and limits of single metrics.
 
     ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``limits``: limits by metric, in place
     of those from the collection's usual refreshes; a first version has no limits. ``max_held``: number of refreshes
@@ -89,7 +93,10 @@ else:
 
 
 class View(Spec):
-    """A view of a collection: ``rff`` maps h to phi of even size ``dim`` (default 2d); ``identity`` serves h."""
+    """A view of a collection: a form in which its vectors h, of size d, are served.
+
+    ``rff`` serves random Fourier features phi(h) of even size ``dim`` (default 2d); ``identity`` serves h itself.
+    """
 
     name: Name
     kind: ViewKind = "rff"
@@ -116,8 +123,8 @@ class Anchor(Spec):
 
     For each looked-up row e of an item that the version has, ``strength`` |e - n p|^2 is added to the sample's loss. p
     is the served vector and n its norm, in the job's own basis (trainer.publishing.anchor). New items, and rows looked
-    up in pooled lists, have no anchor. With a stronger anchor vectors change less, and follow items that have changed
-    more slowly (docs/adr/0039).
+    up in pooled lists, have no anchor. A stronger anchor makes vectors change less, and slower to follow items that
+    have changed (docs/adr/0039).
     """
 
     strength: Positive = 0.01

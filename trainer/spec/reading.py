@@ -1,4 +1,4 @@
-"""From YAML files and mappings to specs, and from pydantic's errors to what users are told."""
+"""Conversion of YAML files and mappings to specs, and of pydantic's errors to messages for users."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
 
 
 def _path_of(error: Mapping[str, Any]) -> list[str]:
-    """Return the path of the field; in that of a model pydantic names the kind, and users do not."""
+    """Return the path of the field as users write it, without the kind that pydantic adds to a model's path."""
     where = [str(part) for part in error["loc"]]
     for index, part in enumerate(where[:-1]):
         if part == "model" and where[index + 1] in MODELS:
@@ -70,7 +70,7 @@ def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
 
     Args:
         document: The fields, as a YAML file has them.
-        where: What an error names as its place.
+        where: Name of the document in error messages.
 
     Raises:
         SpecError: A field is unknown, missing, or outside its bounds.
@@ -91,8 +91,8 @@ def parse_job(document: Any, where: str = "job", *, stored: bool = False) -> Job
 
     Args:
         document: The fields, as a YAML file or the REST interface has them.
-        where: What an error names as its place.
-        stored: Drop settings that were removed: for a job that was trained, whose spec is only read.
+        where: Name of the document in error messages.
+        stored: True for the spec of a trained job, which is only read: removed settings are dropped, not refused.
 
     Raises:
         SpecError: A field is unknown, missing, or outside its bounds.

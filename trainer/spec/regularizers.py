@@ -43,7 +43,7 @@ class DropoutMethod(Spec):
 
     @property
     def passes(self) -> int:
-        """Forward passes whose activations a step keeps at once; a differentiated derivative counts as two."""
+        """Number of forward passes whose activations are kept at once; a differentiated derivative counts as two."""
         factors = 0 if self.explicit == "none" else self.label_samples or self.sign_samples or 1
         derivatives = factors + (self.noise == "approximate")
         plain = 1 if derivatives or not self.masks else 0

@@ -28,7 +28,7 @@ _COMPARISONS: dict[type[ast.cmpop], Comparison] = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column by name; of a struct ``a.b``."""
+    """A column by name; ``a.b`` is the field b of the struct column a."""
 
     name: str
 
@@ -113,7 +113,7 @@ def _columns(condition: Condition) -> Iterator[str]:
 
 
 class _Reader:
-    """Turns the tree of an expression into conditions."""
+    """Converter from Python's syntax tree of a filter to conditions."""
 
     def __init__(self, text: str):
         self._text = text

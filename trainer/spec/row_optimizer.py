@@ -12,8 +12,8 @@ def row_optimizer(spec: Optimizer, alpha: float | None, epoch_steps: int | None 
     """Return the optimizer of the embedding tables.
 
     Args:
-        spec: The settings; those that the kind does not have are left out.
-        alpha: What ``spec.alpha`` came to; None for kinds without it.
+        spec: The settings; settings that the optimizer's kind does not have are not used.
+        alpha: The number that ``spec.alpha`` stands for; None for kinds without it.
         epoch_steps: The number of steps of an epoch of the tables' first training, for ``decay: by_epoch``.
 
     Raises:

@@ -22,7 +22,7 @@ def to_run(document: Any) -> Any:
 
 
 def with_former_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored job of versions whose default of ``decay`` was ``at_read``, with that default written out.
+    """Return a stored job document, with ``decay: at_read``, the default of the versions that stored it, written out.
 
     ``alpha: auto`` of these versions becomes ``default``: the alpha that was found is in the checkpoint.
     """
@@ -52,7 +52,7 @@ class StoredJob:
 
     @property
     def parent_job(self) -> str | None:
-        """The job from whose checkpoint it starts, if it names one."""
+        """The job from whose checkpoint the stored job starts; None if it names none."""
         start = self._read("init_from")
         return None if start is None else read(start, InitFrom, "job")
 
@@ -62,7 +62,7 @@ class StoredJob:
 
     @property
     def resources(self) -> Resources:
-        """Its workers and their limits, unchecked."""
+        """The stored job's workers and their limits, not validated."""
         stored = self._read("resources")
         return Resources.model_construct(**{name: read(stored, Resources, name) for name in Resources.model_fields})
 

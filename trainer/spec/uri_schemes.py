@@ -1,6 +1,6 @@
-"""Schemes of the uris of rows. Torch-free.
+"""Schemes of uris that a dataset's rows are read from. Torch-free.
 
-One of object storage enters in ``OBJECTS``, and its file system in :mod:`trainer.data.sources.locations`.
+A new scheme of object storage goes into ``OBJECTS``, and its file system into :mod:`trainer.data.sources.locations`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 LOCAL = "file"
 OBJECTS = ("s3",)
 TOPICS = ("kafka",)
-"""Schemes of messages, for the rows of a dataset alone."""
+"""Schemes of topics of messages; only the rows of a dataset can come from them, not other files."""
 SCHEMES = (LOCAL, *OBJECTS, *TOPICS)
 OBJECT_PREFIXES = tuple(f"{scheme}://" for scheme in OBJECTS)
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Return (scheme, what follows it) of a uri; a plain path is local."""
+    """Return (scheme, rest after ``://``) of a uri; a plain path has the scheme ``file``."""
     scheme, separator, rest = uri.partition("://")
     return (scheme, rest) if separator else (LOCAL, uri)
 

@@ -12,7 +12,7 @@ MAX_MERGED = 1000
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what the safe loader accepts: it keeps the last of two equal keys, and expands aliases without limit."""
+    """Safe loader of YAML that also refuses duplicate keys, too many aliases and large merges."""
 
     def __init__(self, stream: Any):
         super().__init__(stream)
@@ -27,7 +27,10 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def flatten_mapping(self, node: Any) -> None:
-        """Merge into ``node`` what its merge keys (``<<``) name; each must be small, and must not contain ``node``."""
+        """Merge into ``node`` the mappings that its merge keys (``<<``) name.
+
+        A mapping that is large, or contains ``node``, is refused.
+        """
         self.flattening.append(node)
         for key_node, value_node in node.value:
             if key_node.tag != "tag:yaml.org,2002:merge":

@@ -1,7 +1,7 @@
 """Batch normalisation over the global batch (Ioffe and Szegedy, Batch Normalization, ICML 2015, algorithms 1 and 2).
 
-On several ranks the moments are those of the whole batch, whatever each rank's share: the outcome does not depend on
-the number of ranks, up to rounding. torch's SyncBatchNorm does so only on GPUs, and not where a rank has no sample.
+On several ranks the moments are computed over the global batch, so that, up to rounding, the result does not depend on
+the number of ranks. torch's SyncBatchNorm does so only on GPUs, and does not support ranks without a sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BatchNorm(nn.Module):
     micro-batches each part is normalised by its own moments, and updates the running ones.
 
     Args:
-        affine: whether gamma (from 1) and beta (from 0), 2 width parameters, are there.
+        affine: True for parameters gamma (initially 1) and beta (initially 0), each [width].
         momentum: weight of the newest batch in the running moments.
     """
 
@@ -65,7 +65,7 @@ class BatchNorm(nn.Module):
 
 
 class _Normalise(torch.autograd.Function):
-    """x -> (x - E[x]) / sqrt(Var[x] + eps), with moments (float64) and number of samples over all ranks."""
+    """Normalisation x -> (x - E[x]) / sqrt(Var[x] + eps), with float64 moments over the samples of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -18,15 +18,15 @@ from embeddings.tables.philox import table_key
 def keep_mask(
     positions: torch.Tensor, samples: torch.Tensor, dim: int, rate: float, *, seed: int, step: int, site: int
 ) -> torch.Tensor:
-    """Return the mask of what dropout keeps: bool [b, l, dim], False with probability ``rate``.
+    """Return the mask of elements that dropout keeps: bool [b, l, dim], False with probability ``rate``.
 
     Args:
-        positions: int64 [b, l], those of each sample, in [0, 2^16): an element's mask depends on its position, not on
-            where it lies in the tensor. The mask is drawn on the CPU and moved to their device.
-        samples: int64 [b], the index of each in the global batch.
-        dim: columns of the mask.
+        positions: int64 [b, l], numbers of the positions of each sample, in [0, 2^16): an element's mask depends on
+            this number, not on its index in the tensor. The mask is drawn on the CPU and moved to their device.
+        samples: int64 [b], index of each sample in the global batch.
+        dim: number of columns of the mask.
         rate: probability of a drop, for each column of each position on its own.
-        seed: the job's; with "dropout" it is the key of the draws.
+        seed: the job's seed; with "dropout" it is the key of the draws.
         step: the training step, a part of the counter of the draws.
         site: place in the model, in [0, 2^16).
     """
@@ -37,7 +37,7 @@ def keep_mask(
 
 
 class Dropped(torch.autograd.Function):
-    """``x * keep * scale`` in one pass, forward and backward; ``keep`` bool, of x's shape."""
+    """Product ``x * keep * scale`` in one pass, forward and backward; ``keep``: bool, with the shape of x."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, keep: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Lists of about the same length together: little of what is computed over them is padding."""
+"""Groups of lists with similar lengths, so that padded tensors of a group contain little padding."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 WORTH_A_GROUP = 1 / 8
-"""A group of its own has what saves so much of the positions to compute: it costs calls and copies."""
+"""Least share of padded positions that a new group must save: each group costs calls and copies."""
 
 
 @dataclass(frozen=True)
 class LengthGroup:
-    """Lists of a group.
+    """A group of lists, out of many lists whose values are concatenated.
 
     Attributes:
-        samples: int64 [b], which lists of all, ascending.
-        lengths: int64 [b], of each.
-        places: int64 [n], where their values stand in those of all lists.
-        positions: int64 [n], and where in their own.
+        samples: int64 [b], numbers of the group's lists among all lists, ascending.
+        lengths: int64 [b], length of each list of the group.
+        places: int64 [n], index of each of the group's values among the values of all lists.
+        positions: int64 [n], position of each of the group's values in its own list.
     """
 
     samples: Tensor
@@ -28,19 +28,19 @@ class LengthGroup:
     positions: Tensor
 
     def of(self, values: Tensor) -> Tensor:
-        """Return the group's rows of those of all lists [N, d], [n, d]."""
+        """Return the group's rows [n, d], out of ``values``, the rows of all lists [N, d]."""
         return values if len(self.places) == len(values) else values.index_select(0, self.places)
 
 
 def length_groups(lengths: Tensor, total: int) -> list[LengthGroup]:
-    """Return the lists that are not empty, the longest in the first group.
+    """Return groups of the lists that are not empty; the first group has the longest lists.
 
-    Lists at most half as long as a group's longest go to the next, where that saves padding enough. On a GPU, which to
-    ask for a length is to wait for, all lists are in one group.
+    Lists at most half as long as the longest of a group go to the next group, if that saves enough padding. On a GPU
+    all lists are in one group, because reading lengths would wait for the GPU.
 
     Args:
-        lengths: int64 [b].
-        total: their sum.
+        lengths: lengths of the lists, int64 [b].
+        total: sum of the lengths.
     """
     if lengths.device.type == "cuda":
         return [one_group(lengths, total)]
@@ -59,7 +59,7 @@ def length_groups(lengths: Tensor, total: int) -> list[LengthGroup]:
 
 
 def one_group(lengths: Tensor, total: int) -> LengthGroup:
-    """Return all lists, also the empty ones, in one group; ``total`` is the sum of the lengths."""
+    """Return one group with all lists, including empty ones; ``total``: sum of the lengths."""
     samples, places = (torch.arange(size, device=lengths.device) for size in (len(lengths), total))
     return LengthGroup(samples, lengths, places, _positions(lengths, total))
 
@@ -70,7 +70,7 @@ def _positions(lengths: Tensor, total: int) -> Tensor:
 
 
 def _end_of_group(lengths: Tensor) -> int:
-    """Return the size of the first group of these descending lengths."""
+    """Return the number of lists in the first group; ``lengths`` must descend."""
     longest, count = int(lengths[0]), len(lengths)
     long = int((lengths > longest // 2).sum())
     saved = (count - long) * (longest - int(lengths[long])) if long < count else 0
@@ -78,9 +78,9 @@ def _end_of_group(lengths: Tensor) -> int:
 
 
 def put_back(parts: list[Tensor], places: list[Tensor], size: int) -> Tensor:
-    """Return [size, d] with the rows of each part at its places, and zeros where there is none.
+    """Return a tensor [size, d] with the rows of each part at the indices in its ``places``, and zeros elsewhere.
 
-    A part's places are ascending.
+    The places of a part must ascend.
     """
     if len(parts) == 1 and len(parts[0]) == size:
         return parts[0]

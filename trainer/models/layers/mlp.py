@@ -1,4 +1,4 @@
-"""Towers: hidden layers with ReLU, with batch normalisation and shortcuts where the job asks for them."""
+"""Towers: hidden layers with ReLU, and with batch normalisation and shortcuts if the job asks for them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def tower(
 ) -> nn.Module:
     """Return a tower, [b, sizes[0]] -> [b, sizes[-1]]: linear layers, all but the last followed by ReLU.
 
-    With ``logits=False`` the last is too, so that all are hidden layers.
+    With ``logits=False`` ReLU follows the last layer too, so that all layers are hidden layers.
 
-    A hidden layer is h = relu(N(W x + b)) + S x: N batch normalisation, where there is ``batch_norm``, S x the shortcut
-    (``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself where sizes agree, else a
-    linear map without bias. W and b start as they do without both.
+    A hidden layer is h = relu(N(W x + b)) + S x. N is batch normalisation (with ``batch_norm``). S x is the shortcut
+    (with ``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself if sizes agree, else a
+    linear map without bias. The initial W and b are the same with or without both.
 
     Parameters: sum of (a + 1) b over neighbouring sizes a, b; and for each hidden layer 2 b with batch normalisation,
     a b for a shortcut between sizes that differ.
@@ -45,7 +45,7 @@ def tower(
 def tower_of(
     spec: TowerSpec, inputs: ModelInputs, sizes: Sequence[int], *, number: int = 0, logits: bool = True
 ) -> nn.Module:
-    """Return :func:`tower` as a model's spec has it; ``number`` tells the towers of a model apart."""
+    """Return a :func:`tower` with the settings of a model's spec; ``number``: of the tower, added to the seed."""
     return tower(
         sizes, seed=inputs.seed + number, dtype=inputs.dtype, residual=spec.residual, batch_norm=spec.batch_norm,
         logits=logits,
@@ -53,7 +53,7 @@ def tower_of(
 
 
 class HiddenLayer(nn.Module):
-    """relu(N(W x + b)) + S x; see :func:`tower`."""
+    """Hidden layer of a tower: relu(N(W x + b)) + S x; see :func:`tower`."""
 
     def __init__(self, linear: nn.Linear, residual: bool, batch_norm: bool, dtype: torch.dtype):
         super().__init__()

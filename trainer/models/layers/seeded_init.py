@@ -13,7 +13,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def seeded(seed: int, what: str) -> Iterator[None]:
-    """Make torch draw from (seed, what) alone within the context; its global generator is restored afterwards."""
+    """Seed torch's global generator by (seed, what) within the context, and restore it afterwards."""
     # torch's generator of the processor reads the low 32 bits of a seed alone, so both have to be mixed into them.
     mixed = hashlib.blake2b(f"{seed} {what}".encode(), digest_size=4).digest()
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Projections of vectors: given numbers as fields beside the rows of ids."""
+"""Projections of vector features, which models read as fields like the embedding rows of ids."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class VectorFields(nn.Module):
     seed and the vector's name.
 
     Args:
-        columns: of the field that each vector becomes, by name.
-        inputs: what the model is built from; its ``vectors`` are in the order of their columns in a batch's numbers.
+        columns: number of columns of each vector's projection, by name of the vector.
+        inputs: arguments of the model; its ``vectors`` are in the order of their columns in a batch's ``dense``.
     """
 
     def __init__(self, columns: Mapping[str, int], inputs: ModelInputs):
@@ -42,11 +42,14 @@ class VectorFields(nn.Module):
 
     @property
     def num_columns(self) -> int:
-        """Numbers that the vectors take in a batch."""
+        """Number of columns of a batch's ``dense`` that the vectors take."""
         return sum(one.dim for one in self.vectors)
 
     def forward(self, numbers: Tensor, vectors: Sequence[Vector] | None = None) -> dict[str, Tensor]:
-        """Return the field of each vector by name; ``numbers`` end with these vectors, all of them unless given."""
+        """Return the projection [b, columns] of each vector by name.
+
+        ``vectors``: vectors to project; None: all. ``numbers`` [b, n] must end with their columns.
+        """
         chosen = self.vectors if vectors is None else vectors
         first = numbers.shape[1] - sum(one.dim for one in chosen)
         fields = {}

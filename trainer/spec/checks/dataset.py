@@ -1,4 +1,4 @@
-"""Checks of which parts of a dataset go together, with the remedy where they do not. Torch-free."""
+"""Checks that the parts of a dataset fit together; each problem comes with its remedy. Torch-free."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield numeric features where ids are meant."""
+    """Yield a problem for each numeric feature that is named where a feature of ids is needed."""
     dense = {name: feature.type for name, feature in spec.features.items() if not feature.has_ids}
     if len(dense) == len(spec.features):
         kinds = " or ".join(f"{kind}s" if kind == "vector" else kind for kind in dict.fromkeys(dense.values()))
@@ -84,7 +84,7 @@ def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _text_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield texts and ids that share a table, and texts whose n-grams are not alike."""
+    """Yield a problem if a text shares a table with ids that are no text, or with a text with other n-grams."""
     features = spec.joined_features
     for name, feature in features.items():
         target = features.get(feature.shares) if feature.shares is not None else None
@@ -103,7 +103,7 @@ def _text_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 
 
 def _reference_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield names of features that there are none of, or whose table cannot be shared."""
+    """Yield a problem for each name of a feature that does not exist, or whose table cannot be shared."""
     there = f"there are {', '.join(sorted(spec.features))}"
     for name, feature in spec.features.items():
         target = None if feature.shares is None else spec.features.get(feature.shares)

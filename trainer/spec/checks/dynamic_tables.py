@@ -1,4 +1,4 @@
-"""Checks of jobs with dynamic tables: what has no meaning with them or is not available yet. Torch-free.
+"""Checks of jobs with dynamic tables: settings that mean nothing with them, or are not available yet. Torch-free.
 
 A part of trainer.spec.checks.supported.
 """

@@ -1,4 +1,4 @@
-"""Checks of which losses, labels, metrics and calibrated outputs go together, with the remedy. Torch-free.
+"""Checks that losses, labels, metrics and calibrated outputs fit together; each problem has a remedy. Torch-free.
 
 A part of trainer.spec.checks.supported.
 """
@@ -122,7 +122,7 @@ def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fiel
 
 
 def _slice_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield slices that are no columns by which the served model and the job's can be compared."""
+    """Yield a problem for each of ``evaluation.slices`` by which the served model and the job's cannot be compared."""
     slices = job.evaluation.slices
     if slices and (job.publish is None or job.publish.gate.mode == "off"):
         why = "slices are of the comparison with the served version, and the job has no gate"

@@ -1,4 +1,4 @@
-"""Names of features that a job's modules and batches already have for something else. Torch-free."""
+"""Checks for names of features that a job's modules and batches already use for something else. Torch-free."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEGATIVE = "__negative"
 def name_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield features of the dataset that the job cannot have under their names.
 
-    They are no problem of the dataset: other jobs may not give the feature a table, or draw no items.
+    The dataset itself is valid: other jobs may not give the feature a table, or draw no items.
     """
     features = dataset.joined_features
     readers = ["item"] if job.model.reads_sequences else [name for name, feature in features.items() if feature.has_ids]
@@ -49,7 +49,7 @@ def name_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProbl
 
 
 def _with_negatives(job: JobSpec) -> set[str]:
-    """Return the features whose drawn negatives the job names, or looks for."""
+    """Return the names of features for whose drawn negatives the job may use the name with suffix NEGATIVE."""
     return set(job.sse) | ({"item"} if job.model.draws_partner else set())
 
 

@@ -1,4 +1,4 @@
-"""Checks of several labels and of weights of rows, with the remedy. Torch-free.
+"""Checks of datasets with several labels, and of weights of rows; each problem has a remedy. Torch-free.
 
 A part of trainer.spec.checks.dataset and trainer.spec.checks.evaluation.
 """
@@ -95,7 +95,7 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
 
 
 def _stopping_problems(job: JobSpec, dataset: DatasetSpec, labels: list[str]) -> Iterator[FieldProblem]:
-    """Yield reasons why early stopping cannot watch its figure; an epoch would have to end to find them."""
+    """Yield reasons why early stopping cannot watch its metric, which the run else finds only after an epoch."""
     stopping, field = job.regularizers.early_stopping, "regularizers.early_stopping.metric"
     numbers, of_rankings = measured_numbers(job, dataset), dataset.has_positives_alone and not job.model.reads_sequences
     named = "one of rankings, such as recall_20_full," if of_rankings else "one"

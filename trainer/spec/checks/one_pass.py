@@ -1,4 +1,4 @@
-"""Checks of jobs that train on rows as they are read: what would need all rows before the first step. Torch-free.
+"""Checks of jobs that train on rows as they are read: no setting may need all rows before a step. Torch-free.
 
 A part of trainer.spec.checks.supported.
 """

@@ -1,4 +1,4 @@
-"""Checks of where ``publish.anchor``, ``frozen_context`` and ``views`` have no meaning, with the remedy. Torch-free.
+"""Checks for jobs in which ``publish.anchor``, ``frozen_context`` or ``views`` have no meaning. Torch-free.
 
 A part of trainer.spec.checks.supported.
 """
@@ -76,7 +76,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
-    """Yield views that vectors of ``dim`` do not allow: publication would find them after the training."""
+    """Yield a problem for each view that vectors of ``dim`` columns do not allow, which else fails after training."""
     names = [view.name for view in views]
     for number, view in enumerate(views):
         where = f"publish.views.{number}"

@@ -1,4 +1,4 @@
-"""Checks of which regularizers have no meaning for a job, with the remedy. Torch-free.
+"""Checks for regularizers that have no meaning for a job; each problem has a remedy. Torch-free.
 
 A part of trainer.spec.checks.supported.
 """
@@ -99,7 +99,7 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fie
 
 
 def has_validation(spec: JobSpec) -> bool:
-    """Return True if there is a validation split to evaluate while training."""
+    """Return True if the job has a validation split."""
     return spec.evaluation.split.validation > 0
 
 

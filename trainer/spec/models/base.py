@@ -31,14 +31,17 @@ Layers = Annotated[Units, May.DEEPEN_ON_WARM_START]
 
 
 class Init(Spec):
-    """Initial rows. ``hash``: normal from hash(id, seed), so an id starts alike in every run; ``normal``: by row."""
+    """Initial rows of tables: zeros, or normal numbers with standard deviation ``std``.
+
+    ``hash`` draws them from hash(id, seed), so that an id has the same in every run; ``normal`` by number of the row.
+    """
 
     kind: Literal["zero", "normal", "hash"] = "zero"
     std: float = Field(default=0.01, ge=0.0, allow_inf_nan=False)
 
 
 OF_PRODUCTS = Init(kind="hash", std=0.1)
-"""Initial values of rows that are multiplied with each other, which would never learn from zeros."""
+"""Initial values of rows that are multiplied with each other: they would never learn if they were zeros."""
 
 
 if TYPE_CHECKING:
@@ -54,14 +57,14 @@ _REMOVED_TRAITS = {
     "learns_products": "say multiplies_rows = 'always'",
     "learns_products_without_numbers": "say multiplies_rows = 'without_numbers'",
 }
-"""Remedies by name of a class variable that earlier versions read; a kind that sets one is refused."""
+"""Remedies by name of a class variable that earlier versions read; a kind that sets such a variable is refused."""
 
 
 class ModelSpec(Spec):
-    """A kind of model, as a job names it. ``embedding_dim``: columns of a vector; ``init``: its initial values.
+    """Base of the kinds of models. ``embedding_dim``: length of an embedding vector; ``init``: its initial values.
 
     A kind is a subclass, registered in trainer.spec.models.registry; its torch module is registered in
-    trainer.models.registry. A field of another kind is refused by its name.
+    trainer.models.registry. A field that only other kinds have is refused, and the message names these kinds.
     """
 
     removed: ClassVar[dict[str, Removed]] = {
@@ -75,42 +78,42 @@ class ModelSpec(Spec):
     loss: Annotated[LossName, May.DIFFER_ON_WARM_START] = "bce"
 
     losses: ClassVar[tuple[str, ...]] = ("bce",)
-    """Values of ``loss``; ``bce``, its default, stands for a model's own."""
+    """Valid values of ``loss``. The default ``bce`` is always accepted; if it is not listed, it means the first."""
     reads_numbers: ClassVar[bool] = False
     """True if it reads numeric features (type dense): its module takes ``num_dense``."""
     reads_vectors: ClassVar[bool] = False
-    """True if it reads vectors: its module looks up through ``lookup`` and cuts its numbers by ``numbers``."""
+    """True if it reads features of type vector; its module then uses RankingModel's ``lookup`` and ``numbers``."""
     reads_pairs: ClassVar[bool] = False
-    """True if it reads the features user and item alone, whatever else a dataset has."""
+    """True if it reads only the features user and item, even if the dataset has others."""
     has_dense_parameters: ClassVar[bool] = True
     """True if it has parameters other than rows of tables."""
     reads_items: ClassVar[bool] = False
-    """True if it reads features of the item table, and has a vector for an item without a row."""
+    """True if it reads features of the item table, and so has a vector even for an item without an embedding row."""
     reads_sequences: ClassVar[bool] = False
-    """True if it reads users' items in order, user and item alone, and ranks what comes next."""
+    """True if it reads each user's items in order, and no other features, and ranks the next item."""
     reads_labels: ClassVar[bool] = False
     """True if it learns several labels of a row, and has a score for each."""
     draws_partner: ClassVar[bool] = False
-    """True if each example is a pair of an item and a drawn negative, and both are looked up."""
+    """True if each example has an item and a drawn negative item, and both are looked up."""
     keeps_rows_of_lists: ClassVar[bool] = False
-    """True if the rows of lists reach it one by one."""
+    """True if its module gets the embedding row of each id in a list, not their sum or mean."""
     has_both_sides_in_rows: ClassVar[bool] = False
-    """True if a row of items is an input vector and, behind it, an output vector."""
+    """True if a row of the item table is an input vector followed by an output vector."""
     multiplies_rows: ClassVar[Literal["never", "without_numbers", "always"]] = "never"
-    """Condition under which its scores are products of rows alone, which never learn from zeros."""
+    """Condition under which scores are only products of embedding rows: from zeros, these rows never learn."""
     pools: ClassVar[bool] = True
-    """True if its lookups give a row for each bag, not one for each id."""
+    """True if its lookups give one pooled row for each bag of ids, not a row for each id."""
     ranks_all_items: ClassVar[bool] = False
     """True if its score is a product of a user vector and an item vector."""
     has_dynamic_tables: ClassVar[bool] = False
-    """True if it supports dynamic tables, because it reads no other table rows than those of a batch."""
+    """True if it supports dynamic tables, because it reads only the table rows of ids in the batch."""
     determines_vectors: ClassVar[bool] = False
-    """True if its loss determines its vectors up to a rotation; layers on top of them can absorb any linear map."""
+    """True if its loss determines its vectors up to a rotation. If layers follow, they can absorb any linear map."""
     has_distances: ClassVar[bool] = False
     """True if distances between its rows have a meaning, as when scores are products of two rows."""
     adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
-    """Features that a warm start can add without changing the scores. ``own_rows``: only features with a table of their
-    own, because rows enter the score without a weight. ``none``: fields are normalised together."""
+    """Features that a warm start can add without changing the scores: ``any``, ``none`` (because the fields are
+    normalised together), or ``own_rows``: only features with their own table, because rows enter scores unweighted."""
     counts_columns: ClassVar[str | None] = "its scores depend on the number of columns"
     """Reason why scores change if vectors get columns of zeros; None: they do not."""
     has_context: ClassVar[bool] = False
@@ -179,7 +182,7 @@ class ModelSpec(Spec):
         return False
 
     def reads_in_order(self, num_vectors: int) -> bool:
-        """Return True if the order of ``num_vectors`` features' vectors changes the scores by the same weights."""
+        """Return True if, with the same weights, the order of ``num_vectors`` features' vectors affects the scores."""
         return False
 
     @property
@@ -188,32 +191,35 @@ class ModelSpec(Spec):
         return self.counts_columns
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
-        """Return True if columns that are zero at first in all tables are trained nevertheless."""
+        """Return True if columns that start as zeros in all tables are trained nevertheless.
+
+        ``has_numbers``: True if the model reads numeric features.
+        """
         return self.multiplies_rows == "never"
 
     def looked_up(self, dataset: DatasetSpec) -> list[str]:
-        """Return the features of ids that it looks up, from the rows and the item table."""
+        """Return the names of features whose ids it looks up, of the dataset's rows and of its item table."""
         ids = [name for name, feature in dataset.joined_features.items() if feature.has_ids]
         only = ("item",) if self.reads_sequences else ("user", "item") if self.reads_pairs else tuple(ids)
         return [name for name in ids if name in only]
 
     def table_columns(self, table: str) -> int:
-        """Return the number of columns of a table: those of the vector, and any that the kind adds for each id."""
+        """Return the number of columns of a table: ``embedding_dim``, plus columns that the kind adds to the vector."""
         return self.embedding_dim
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
-        """Return the dense part of the model.
+        """Return the size of the dense part of the model.
 
         Args:
-            num_features: Features of ids.
-            num_dense: Numeric features beside them.
-            num_lists: Features that are lists with a target (din).
-            list_ids: Ids of these lists in an example, on average.
+            num_features: Number of features of ids.
+            num_dense: Number of numeric features.
+            num_lists: Number of lists that have a target (din).
+            list_ids: Mean number of ids in all these lists of an example.
         """
         return ModelSize()
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
-        """Yield the settings that the kind does not read, or cannot learn with, and the remedy."""
+        """Yield a problem with its remedy for each setting of the job that the kind does not read or cannot use."""
         for name in self._of_others:
             if name == "hidden":
                 yield FieldProblem("model.hidden", f"{self.kind} has no hidden layers", "leave it out")
@@ -226,7 +232,7 @@ class ModelSpec(Spec):
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-        """Yield conflicts with the dataset, with the remedy."""
+        """Yield a problem with its remedy for each conflict between the job and the dataset."""
         features = dataset.features
         if dataset.items is not None and not self.reads_items:
             yield FieldProblem(
@@ -282,8 +288,8 @@ def _says_nothing(name: str, value: Any) -> bool:
 class TowerSpec(ModelSpec):
     """A model with a tower of ``hidden`` layers.
 
-    ``residual``: a shortcut around each hidden layer. ``batch_norm``: batch normalisation over the global batch in
-    each, with the moments of a micro-batch where a step has several.
+    ``residual``: a shortcut around each hidden layer. ``batch_norm``: batch normalisation in each hidden layer, with
+    the moments of the global batch, or of each micro-batch if a step has several.
     """
 
     hidden: Layers = (128, 64)
@@ -316,7 +322,7 @@ class TowerSpec(ModelSpec):
 
 
 class PointwiseSpec(ModelSpec, LossSettings):
-    """A model that can be trained by each loss of a row's score and label, with the loss's settings."""
+    """Base of models that can be trained by any loss of a row's score and label; it has these losses' settings."""
 
     losses = tuple(name for name, loss in LOSSES.items() if loss.of_labels)
     reads_numbers = True
@@ -333,7 +339,7 @@ class ClickSpec(TowerSpec, PointwiseSpec):
 
 
 class FirstOrderSpec(ClickSpec):
-    """A CTR model with a weight for each id beside its vector: one more column in every table."""
+    """A CTR model with a weight for each id in addition to its vector: one more column in every table."""
 
     adds_features = "own_rows"
 
@@ -347,9 +353,9 @@ class FirstOrderSpec(ClickSpec):
 class DrawingSpec(ModelSpec):
     """A model that draws new negatives in each epoch.
 
-    ``negative_distribution``: with ``uniform`` all items of training are equally likely; with ``popularity`` they are
-    drawn by their number of examples to the ``negative_power``. With ``in_batch`` negatives are the items of other
-    examples of the global batch. All kinds but item2vec draw none that the user had in training.
+    ``negative_distribution``: with ``uniform`` all items of training are equally likely; with ``popularity`` an item's
+    probability is proportional to its number of examples to the ``negative_power``. With ``in_batch`` negatives are the
+    items of other examples of the global batch. All kinds but item2vec draw no item that the user had in training.
     """
 
     negative_distribution: Annotated[Literal["uniform", "popularity", "in_batch"] | None, May.DIFFER_ON_WARM_START] = (
@@ -382,7 +388,7 @@ class DrawingSpec(ModelSpec):
 
 
 def pair_fit_problems(kind: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield obstacles to reading one user and one item of each row."""
+    """Yield a problem for each reason why a model cannot read one user and one item from each row."""
     names = ", ".join(sorted(dataset.features))
     for feature in ("user", "item"):
         if feature not in dataset.features:

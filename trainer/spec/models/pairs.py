@@ -43,10 +43,10 @@ class PairSpec(ModelSpec):
 
 
 class PartnerSpec(PairSpec, DrawingSpec, RetrievalSettings):
-    """Trained on pairs of an item that a user had and one that is drawn (Rendle et al., UAI 2009).
+    """Base of models trained on pairs of an item that the user had and a drawn item (Rendle et al., UAI 2009).
 
-    With ``share_negatives``, and by losses other than bpr, each example is compared with the drawn items of all
-    examples of the batch: there are ``batch_size`` of them.
+    With ``share_negatives``, and with losses other than bpr, each example is compared with the drawn items of all
+    ``batch_size`` examples of the batch.
     """
 
     draws_partner = True
@@ -76,7 +76,7 @@ class PartnerSpec(PairSpec, DrawingSpec, RetrievalSettings):
 
 
 class BPRSpec(PartnerSpec):
-    """Products of rows, and a bias of each item."""
+    """BPR: the score is the product of the user's and the item's row, plus a bias of the item."""
 
     kind: Literal["bpr"]
 
@@ -85,9 +85,10 @@ class BPRSpec(PartnerSpec):
 
 
 class LightGCNSpec(PartnerSpec):
-    """Rows of users and items, smoothed over who had what in training (He et al., LightGCN, SIGIR 2020).
+    """Rows of users and items, smoothed over the graph of training pairs (He et al., LightGCN, SIGIR 2020).
 
-    ``layers``: propagations. All losses of bpr; a step propagates over all users and items, on one rank.
+    ``layers``: number of propagations over the graph. It has the losses of bpr. A step propagates the rows of all users
+    and items, on one rank.
     """
 
     kind: Literal["lightgcn"]

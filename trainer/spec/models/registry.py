@@ -21,7 +21,7 @@ from trainer.spec.models.two_tower import TwoTowerSpec
 from trainer.spec.models.wukong import WukongSpec
 
 _OUTSIDE, BROKEN_MODELS = load_all("evenkeel.model_specs")
-"""Specs of other packages, and why a package's cannot be imported, by kind."""
+"""Specs that other packages register, and error messages for specs that cannot be imported, each by kind."""
 
 MODEL_SPECS: tuple[type[ModelSpec], ...] = (
     FMSpec,
@@ -64,7 +64,7 @@ else:
 def parse_model(document: Any, *, stored: bool = False) -> ModelSpec:
     """Return the model that a document names by its ``kind``.
 
-    ``stored``: it is of a trained job and only read: settings that were removed are dropped, not refused.
+    ``stored``: True for the model of a trained job, which is only read: removed settings are dropped, not refused.
 
     Raises:
         pydantic.ValidationError: The document is not a valid model.

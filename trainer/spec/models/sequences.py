@@ -14,7 +14,7 @@ from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
 
 Negatives = Literal["own", "shared", "all"]
-"""Items that a target is compared with: drawn for it, drawn for all targets of the batch, all items."""
+"""Items that a target is compared with: drawn for it alone, drawn once for all targets of the batch, or all items."""
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 MOST_OF_EACH, MOST_SHARED = 100, 4096
-"""Most drawn items of each target of its own, and of all targets of a batch together."""
+"""Largest number of items drawn for each target, and of items drawn once for all targets of a batch."""
 NEGATIVES_OF_LOSSES: dict[str, Negatives] = {"softmax": "all", "gbce": "shared", "cosine_contrastive": "shared"}
-"""Items that a target is compared with by losses that leave no choice."""
+"""Items that a target is compared with, by loss, for the losses that allow only one such choice."""
 
 
 class SequenceSpec(DrawingSpec):
     """A model of users' items in order.
 
-    ``negatives``: draws for each target, at most MOST_OF_EACH, or, shared, for all of a batch; default: those of the
-    model's paper.
+    ``negatives``: number of items drawn for each target (at most MOST_OF_EACH), or, if they are shared, for all targets
+    of a batch. Default: the number in the model's paper.
     """
 
     negatives: Annotated[int | None, May.DIFFER_ON_WARM_START] = Field(default=None, ge=1, le=MOST_SHARED)
@@ -54,7 +54,7 @@ class SequenceSpec(DrawingSpec):
 
     @property
     def ids_in_example(self) -> tuple[int, int]:
-        """The most items that are read in an example, and the most that are its targets."""
+        """(Most items that the model reads in an example, most items that are targets of an example)."""
         raise NotImplementedError
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
@@ -107,10 +107,10 @@ class Item2VecSpec(SequenceSpec):
 
 
 class PieceSpec(SequenceSpec, RetrievalSettings):
-    """A model that reads pieces of at most ``length`` items, and predicts at each of them what comes next.
+    """A model that reads pieces of at most ``length`` items, and at each item predicts the next one.
 
-    Of losses ``softmax`` compares a target with all items, ``gbce`` and ``cosine_contrastive`` with drawn ones that all
-    targets of a batch share.
+    Loss ``softmax`` compares a target with all items. Losses ``gbce`` and ``cosine_contrastive`` compare it with drawn
+    items that all targets of a batch share.
     """
 
     length: int = Field(default=50, ge=1, le=1000)
@@ -136,7 +136,7 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
         yield from self._loss_problems()
 
     def _loss_problems(self) -> Iterator[FieldProblem]:
-        """Yield settings of negatives that the loss has no use for."""
+        """Yield a problem for each setting of negatives that the loss does not use."""
         if self.loss == "softmax":
             for name in ("negatives", "negative_distribution"):
                 if getattr(self, name) is not None:

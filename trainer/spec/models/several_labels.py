@@ -30,7 +30,10 @@ class Task(Spec):
 
 
 class SeveralLabelsSpec(TowerSpec):
-    """A model with a score for each of a dataset's ``labels``; ``tasks`` says which are given another, by name."""
+    """A model with a score for each of a dataset's ``labels``.
+
+    ``tasks``: by name of a label, the label on which its score is conditional.
+    """
 
     tasks: dict[str, Task] = later({})
 
@@ -50,7 +53,7 @@ class SeveralLabelsSpec(TowerSpec):
         list_ids: float = 0.0,
         num_labels: int = 1,
     ) -> ModelSize:
-        """Return the dense part of the model; ``num_labels``: of the dataset."""
+        """Return the size of the dense part of the model; ``num_labels``: number of the dataset's labels."""
         return self.size_on(num_features * self.embedding_dim + num_dense, num_labels)
 
     def size_on(self, inputs: int, num_labels: int) -> ModelSize:
@@ -89,7 +92,7 @@ class SeveralLabelsSpec(TowerSpec):
             yield FieldProblem("model.tasks", str(error), "leave one of them out")
 
     def _roots(self, labels: Iterable[str]) -> list[str]:
-        """Return ``labels``, and ``given`` names that are not among them; unknown names are refused elsewhere."""
+        """Return ``labels``, followed by names of ``given`` labels that are not in it, which other checks refuse."""
         return [*labels, *(task.given for task in self.tasks.values() if task.given not in labels)]
 
 
@@ -116,7 +119,10 @@ class _LabelTowersSpec(SeveralLabelsSpec):
         return sum((one for _ in range(count)), ModelSize())
 
     def gates(self, inputs: int, *experts: int) -> ModelSize:
-        """Return the size of gates, one per number of ``experts``: their weights, and their mixed outputs."""
+        """Return the size of several gates: their weights, and mixed outputs of experts.
+
+        ``experts``: for each gate, the number of experts that it mixes.
+        """
         total = sum(experts)
         mixed = total * (1 + self.hidden[-1])
         return ModelSize(total * inputs, 0, mixed, mixed, total * (inputs + self.hidden[-1]))
@@ -145,9 +151,10 @@ class MMoESpec(_LabelTowersSpec):
 
 
 class PLESpec(_LabelTowersSpec):
-    """PLE: in each of ``levels``, ``label_experts`` of each label and ``shared_experts`` (Tang et al., RecSys 2020).
+    """PLE (Tang et al., RecSys 2020): ``levels`` levels of experts, all of which have ``hidden`` layers.
 
-    All experts have ``hidden`` layers. With one level it is the paper's CGC.
+    A level has ``label_experts`` experts for each label, and ``shared_experts`` experts that all labels share. With one
+    level it is the paper's CGC.
     """
 
     kind: Literal["ple"]
@@ -168,9 +175,9 @@ class PLESpec(_LabelTowersSpec):
 
 
 class ESMMSpec(SeveralLabelsSpec):
-    """ESMM: a tower of ``hidden`` layers for each label over shared rows; ``tasks`` says which is given which.
+    """ESMM: a tower of ``hidden`` layers for each label over shared embedding rows (Ma et al., SIGIR 2018).
 
-    Its probability is a product over all rows (Ma et al., SIGIR 2018).
+    A label that ``tasks`` names is conditional on another; its probability is the product of both.
     """
 
     kind: Literal["esmm"]

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NORMALISED = 6
-"""Numbers that normalisation over the batch keeps of each hidden unit: float64 input, difference, outcome."""
+"""Float32 numbers' worth of memory that batch normalisation keeps for a hidden unit: input, difference and outcome,
+each in float64."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
     """The dense part of a model.
 
-    ``parameters`` counts its parameters. For each sample, ``tower`` is the sum of the widths of its layers, input and
-    output included; ``interaction``, the numbers that all other layers keep for backward; ``widest``, the most that one
-    of them needs at once; ``multiply_adds``, those of a forward pass.
+    ``parameters``: number of parameters. The others are numbers for each sample. ``tower``: sum of the widths of the
+    tower's layers, input and output included. ``interaction``: values that all other layers keep for backward.
+    ``widest``: most values that one of these layers needs at once. ``multiply_adds``: multiply-adds of a forward pass.
     """
 
     parameters: int = 0

@@ -1,4 +1,4 @@
-"""Two towers: a tower over user and context against the item's own row, or a tower over that and its features."""
+"""Two towers: one over user and context; the other is the item's row, or a tower over that row and item features."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
-    ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: what their product is divided by.
-    ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id, so that the item
-    tower learns to do without (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017); of datasets with an item table.
+    ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: number that their product is divided
+    by. ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id. The item tower so
+    learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017). It needs an item table.
     """
 
     kind: Literal["two_tower"]
@@ -55,7 +55,10 @@ class TwoTowerSpec(TowerSpec):
         item_fields: int = 0,
         item_numbers: int = 0,
     ) -> ModelSize:
-        """Return the dense part; ``item_fields``, ``item_numbers``: what of the inputs is of the item table."""
+        """Return the size of the dense part.
+
+        ``item_fields``, ``item_numbers``: how many of the features of ids, and of the numeric ones, the item table has.
+        """
         dim = self.embedding_dim
         context = (num_features - 1 - item_fields) * dim + num_dense - item_numbers
         size = self.tower(context, dim) + ModelSize(1, dim, 0, 0, dim)
@@ -113,7 +116,7 @@ def _is_of_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
 
 
 def _item_table_problems(job: JobSpec) -> Iterator[FieldProblem]:
-    """Yield settings that hold item rows in place, where item vectors are a tower's outputs."""
+    """Yield a problem for each setting of single item rows that an item tower, whose outputs are vectors, excludes."""
     if job.publish is not None:
         for name in ("anchor", "frozen_context"):
             if getattr(job.publish, name) is not None:
