@@ -103,8 +103,8 @@ def save(
         folders: folders of the run storage that the checkpoint is put into; None: it stays in ``directory``.
 
     Returns:
-        The path of the checkpoint. With ``folders``, the path at which its local view (trainer.checkpoint
-        .remote_checkpoints) will appear.
+        The path of the checkpoint. With ``folders``, the path at which its local view will appear
+        (trainer.checkpoint.remote_checkpoints).
 
     Raises:
         CheckpointError: on every rank if any rank failed; the previous checkpoints are then untouched.
@@ -427,8 +427,8 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
     """Return the newest checkpoint of a folder whose every byte is as written, or None; warn of each damaged newer one.
 
     Raises:
-        FormatVersionError: a newer checkpoint has another format version. It may be sound, and a run that went on
-            without it would sooner or later remove it.
+        FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be sound,
+            and a run that went on without it would sooner or later remove it.
     """
     for path in checkpoints_in(Path(directory)):
         try:

@@ -130,7 +130,7 @@ def _whole(path: Path) -> Checkpoint:
 
 
 def _state(run: Run, checkpoint: Checkpoint) -> list[str]:
-    """Return [a note] on a job that did not succeed or has not ended, [] for one that succeeded."""
+    """Return a list with one note if the job has not succeeded or not ended; an empty list if it has succeeded."""
     try:
         ended: dict[str, Any] = json.loads((run.directory / EXIT_FILE).read_text("utf-8"))
     except (OSError, ValueError):
