@@ -124,7 +124,7 @@ def _stored(types: Mapping[str, str]) -> dict[str, torch.dtype]:
 
 
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
-    """Return the configuration of one table for each vocabulary of the data, with the number of columns of the model."""
+    """Return the configurations of tables, one for each vocabulary of the data, as wide as the model needs."""
     init = job.model.effective_init
     rows = table_rows(job, {name: table.num_rows for name, table in data.tables.items()})
     grows = {name for name, table in job.tables.items() if table.id_map is not None}

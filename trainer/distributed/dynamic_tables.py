@@ -45,12 +45,12 @@ Int64s = npt.NDArray[np.int64]
 
 
 def counts_file(table: str) -> str:
-    """Return the name of the checkpoint's file with the number of occurrences of each id that has a row of the table."""
+    """Return the name of the checkpoint's file that counts occurrences of the ids that have a row of the table."""
     return f"occurrences-{table}.safetensors"
 
 
 def stored_counts(checkpoint: Checkpoint, table: str) -> Int64s:
-    """Return how often each id has occurred since it got its row, int64 [n], in the order of the checkpoint's id map.
+    """Return each id's occurrences since it got its row, int64 [n], in the order of the checkpoint's id map.
 
     Raises:
         CheckpointError: the checkpoint has no such counts.

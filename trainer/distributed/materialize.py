@@ -1,4 +1,4 @@
-"""A checkpoint's model in one process, with tables as lookups read them: pending decay and idle momentum are applied."""
+"""A checkpoint's model in one process. Its tables are read with pending decay and idle momentum applied."""
 
 from __future__ import annotations
 

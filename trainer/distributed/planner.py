@@ -1,4 +1,4 @@
-"""The sharding plan of the tables: TorchRec's planner finds it with the cost model of trainer.distributed.shard_cost."""
+"""The sharding plan of the tables. TorchRec's planner finds it with the costs of trainer.distributed.shard_cost."""
 
 from __future__ import annotations
 

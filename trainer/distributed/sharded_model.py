@@ -137,7 +137,7 @@ class ShardedModel(ShardedState):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
-        """Set the step and the position in the batch, on which random draws depend. Call it before each training forward.
+        """Set the step and the position in the batch, on which random draws depend. Call it before a training forward.
 
         ``step`` must be ``completed_steps + 1``. ``sample_offset``: index of this rank's first sample in the global
         batch, of which ranks hold consecutive slices. ``part_offset``: index of rank 0's first sample, which is not 0

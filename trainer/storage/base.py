@@ -23,7 +23,7 @@ class RunStorage(Protocol):
     """URI of this storage, as :func:`trainer.storage.storage_registry.open_storage` takes it."""
 
     def put_file(self, name: str, source: Path) -> None:
-        """Store the file ``source`` under ``name``, replacing an older file. Nobody may change ``source`` afterwards."""
+        """Store the file ``source`` under ``name``, replacing any older file. ``source`` must not change afterwards."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Store ``data`` under ``name`` unless that exists; return True if the stored content now equals ``data``.
@@ -46,10 +46,10 @@ class RunStorage(Protocol):
         """
 
     def path(self, name: str) -> Path | None:
-        """Return the path of the file if the storage is a mounted directory, else None. The path is only for reading."""
+        """Return the path of the file, only for reading, if the storage is a mounted directory, else None."""
 
     def list(self, prefix: str) -> list[StoredFile]:
-        """Return the files whose names begin with ``prefix``, sorted by name. ``prefix`` must be empty or end in ``/``."""
+        """Return the files whose names begin with ``prefix``, by name. ``prefix`` must be empty or end in ``/``."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; names without a file are ignored."""
