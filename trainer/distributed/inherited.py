@@ -147,7 +147,7 @@ class InheritedCheckpoint(Checkpoint):
         return wide, {name: padded(one) if one.dim() == 2 else one for name, one in state.items()}
 
     def _brought_up(self, weight: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return rows and state as the job's optimizer stores them, with deferred updates until the parent's last step."""
+        """Return rows and state as the job's optimizer stores them, brought to the parent's last step."""
         before, after, steps = self._former_optimizer, self._optimizer, self._steps
         count, dim = weight.shape
         if not count:
@@ -330,7 +330,7 @@ def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict
 
 
 def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
-    """Return the stacks of linear layers by the name of the containing module: each a list of (name, layer) in order."""
+    """Return the stacks of linear layers by the containing module's name, each as a list of (name, layer) in order."""
     found: dict[str, list[tuple[str, nn.Linear]]] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):

@@ -456,6 +456,5 @@ class Trainer:
 
 
 def _closed(batches: Iterator[Batch]) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager that stops prefetching at its end, if ``batches`` are prefetched; else one that does nothing.
-    """
+    """Return a context manager that stops the prefetching of ``batches`` at its end, if they are prefetched."""
     return contextlib.closing(batches) if isinstance(batches, Prefetched) else contextlib.nullcontext()

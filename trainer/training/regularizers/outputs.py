@@ -113,7 +113,7 @@ class SquaredError:
 
 
 class PointwiseLoss:
-    """A loss of trainer.models.losses by its name. H_out is its second derivative, which must not depend on the label."""
+    """A loss of trainer.models.losses by name. H_out is its second derivative, which must not depend on the label."""
 
     def __init__(self, kind: str):
         self.kind = kind
