@@ -146,8 +146,7 @@ def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def candidate_of(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """Return the vectors that a run publishes: item rows, or outputs of the item tower if the dataset has an item table.
-    """
+    """Return the vectors that a run publishes: item rows, or item tower outputs if the dataset has an item table."""
     return item_vectors(run, checkpoint) if run.dataset.items is None else tower_vectors(run, checkpoint)
 
 
@@ -209,7 +208,8 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     The catalogue has the items of the item table, and other items that have a row. An item has evidence if its norm is
     above NORM_FLOOR, and its own id or an id of its features has a row, or it has a vector feature. So an item that
     nobody has clicked yet can be served. Rows that come only from a warm start count, because today's tower reads them.
-    Items without evidence are served as before, or not at all. The vectors are in an unnamed file (:func:`item_vectors`).
+    Items without evidence are served as before, or not at all. As in :func:`item_vectors`, vectors are in an unnamed
+    file.
     """
     data = PreparedData.open(run.data)
     catalogue = data.catalogue
@@ -247,7 +247,7 @@ def _with_held_rows(run: Run, collection: Collection, vectors: ItemVectors) -> I
 
 
 def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
-    """Return the vectors of a run that continued from a held version, with the held version's evidence and counts added.
+    """Return the vectors of a run that continued from a held version, with that version's evidence and counts added.
 
     A held version was never served. So items with evidence in it have newer rows than the served version, even if they
     do not occur in this run's data.

@@ -282,7 +282,9 @@ def write_run(
     storage: str | None = None,
     workers: Workers | None = None,
 ) -> Path:
-    """Make the directory and its ``run.json``; return the directory's absolute path. Each keyword is an entry of the file.
+    """Make the directory and its ``run.json``; return the directory's absolute path.
+
+    Each keyword is an entry of the file.
     """
     folder = Path(directory).resolve()
     folder.mkdir(parents=True, exist_ok=True)

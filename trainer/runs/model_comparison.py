@@ -40,7 +40,9 @@ def in_words(comparison: ModelComparison) -> str:
 
 
 def difference_in_words(one: ModelDifference) -> str:
-    """Return words such as ``auc 0.7312 beside 0.7298 of the served model on 12,345 rows (improvement +0.0004 to +0.0031)``.
+    """Return the difference in words.
+
+    Example: ``auc 0.7312 beside 0.7298 of the served model on 12,345 rows (improvement +0.0004 to +0.0031)``.
     """
     where = "" if one.slice == ALL_ROWS else f"{one.slice}: "
     ends = f"{one.low:+.4f} to {one.high:+.4f}"
