@@ -18,5 +18,5 @@ EXIT_SUCCEEDED = 0
 EXIT_FAILED = 1
 """Exit code of a failure that a retry would repeat: bad data, a bad spec, a non-finite loss."""
 EXIT_RETRYABLE = 75
-"""Exit code of a failure of the infrastructure, such as a dead worker; a retry may succeed (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a failure of the infrastructure, such as a dead worker; a retry may succeed (EX_TEMPFAIL)."""
 EXIT_CANCELLED = 130

@@ -5,7 +5,7 @@ the id of that boot: clock changes do not affect these. A run's processes are fo
 misses some:
 
 - the tree of processes below the run;
-- the session that the run leads: a child stays in it if its parent dies;
+- the session that the run leads: processes stay in it if their parent dies, or if they change their process group;
 - the marker ``EVENKEEL_RUN_DIR`` in a process's environment, for processes with a session of their own and a dead
   parent.
 """
@@ -158,10 +158,7 @@ def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
 
 
 def processes(run_dir: Path | str) -> list[psutil.Process]:
-    """Return every live process of the run except this one: its main process, all below that, its session, its marker's.
-
-    See the module for the three ways.
-    """
+    """Return every live process of the run, found in the three ways that the module describes, except this process."""
     directory = Path(run_dir).resolve()
     main, session, marker = _main_process(directory), _session(directory), str(directory)
     ours = [] if main is None else [main]

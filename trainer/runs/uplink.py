@@ -36,7 +36,9 @@ PATIENCE_SECONDS = 1800.0
 
 
 class Service:
-    """Client of the service for one attempt. ``url`` is ``http://HOST:PORT/internal/runs/RUN``; ``token``: its credential.
+    """Client of the service for one attempt.
+
+    ``url`` is ``http://HOST:PORT/internal/runs/RUN``, and ``token`` the attempt's credential.
     """
 
     def __init__(self, url: str, token: str):

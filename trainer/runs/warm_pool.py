@@ -35,7 +35,7 @@ CODE = (ROOT / "trainer", ROOT / "embeddings")
 
 
 class WarmPool:
-    """Owner of at most one fork server process, which it starts when first needed. Safe to call from several threads."""
+    """Owner of at most one fork server process, started when first needed. Safe to call from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
