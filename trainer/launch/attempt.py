@@ -1,4 +1,4 @@
-"""One rank's part of an attempt: its data and model, its start from a checkpoint, and the checkpoints that it writes."""
+"""One rank's part of an attempt: its data and model, its start from a checkpoint, and its own checkpoints."""
 
 from __future__ import annotations
 

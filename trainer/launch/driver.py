@@ -37,7 +37,7 @@ LOCK_SECONDS = 1.0
 _LINEAGE_ENDS = {"succeeded": "COMPLETE", "failed": "FAIL", "cancelled": "ABORT"}
 
 StartRanks = Callable[[Run], None]
-"""Function that runs ``trainer.launch.worker.train_rank`` on every rank until all have ended; it raises if any failed."""
+"""Function that runs ``trainer.launch.worker.train_rank`` on every rank to the end; it raises if any failed."""
 
 
 class RunBusyError(RuntimeError):

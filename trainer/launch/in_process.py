@@ -202,7 +202,7 @@ def _with_decay_of(before: JobSpec, job: JobSpec) -> JobSpec:
 
 
 def _checkpoints(init: Path) -> Path:
-    """Return the folder of checkpoints: ``init`` itself, or the folder ``checkpoints`` in it if it is a run directory."""
+    """Return the folder of checkpoints: ``init`` itself, or its folder ``checkpoints`` if it is a run directory."""
     path = init.resolve()
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 

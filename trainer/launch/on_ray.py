@@ -133,5 +133,5 @@ def worker_resources(job: JobSpec) -> dict[str, float]:
 
 
 def room_for(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> int:
-    """Return how many workers fit on all nodes together. ``nodes``: each node's resources; ``needed``: each worker's."""
+    """Return the number of workers that fit on all nodes. ``nodes``: each node's resources; ``needed``: a worker's."""
     return sum(min(int(node.get(name, 0.0) // number) for name, number in needed.items()) for node in nodes)

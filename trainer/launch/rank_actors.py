@@ -117,7 +117,7 @@ class RankActor:
 
 
 def _speak_into(path: Path) -> None:
-    """Redirect this rank's output into a log file: through Ray, lines come late, prefixed, and among Ray's own lines."""
+    """Redirect this rank's output into a log file. Ray would delay and prefix its lines, and mix them with its own."""
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -40,8 +40,7 @@ class Answer(NamedTuple):
 
 
 class DriverEnd:
-    """The actor on the driver's host: it writes data of ranks into the run directory, and answers with requests to stop.
-    """
+    """Actor on the driver's host: it writes data of ranks into the run directory, and answers with requests to stop."""
 
     def __init__(self, directory: str):
         self._run = read_run(directory)
@@ -110,7 +109,7 @@ def log_of(directory: Path, rank: int) -> Path:
 
 
 def _take_up(document: dict[str, Any]) -> Path:
-    """Return this host's directory for an attempt's ranks, with its run.json; an earlier attempt there loses its lease."""
+    """Return this host's directory for an attempt's ranks, with its run.json. An earlier attempt loses its lease."""
     directory = working_directory(document["run_id"], "ranks")
     descriptor = os.open(directory / "take-up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

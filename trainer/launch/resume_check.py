@@ -62,7 +62,7 @@ def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
 
 
 def _without_places(dataset: DatasetSpec) -> dict[str, str]:
-    """Return the fields of a dataset, without _OF_PLACES, as JSON texts, which keep the order of features and labels."""
+    """Return the fields of a dataset, without _OF_PLACES, as JSON texts, which keep the order of their parts."""
 
     def of(part: Any) -> Any:
         if not isinstance(part, dict):
