@@ -59,8 +59,8 @@ def fit_of_signs(losses: Losses) -> float:
 def rademacher_bound(complexity: float, num_rows: int, delta: float = DELTA) -> float:
     """Return 2 R + 3 sqrt(log(1 / delta) / m) of section 3.
 
-    ``complexity``: the Rademacher complexity R of the functions f. The loss is half as steep, so its complexity is R / 2
-    (Talagrand's contraction).
+    ``complexity``: the Rademacher complexity R of the functions f. The loss is half as steep, so its complexity is
+    R / 2 (Talagrand's contraction).
     """
     return complexity + 3.0 * math.sqrt(math.log(1.0 / delta) / num_rows)
 
@@ -108,7 +108,7 @@ class PacBayes:
 
 
 def pac_bayes_gap(divergence: float, num_rows: int, delta: float = DELTA, tried: int = 1) -> float:
-    """Return sqrt((KL + ln(m / delta)) / (2 (m - 1))) of section 4, with delta divided by ``tried``, the sigmas tried."""
+    """Return sqrt((KL + ln(m / delta)) / (2 (m - 1))) of section 4, with delta divided by the sigmas ``tried``."""
     return math.sqrt((divergence + math.log(num_rows * tried / delta)) / (2 * (num_rows - 1)))
 
 

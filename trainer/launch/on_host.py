@@ -143,7 +143,7 @@ def _rank(
 
 
 def _give_way(niceness: int) -> None:
-    """Lower this process's priority by ``niceness``, and make it the first to be killed if the host is out of memory."""
+    """Lower this process's priority by ``niceness``, and make it the first to be killed if memory runs out."""
     if niceness:
         os.nice(niceness)
         with contextlib.suppress(OSError):
