@@ -18,7 +18,7 @@ from embeddings.tables.philox import philox4x32, table_key
 from trainer.models.layers.dropout import keep_mask
 
 MAX_MASKS = 64
-"""Most masks of DROPOUT_k; its masks are the draws 0 .. k - 1."""
+"""Largest number k of masks of DROPOUT_k; its masks are the draws 0 .. k - 1."""
 EXACT_NOISE = (128, 129)
 """The two draws of xi~ (Wei, Kakade and Ma, section 3.1)."""
 SIGNS, LABELS = 130, 132
