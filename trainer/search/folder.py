@@ -1,8 +1,8 @@
 """The folder of a search: its spec, a run directory for each trial, and results read from the runs' events.
 
 search.json          the search, its job and its dataset
-trials/ID/           the run directory of a trial; trial.json beside its files has its values
-ray/                 what Ray Tune keeps to go on from
+trials/ID/           the run directory of a trial, with its values in trial.json
+ray/                 Ray Tune's state, from which a stopped search continues
 store/               the feature store of the trials, which publish nothing
 best.yaml            the dataset and the job of the best trial
 """

@@ -54,7 +54,7 @@ def record_of_run(run: TrialRun, name: str, key: str, command: str, measure: Mea
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
     """Return the metrics for each epoch and split, in order, of the attempt that reported them last.
 
-    Tables are numbers of their own.
+    Entries of ``frequency_buckets`` become metrics such as ``bucket_0_auc``; other tables are left out.
     """
     metrics: dict[tuple[int, str], dict[str, Any]] = {}
     for event in read_events(directory):

@@ -14,7 +14,7 @@ _NOT_PARAMETERS = {"labels", "tracking", "spec_version"}
 
 
 class Point(NamedTuple):
-    """One value of a curve. ``step`` is the training step for curves named ``train/...``, and the epoch for all others."""
+    """One value of a curve. ``step`` is the training step for curves ``train/...``, and the epoch for all others."""
 
     name: str
     value: float
