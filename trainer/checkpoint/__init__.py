@@ -1,1 +1,1 @@
-"""Checkpoints that know nothing of the sharding plan: to write, to choose, to read, to go on from."""
+"""Checkpoints that do not depend on the sharding plan: how to write, choose and read them, and continue from them."""

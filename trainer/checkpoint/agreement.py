@@ -18,7 +18,7 @@ class CheckpointError(RuntimeError):
 
 
 class FormatVersionError(CheckpointError):
-    """A checkpoint is whole, but of another version's format."""
+    """A checkpoint is undamaged, but has a format version that this version cannot read."""
 
 
 def rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
@@ -27,7 +27,10 @@ def rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 def attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | None, str | None]:
-    """Return the result, or the words of what went wrong: ranks tell each other before any of them raises."""
+    """Call the function; return (its result, None), or (None, a message) if it raised an error.
+
+    Ranks exchange these pairs (:func:`agree`) before any of them raises.
+    """
     try:
         return function(*arguments), None
     except (OSError, SafetensorError) as error:
@@ -39,10 +42,10 @@ def attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | 
 
 
 def agree(outcome: tuple[Result, str | None], where: str, group: dist.ProcessGroup | None = None) -> list[Result]:
-    """Return every rank's result in rank order. Collective.
+    """Exchange the ranks' outcomes of :func:`attempt`; return all results in rank order. Collective.
 
     Raises:
-        CheckpointError: on all ranks, if one has a problem.
+        CheckpointError: on all ranks, if one has an error; the message begins with ``where``.
     """
     _, world_size = rank_and_size(group)
     everyone: list[Any] = [outcome]
@@ -56,5 +59,9 @@ def agree(outcome: tuple[Result, str | None], where: str, group: dist.ProcessGro
 
 
 def from_rank_0(outcome: tuple[Any, str | None] | None, where: str, group: dist.ProcessGroup | None) -> Any:
-    """Return rank 0's result on every rank."""
+    """Return rank 0's result on every rank; other ranks may pass None as ``outcome``. Collective.
+
+    Raises:
+        CheckpointError: on all ranks, if rank 0, or another rank that passed an outcome, has an error.
+    """
     return agree(outcome if outcome is not None else (None, None), where, group)[0]

@@ -24,19 +24,20 @@ from torch import Tensor
 from trainer.checkpoint.format import CheckpointError, TableShard, save
 
 STAGED_COPIES = 1
-"""Copies of a rank's rows and state in memory once it has saved in the background."""
+"""Number of copies of a rank's rows and optimizer state that background saves keep in memory."""
 
 
 class BackgroundSaver:
-    """Saves one checkpoint at a time in the background. Made, used and closed by every rank alike (*collective*).
+    """Saver of one checkpoint at a time in the background. Every rank makes, uses and closes it alike (*collective*).
 
     Attributes:
-        failed: whether the last save could not be written; the next call of :meth:`save`, :meth:`wait` or
-            :meth:`close` says why. Ranks may learn of it at different steps: let them agree.
-        stall_seconds: how long the last :meth:`save` held its caller up; total_stall_seconds: all of them.
-        num_saves: how often :meth:`save` was called.
-        staged_bytes: what the copies take: STAGED_COPIES times this rank's rows and state. They are kept from one save
-            to the next, because fresh memory costs more than copying does.
+        failed: True if the last save could not be written; the next call of :meth:`save`, :meth:`wait` or
+            :meth:`close` raises the reason. Ranks may learn of it at different steps, so they should agree first.
+        stall_seconds: seconds for which the last :meth:`save` held its caller up.
+        total_stall_seconds: the same, summed over all saves.
+        num_saves: number of calls of :meth:`save` that began a save.
+        staged_bytes: bytes of the copies in memory: STAGED_COPIES times this rank's rows and state. They are kept
+            from one save to the next, because fresh memory costs more than copying does.
     """
 
     failed: bool
@@ -70,9 +71,10 @@ class BackgroundSaver:
         attached: Mapping[str, Path] | None = None,
         **others: Any,
     ) -> None:
-        """Take a copy of everything and return. Collective.
+        """Copy everything, begin to write it in the background, and return. Collective.
 
-        The arguments are those of :func:`trainer.checkpoint.format.save`, but for the group.
+        The arguments are those of :func:`trainer.checkpoint.format.save`, except ``group``: the saver has its own.
+        A save that is still being written is waited for.
 
         Raises:
             CheckpointError: on every rank, if the previous save failed; nothing is begun then.
@@ -95,10 +97,10 @@ class BackgroundSaver:
         self.total_stall_seconds += self.stall_seconds
 
     def wait(self) -> Path | None:
-        """Wait for the save in flight; return the path of the last one, None if there was none.
+        """Wait for the save in flight; return the path of the last checkpoint written, None if there was none.
 
         Raises:
-            CheckpointError: the save failed; raised once.
+            CheckpointError: the save failed; a second call does not raise it again.
         """
         if self._thread is not None:
             self._thread.join()
@@ -112,7 +114,7 @@ class BackgroundSaver:
         return self._path
 
     def close(self) -> None:
-        """Call :meth:`wait`, and give memory and process group back."""
+        """Call :meth:`wait`, then free the copies and the process group."""
         try:
             self.wait()
         finally:
@@ -127,7 +129,7 @@ class BackgroundSaver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Call :meth:`close`; where an error is on its way already, one of a save is only warned of."""
+        """Call :meth:`close`. If the ``with`` block raised an error, a failed save is only a warning."""
         try:
             self.close()
         except CheckpointError as error:
@@ -136,7 +138,7 @@ class BackgroundSaver:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
     def _staged(self, table: TableShard) -> TableShard:
-        """Return the shard over copies in the memory of the CPU."""
+        """Return the same shard with its tensors copied into this saver's CPU memory."""
 
         def copied(name: str, value: Tensor) -> Tensor:
             key = (table.name, table.row_start, table.column_start, name)

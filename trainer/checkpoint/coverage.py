@@ -1,4 +1,4 @@
-"""Check of a checkpoint's shards: together they hold every element of every table exactly once. Torch-free."""
+"""Check that a checkpoint's shards together hold every element of every table exactly once. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the pieces hold every element of every table exactly once.
+    """Check that the pieces hold every element of every table exactly once. ``shards`` are manifest entries.
 
     Raises:
         ValueError: an element is missing or held twice; the caller's sharding plan is wrong.

@@ -43,11 +43,12 @@ PIECE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class TableShard:
-    """A rectangle of one table that a rank holds: consecutive rows, all of their columns or some.
+    """A rectangle of one table that a rank holds: consecutive rows, with all of their columns or consecutive columns.
 
-    ``weight`` is [rows, columns]. A 2-D ``state`` has the same shape; a 1-D one, [rows], holds one value for each row
-    of the table and is the same in all column pieces of a row. The rectangle begins at ``row_start`` and
-    ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns (None: those of ``weight``).
+    ``weight`` is [rows, columns]. ``state`` has optimizer state by name. A 2-D tensor of it has the same shape. A 1-D
+    tensor, [rows], holds one value for each row and is the same in all column pieces of a row. The rectangle begins at
+    ``row_start`` and ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns. If ``dim`` is
+    None, the table has as many columns as ``weight``.
     """
 
     name: str
@@ -65,7 +66,7 @@ class TableShard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weight and state as held here."""
+        """Bytes of this rectangle's weight and state."""
         return sum(value.nbytes for value in (self.weight, *self.state.values()))
 
 
@@ -85,24 +86,25 @@ def save(
     fence: Callable[[], None] = lambda: None,
     folders: Folders | None = None,
 ) -> Path:
-    """Write the checkpoint of ``step`` under ``directory``. Collective. A keyword for each part of a checkpoint.
+    """Write the checkpoint of ``step`` into a new folder of ``directory``. Collective: every rank calls it.
 
     Args:
         directory: a folder that all ranks see, or with ``folders`` a folder of this host.
-        step: number of the step that the checkpoint is of.
+        step: number of completed steps at which the checkpoint is taken; it becomes part of the name.
         tables: this rank's rows.
-        dense: dense tensors by name, taken from rank 0.
-        extra: JSON: completed steps, data position, spec.
-        attached: files whose copies become part of the checkpoint under the given names, taken from rank 0.
-        keep_last: number of newest checkpoints to keep. Checkpoints of later steps than ``step`` are removed: a
-            resume went back to before them.
+        dense: dense tensors by name; only rank 0's are written.
+        extra: values that JSON can hold: completed steps, data position, spec.
+        attached: files by name in the checkpoint, which gets copies of them; only rank 0's are copied.
+        keep_last: number of newest checkpoints to keep. Checkpoints of later steps than ``step`` are removed: they
+            exist only if a resume has gone back to an earlier step.
         group: the ranks that save; None: all of them.
         fence: called on rank 0 before anything is written and before the checkpoint gets its name. An exception that
             it raises ends the save.
-        folders: folders of the run storage that takes the checkpoint; None: it stays in ``directory``.
+        folders: folders of the run storage that the checkpoint is put into; None: it stays in ``directory``.
 
     Returns:
-        The path of the checkpoint; in a run storage, the path of its later local view.
+        The path of the checkpoint. With ``folders``, the path at which its local view will appear
+        (trainer.checkpoint.remote_checkpoints).
 
     Raises:
         CheckpointError: on every rank if any rank failed; the previous checkpoints are then untouched.
@@ -143,7 +145,7 @@ def _make_temporary(directory: Path, fence: Callable[[], None], folders: Folders
 def _write_rank(
     temporary: Path, rank: int, tables: Sequence[TableShard], folders: Folders | None
 ) -> list[dict[str, Any]]:
-    """Write this rank's rows, and put them into the storage; return one manifest entry per file."""
+    """Write this rank's rows, and put them into the storage, if any; return one manifest entry per file."""
     if folders is None:
         return _write_shards(temporary, rank, tables)
     # On this host perhaps no other rank has made it.
@@ -184,10 +186,12 @@ def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list
 
 
 def _state_to_write(table: TableShard) -> dict[str, Tensor]:
-    """Return the state to write of a piece; one-value-per-row state is written only with a row's first column.
+    """Return the optimizer state to write with a piece of a table.
+
+    State with one value for each row is written only with the piece that has the first column.
 
     Raises:
-        ValueError: a value is a sum over columns, which a column piece does not have for the whole row.
+        ValueError: the columns are split, and a state is one float for each row: each piece would have another.
     """
     whole = table.weight.shape[1] == table.num_columns
     for name, value in table.state.items():
@@ -200,7 +204,10 @@ def _state_to_write(table: TableShard) -> dict[str, Tensor]:
 
 
 class _Contents(NamedTuple):
-    """Manifest entries of the rows that all ranks have written (``shards``), and the parts that rank 0 adds to them."""
+    """Contents of a checkpoint: manifest entries of all ranks' row files (``shards``), and the parts that rank 0 adds.
+
+    The fields other than ``shards`` are the arguments of :func:`save`.
+    """
 
     step: int
     shards: list[dict[str, Any]]
@@ -269,7 +276,7 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def _manifest_bytes(body: dict[str, Any]) -> bytes:
-    """Return canonical JSON of the manifest with its own sha256, so that a changed byte is detected."""
+    """Return canonical JSON of the manifest ``body`` and its sha256, so that a changed byte is detected."""
     try:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -282,7 +289,10 @@ def _manifest_bytes(body: dict[str, Any]) -> bytes:
 
 
 class Checkpoint:
-    """A checkpoint on disk. Opening it reads the manifest alone; :meth:`verify` reads every byte."""
+    """A checkpoint on disk, at ``path``. Opening it reads only the manifest; :meth:`verify` reads every byte.
+
+    ``step`` and ``extra`` are the arguments that :func:`save` was called with.
+    """
 
     path: Path
     step: int
@@ -307,7 +317,7 @@ class Checkpoint:
         """Read every byte and check it against the manifest.
 
         Raises:
-            CheckpointError: naming the first file that is missing, truncated or changed.
+            CheckpointError: a file is missing, truncated or changed; the message names the first.
         """
         if self._view is not None:
             self._view.verify()
@@ -338,12 +348,13 @@ class Checkpoint:
         column_start: int = 0,
         column_count: int | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return weight [row_count, column_count] and state of these rows and columns, whichever ranks wrote them.
+        """Return weight [row_count, column_count] and optimizer state by name of a rectangle of a table.
 
-        State with one value per row is returned whole, whatever columns are asked for.
+        Any ranks may have written it. State with one value for each row is [row_count], for any columns. A count of
+        None means all rows, or columns, of the table.
 
         Raises:
-            CheckpointError: a file cannot be read.
+            CheckpointError: the checkpoint lacks the table or the rectangle, or a file cannot be read.
         """
         shards = self._shards.get(table)
         if shards is None:
@@ -382,7 +393,7 @@ class Checkpoint:
     def _empty(
         self, shards: Sequence[Mapping[str, Any]], row_start: int, row_end: int, num_columns: int
     ) -> dict[str, Tensor]:
-        """Return a tensor for the weight and each state of rows of a table, of the stored dtype."""
+        """Return uninitialized tensors by stored name, of the stored dtypes, for weight and state of a table's rows."""
         left = [shard for shard in shards if shard["column_start"] == 0]
         # A file that is read anyway, where there is one.
         read = (one for one in left if one["row_start"] < row_end and row_start < one["row_start"] + one["row_count"])
@@ -395,7 +406,7 @@ class Checkpoint:
         }
 
     def read_dense(self) -> dict[str, Tensor]:
-        """Return the dense tensors that rank 0 saved."""
+        """Return the dense tensors that rank 0 saved, by name."""
         with self._open(self._body["dense"]["file"]) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
@@ -413,11 +424,11 @@ class Checkpoint:
 
 
 def latest_valid(directory: Path | str) -> Checkpoint | None:
-    """Return the newest checkpoint whose every byte is as written, or None; warn of each newer one that is not.
+    """Return the newest checkpoint of a folder whose every byte is as written, or None; warn of each damaged newer one.
 
     Raises:
-        FormatVersionError: a checkpoint has another format version. It may be sound, and a new run beside it would
-            sooner or later remove it.
+        FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be sound,
+            and a run that went on without it would sooner or later remove it.
     """
     for path in checkpoints_in(Path(directory)):
         try:
@@ -433,14 +444,14 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """Return the checkpoints by step, newest first."""
+    """Return the paths of the checkpoints in a folder, latest step first; [] if there is no folder."""
     if not directory.is_dir():
         return []
     return [directory / name for name in newest_first(path.name for path in directory.iterdir())]
 
 
 def _entries(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every file that a manifest names."""
+    """Return the entries (name, bytes, sha256) of all files that a manifest names."""
     return [*body["shards"], body["dense"], *body["attached"]]
 
 

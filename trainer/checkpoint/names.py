@@ -1,4 +1,4 @@
-"""Names of checkpoints in a folder, and which of them stay. Torch-free."""
+"""Names of checkpoints in a folder, and the choice of checkpoints to delete. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Return those that are names of checkpoints, by step."""
+    """Return those of ``names`` that are names of checkpoints, latest step first."""
     return sorted((name for name in names if _NAME.match(name)), key=_order, reverse=True)
 
 
@@ -21,7 +21,10 @@ def new_name(step: int, names: Iterable[str]) -> str:
 
 
 def replaced_by(newest: str, names: Iterable[str], keep_last: int) -> list[str]:
-    """Return the checkpoints to delete once ``newest`` is there: those of later steps, and the oldest."""
+    """Return the names of checkpoints to delete once ``newest`` exists.
+
+    They are all checkpoints of later steps, and all but ``keep_last`` of the others.
+    """
     found = newest_first({*names, newest})
     position = found.index(newest)
     return [*found[:position], *found[position + keep_last :]]

@@ -16,11 +16,12 @@ from trainer.checkpoint.format import Checkpoint, CheckpointError
 class Position:
     """Progress of a run.
 
-    ``step``: completed steps of this job. ``first_step``: steps that its tables had before it (warm start).
-    ``evaluated``: epochs evaluated. ``loss_sum``, ``loss_count``: of the current epoch. ``stopped``: training ended
-    early, before its last epoch or with the parameters of an earlier one. ``place``: of a one-pass job, the position
-    of the next row (trainer.data.one_pass.position). ``calibration``: by label, the map from these parameters' scores
-    to calibrated probabilities (trainer.output_calibration); None unless a validation came last.
+    ``step``: completed steps of this job. ``first_step``: steps that its tables had completed before this job, in a
+    warm start. ``evaluated``: number of epochs evaluated. ``loss_sum``, ``loss_count``: sum of the training losses, and
+    number of samples, in the current epoch. ``stopped``: True if early stopping has ended training. ``place``: the
+    position of the next row in a one-pass job's data (trainer.data.one_pass.position), None for other jobs.
+    ``calibration``: by label, the map from scores to calibrated probabilities (trainer.output_calibration); None unless
+    these parameters were the last to be validated.
     """
 
     step: int = 0
@@ -40,7 +41,7 @@ class _Record:
         """Read the record of a checkpoint.
 
         Raises:
-            CheckpointError: it lacks a field that checkpoints always had.
+            CheckpointError: the checkpoint lacks a field that training jobs of every version write.
         """
         extra = checkpoint.extra
         for one in fields(cls):
@@ -57,8 +58,9 @@ class _Record:
 class TablesRecord(_Record):
     """Record of the embedding tables.
 
-    ``completed_steps``: steps that they have taken; ``birth_step``: the step at which rows last had initial values
-    (MEDA resets them); ``rows``: the meaning of stored rows (trainer.checkpoint.row_signature).
+    ``completed_steps``: steps that the tables have taken. ``birth_step``: the step at which all rows last had initial
+    values; it is 0 unless MEDA has reset them. ``rows``: the settings that give stored rows their meaning
+    (trainer.checkpoint.row_signature), None in older checkpoints.
     """
 
     completed_steps: int
@@ -72,13 +74,14 @@ class TablesRecord(_Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord(_Record):
-    """Record of the job.
+    """Record of the training job.
 
-    ``job``: the fields of its spec that no attempt may change (trainer.launch.resume_check); ``optimizer``: its kind;
-    ``alpha``: of adaptive decay; ``epoch_steps``: of ``decay: by_epoch``, None for others; ``labels``: names of several
-    labels, in their order; ``history``: metrics of the epochs. ``dataset``: the dataset spec as text of JSON, None in
-    checkpoints of older versions. It is text because manifests sort the keys of objects, and features and labels have
-    an order.
+    ``job``: the fields of its spec that no attempt may change (trainer.launch.resume_check). ``optimizer``: kind of the
+    row optimizer. ``alpha``: the strength of adaptive decay, None for optimizers without it. ``epoch_steps``: steps
+    that ``decay: by_epoch`` takes for an epoch, None for other jobs. ``labels``: names of the labels if there are
+    several, in their order. ``history``: metrics of each evaluation. ``dataset``: the dataset spec as JSON text, None
+    in checkpoints of older versions. It is text because manifests sort the keys of objects, and the order of features
+    and labels matters.
     """
 
     job: dict[str, Any]
@@ -93,7 +96,7 @@ class TrainingRecord(_Record):
     dataset: str | None = None
 
     def to_extra(self) -> dict[str, Any]:
-        """Return the record as JSON; newer fields are left out where unset, so that older versions can read it."""
+        """Return the record as JSON. Unset newer fields are left out, so that older versions can read the record."""
         extra = asdict(self)
         if self.epoch_steps is None:
             del extra["epoch_steps"]
@@ -107,7 +110,7 @@ class TrainingRecord(_Record):
         """Read the record of a checkpoint.
 
         Raises:
-            CheckpointError: it lacks a field that checkpoints always had.
+            CheckpointError: the checkpoint lacks a field that training jobs of every version write.
         """
         read = super().of(checkpoint)
         return cls(**{**vars(read), "position": Position(**checkpoint.extra["position"])})

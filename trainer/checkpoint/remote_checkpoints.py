@@ -1,8 +1,8 @@
-"""Checkpoints in a run storage: put by the ranks that wrote them, seen by each host as folders of its own.
+"""Checkpoints in a run storage: the ranks put the files that they wrote, and each host reads them through local views.
 
-A checkpoint is a folder of trainer.storage.folders. Of one that is there a host has a *view*: a directory of the same
-name with the manifest and VIEW_FILE, into which the other files come from the cache of the host when they are first
-read.
+In the storage a checkpoint is a folder of trainer.storage.folders. On a host its *view* is a local directory of the
+same name with the manifest and VIEW_FILE. The other files are linked into the view from the host's cache when they are
+first read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Entries = Iterable[dict[str, Any]]
 
 
 def put_files(folders: Folders, token: str, directory: Path, entries: Entries) -> None:
-    """Put the files of ``directory`` that manifest entries name, and keep them for this host's next read.
+    """Put the files of ``directory`` that manifest entries name, and add them to this host's cache for later reads.
 
     Raises:
-        StorageError: one could not be put.
+        StorageError: a file could not be put.
     """
     cache = cache_of_host()
     for entry in entries:
@@ -47,13 +47,14 @@ def put_files(folders: Folders, token: str, directory: Path, entries: Entries) -
 def put_record(
     folders: Folders, folder: Path, token: str, step: int, entries: Entries, keep_last: int, fence: Callable[[], None]
 ) -> str:
-    """Make the checkpoint appear whose other files have been put; return its name.
+    """Put manifest and record, so that the checkpoint appears in the storage; return its name.
 
-    ``entries`` are the manifest's, of the files of all ranks; ``folder`` is the directory on this host with the
-    manifest. ``fence`` is called right before the record is put.
+    All other files must have been put. ``entries`` are the manifest's entries, for the files of all ranks. ``folder``
+    is the local directory with the manifest. ``fence`` is called right before the record is put. Afterwards older
+    checkpoints are removed, so that ``keep_last`` stay.
 
     Raises:
-        StorageError: a file is not there, or the storage is away.
+        StorageError: a file is missing from the storage, or the storage cannot be reached.
         CheckpointError: another writer took the name.
     """
     folders.put(token, MANIFEST_FILE, folder / MANIFEST_FILE)
@@ -77,13 +78,13 @@ def put_record(
 
 
 def show(folders: Folders | None, directory: Path) -> None:
-    """Make ``directory`` hold a view of each checkpoint that the storage has whole, and no other.
+    """Make ``directory`` hold a view of each complete checkpoint of the storage, and no other view.
 
-    Without a storage the checkpoints are there. Any process of the host may call this, at any time. A checkpoint that
-    is not whole is warned of and passed over.
+    If ``folders`` is None, do nothing: without a storage the checkpoints themselves are in ``directory``. Any process
+    of the host may call this at any time. A checkpoint that is not complete causes a warning and gets no view.
 
     Raises:
-        StorageError: the storage is away: what was seen there before may not be what is there now.
+        StorageError: the storage cannot be reached; views from earlier calls may be out of date.
     """
     if folders is None:
         return
@@ -101,7 +102,10 @@ def show(folders: Folders | None, directory: Path) -> None:
 
 
 def described(directory: Path) -> dict[str, Any] | None:
-    """Return a view's description of its checkpoint; None where a checkpoint was written there."""
+    """Return the content of a view's VIEW_FILE: uri and prefix of the storage, and name, token and files of the folder.
+
+    None if ``directory`` is no view, but a checkpoint that was written locally.
+    """
     try:
         said: dict[str, Any] = json.loads((directory / VIEW_FILE).read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -110,11 +114,13 @@ def described(directory: Path) -> dict[str, Any] | None:
 
 
 def make_view(said: dict[str, Any], directory: Path) -> None:
-    """Make the view of which another host said so much (:func:`described`), unless it is there.
+    """Make ``directory`` the view that ``said`` describes, which :func:`described` may have returned on another host.
+
+    If it is that view already, nothing happens.
 
     Raises:
-        CheckpointError: its manifest is not what was put.
-        StorageError: the storage is away.
+        CheckpointError: the stored manifest is damaged.
+        StorageError: the storage cannot be reached.
     """
     if described(directory) == said:
         return
@@ -134,7 +140,7 @@ def make_view(said: dict[str, Any], directory: Path) -> None:
 
 
 class View(NamedTuple):
-    """The view of a stored checkpoint in a directory."""
+    """A local view (see the module) of a stored checkpoint: ``directory`` shows ``folder``, one of ``folders``."""
 
     directory: Path
     folders: Folders
@@ -142,7 +148,7 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, directory: Path) -> View | None:
-        """Return the view in ``directory``, None where a checkpoint was written there."""
+        """Return the view in ``directory``; None if that is no view, but a checkpoint that was written locally."""
         said = described(directory)
         if said is None:
             return None
@@ -151,21 +157,23 @@ class View(NamedTuple):
         return cls(directory, folders, StoredFolder(said["name"], said["token"], files))
 
     def fetch(self, file: str) -> None:
-        """Make the file be in the view, unless it is.
+        """Link the checkpoint's file ``file`` into the view, unless it is there.
 
         Raises:
-            CheckpointError: it is not what was put.
-            StorageError: the storage is away.
+            CheckpointError: the stored file is missing or damaged.
+            StorageError: the storage cannot be reached.
         """
         if not (self.directory / file).exists():
             self._link(file, self.directory / file)
 
     def verify(self) -> None:
-        """Check every byte. Files come into the cache, not into the view: who reads them may need a part of them.
+        """Check every byte of the checkpoint.
+
+        Files are fetched into the cache, but not linked into the view: a reader may need only some of them.
 
         Raises:
-            CheckpointError: naming the first file that is missing or changed.
-            StorageError: the storage is away.
+            CheckpointError: a file is missing or changed; the message names the first.
+            StorageError: the storage cannot be reached.
         """
         for file in self.folder.files:
             checked = temporary_beside(self.directory / file)

@@ -1,8 +1,9 @@
 """Meaning of the stored rows of a checkpoint: the optimizer that trained them, its schedule, and their dtypes.
 
 Rows are stored as they were when they were last touched. Their deferred updates are computed when they are read
-(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings: with others every row would move at once, by a
-movement that nobody trained. So a checkpoint records the settings, and a model with others does not load it.
+(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings. With other settings every row would at once
+have other values, which nobody trained. So a checkpoint records the settings, and a model with other settings does not
+load it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _BLOCK = 1 << 16
 
 
 def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, Any]:
-    """Return the settings as JSON, and what they come to.
+    """Return the settings that give stored rows their meaning, as JSON values by name.
 
-    ``optimizer`` (its kind), ``dtype``, ``state_dtype`` (by table, where tables differ) and each field of the
-    optimizer; ``ahead``: whether rows are stored with the movement to come (:mod:`embeddings.optim.deferred_update`);
-    ``rate_sum``: of the learning rates of the completed steps; ``decay_log_sum``: L[K], the logarithm of what weight
-    decay has left since step 0.
+    ``optimizer`` is its kind, and each of its fields has an entry. ``dtype`` and ``state_dtype`` are types, or types by
+    table if tables differ. ``ahead``: True if rows are stored with movement that is still to come
+    (:mod:`embeddings.optim.deferred_update`). ``rate_sum``: sum of the learning rates of the completed steps.
+    ``decay_log_sum``: L[K], the logarithm of the factor by which weight decay has shrunk weights since step 0.
     """
     optimizer = settings.optimizer
     coefficients = deferred_update_coefficients(optimizer, str(settings.compute_dtype).removeprefix("torch."))
@@ -57,7 +58,10 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
 
 
 def _sums(optimizer: RowOptimizer, completed_steps: int) -> tuple[float, float]:
-    """Return ``rate_sum`` and ``decay_log_sum``: block by block, and the steps of a constant rate at once."""
+    """Return ``rate_sum`` and ``decay_log_sum`` (:func:`row_signature`).
+
+    Steps are summed block by block, and steps after the rate has become constant in one product.
+    """
     settled = optimizer.schedule.settled
     changing = completed_steps if settled is None else min(completed_steps, settled - 1)
     rate_sum = decay_log_sum = 0.0
@@ -73,7 +77,7 @@ def _sums(optimizer: RowOptimizer, completed_steps: int) -> tuple[float, float]:
 
 
 def deferred_update_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
-    """Return the fields of the signature that stored rows depend on: a warm start may change the others."""
+    """Return the fields of the signature that stored rows depend on. A warm start may change all other fields."""
     sums = ("rate_sum", "decay_log_sum") if optimizer.idle_momentum else ("decay_log_sum",)
     return ("optimizer", "dtype", "state_dtype", "ahead", *optimizer.deferred_settings, *sums)
 
@@ -81,9 +85,10 @@ def deferred_update_fields(optimizer: RowOptimizer) -> tuple[str, ...]:
 def differences(
     saved: Mapping[str, Any] | None, model: Mapping[str, Any], fields: Sequence[str] | None = None
 ) -> list[str]:
-    """Return, in words, the fields (all, if None) in which the checkpoint's signature differs.
+    """Return a phrase for each field in which a checkpoint's signature differs from the model's.
 
-    There are none if it has no signature. A setting may be saved under an older name.
+    ``fields`` are compared, or all if None. The result is [] if ``saved`` is None: older checkpoints have no signature.
+    A setting may be saved under an older name.
     """
     if saved is None:
         return []
@@ -102,7 +107,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _by_table(settings: TableSettings, dtype_of: Callable[[str], torch.dtype]) -> Any:
-    """Return the type of all tables, or where they differ the type of each."""
+    """Return the type as text if all tables have the same, else the types by table."""
     found = {name: str(dtype_of(name)) for name in sorted(settings.tables)}
     return found if len(set(found.values())) > 1 else next(iter(found.values()))
 

@@ -1,4 +1,4 @@
-"""Choice of the checkpoint of a run for those who use its model: the last, the best, or that of a step."""
+"""Choice of the checkpoint of a run whose model is to be used: the last, the best, or the one of a given step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ LAST, BEST = "last", "best"
 
 
 def pick(run: Run, which: str = LAST) -> tuple[Checkpoint, list[str]]:
-    """Return (the checkpoint, every byte of it as written; what its user should know, in words).
+    """Return the chosen checkpoint, whose every byte is verified, and notes that its user should read.
 
-    ``last``: the newest that is whole. ``best``: what early stopping has kept, else that of the epoch with the best
-    validation metric, the first of ``evaluation.metrics``, with several labels that of the first label. A number: that
-    of this step.
+    ``which`` is one of:
+
+    - ``last``: the newest undamaged checkpoint;
+    - ``best``: the checkpoint that early stopping has kept. If it kept none, the checkpoint of the epoch with the best
+      validation value of the first of ``evaluation.metrics``, for the first label if there are several;
+    - a number: the checkpoint of this step.
 
     Raises:
-        CheckpointError: with the remedy, where there is none such.
+        CheckpointError: there is no such checkpoint; the message has the remedy.
     """
     show(run.folders(run.checkpoints), run.checkpoints)
     steps = sorted({_step(path) for path in checkpoints_in(run.checkpoints)})
@@ -50,11 +53,11 @@ def pick(run: Run, which: str = LAST) -> tuple[Checkpoint, list[str]]:
 
 
 def newest_of(run: Run, directory: Path) -> Checkpoint | None:
-    """Return the newest checkpoint of ``run.checkpoints`` or ``run.best`` whose every byte is as written, or None.
+    """Return the newest undamaged checkpoint of ``directory`` (``run.checkpoints`` or ``run.best``), or None.
 
     Raises:
-        FormatVersionError: one is of another format.
-        StorageError: the run's storage is away.
+        FormatVersionError: a newer checkpoint has another format version.
+        StorageError: the run's storage cannot be reached.
     """
     show(run.folders(directory), directory)
     return latest_valid(directory)
@@ -127,7 +130,7 @@ def _whole(path: Path) -> Checkpoint:
 
 
 def _state(run: Run, checkpoint: Checkpoint) -> list[str]:
-    """Return a note on a job that did not end well, or has not ended."""
+    """Return a list with one note if the job has not succeeded or not ended; an empty list if it has succeeded."""
     try:
         ended: dict[str, Any] = json.loads((run.directory / EXIT_FILE).read_text("utf-8"))
     except (OSError, ValueError):

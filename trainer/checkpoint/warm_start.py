@@ -1,7 +1,7 @@
-"""``init_from``: a job that continues from another's last checkpoint.
+"""Warm start (``init_from``): a job that continues from another job's last checkpoint, its parent.
 
-Old rows keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is taken
-over. So the decay that an idle row is due from the old job is still applied. Rows of new ids start from
+Rows of known ids keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is
+taken over. So the decay that an idle row owes since the old job is still applied. Rows of new ids start from
 hash(id, seed), or as the job's init says; ids unseen for too long lose their rows (docs/adr/0045). The map from rows to
 ids is part of the checkpoint.
 """
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 
 PARENT = "parent"
-"""Folder of a run's directory with views of stored checkpoints that it starts from."""
+"""Folder of a run's directory with local views of the stored checkpoints that the run starts from."""
 SERVED = "served"
-"""Folder of a run's directory with views of stored checkpoints of the served version's run."""
+"""Folder of a run's directory with local views of the stored checkpoints of the run whose version is served."""
 
 
 def parent_checkpoint(run: Run) -> Checkpoint | None:
-    """Return the checkpoint that the run starts from, if any.
+    """Return the checkpoint that the run starts from, or None for a run without warm start.
 
-    ``init_checkpoint`` names it, or a folder of checkpoints, here or in a run storage, of which the newest valid one is
-    taken.
+    ``run.init_checkpoint`` is a checkpoint, or a folder of checkpoints, whose newest valid checkpoint is taken. Either
+    is a local path or in a run storage.
 
     Raises:
-        CheckpointError: there is none; the message has the remedy.
-        StorageError: the storage is away.
+        CheckpointError: there is no valid checkpoint; the message has the remedy.
+        StorageError: the storage cannot be reached.
     """
     if run.init_checkpoint is None:
         return None
@@ -68,12 +68,13 @@ def parent_checkpoint(run: Run) -> Checkpoint | None:
 
 
 def newest_at(location: str, view: Path) -> Checkpoint | None:
-    """Return the checkpoint at ``location``, or the newest valid one of a folder; None if there is none.
+    """Return the checkpoint at ``location``, or the newest valid one of a folder of checkpoints; None if there is none.
 
-    ``location`` is a local path, or in a run storage, whose checkpoints appear in the local folder ``view``.
+    ``location`` is a local path, or the URI of a folder in a run storage. Local views of the storage's checkpoints are
+    made in the folder ``view``.
 
     Raises:
-        StorageError: the storage is away.
+        StorageError: the storage cannot be reached.
     """
     path = Path(location)
     if "://" in location:
@@ -84,12 +85,15 @@ def newest_at(location: str, view: Path) -> Checkpoint | None:
 
 
 def id_map_file(table: str) -> str:
-    """Return the name under which a checkpoint has the id map of a table."""
+    """Return the file name of a table's id map in a checkpoint."""
     return f"ids-{table}.arrow"
 
 
 def id_map_files(data: PreparedData) -> dict[str, Path]:
-    """Return id maps, statistics of numbers, the vectors and the profile of the rows, by name in checkpoints."""
+    """Return the paths of the data's files that checkpoints include, by their names in a checkpoint.
+
+    They are id maps, statistics of numeric features, descriptions of vectors, and the profile of the data's rows.
+    """
     found = {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
     others = {NUMERIC_FILE: data.numeric_path, PROFILE_FILE: data.profile_path, VECTORS_FILE: data.vectors_path}
     return found | {name: path for name, path in others.items() if path is not None}
@@ -102,22 +106,25 @@ def numeric_features(checkpoint: Checkpoint) -> tuple[Numeric, ...]:
 
 
 def vectors_read(checkpoint: Checkpoint) -> tuple[Vector, ...]:
-    """Return the vectors that the checkpoint's model reads."""
+    """Return the vector features that the checkpoint's model reads."""
     path = checkpoint.attached(VECTORS_FILE)
     return () if path is None else open_vectors(path)
 
 
 def profile_of_rows(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the profile of the rows that the checkpoint was trained on, None where an older version wrote it."""
+    """Return statistics of the data that the checkpoint was trained on (its profile), None if it has none.
+
+    Checkpoints of older versions lack it.
+    """
     path = checkpoint.attached(PROFILE_FILE)
     return None if path is None else open_profile(path)
 
 
 def id_maps(checkpoint: Checkpoint) -> dict[str, IdMap]:
-    """Return, by table, the ids that its rows stand for.
+    """Return the map from rows to ids of each table of a checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint has none.
+        CheckpointError: the checkpoint lacks the map of a table, because an older version wrote it.
     """
     found = {}
     for name in checkpoint.tables:
@@ -135,7 +142,8 @@ def inheritance_of(job: JobSpec, dataset: DatasetSpec, parent: Checkpoint) -> In
     """Return the parts of a checkpoint that a job takes over.
 
     Raises:
-        InvalidFieldsError: it does not fit, naming each field.
+        InvalidFieldsError: the job does not fit the checkpoint; the error names each field.
+        ValueError: the checkpoint lacks a table that the job continues.
     """
     found = inherit(job, dataset, TrainingRecord.of(parent).job, dataset_of(parent))
     missing = sorted({*found.tables.values()} - parent.tables.keys())
@@ -148,15 +156,16 @@ def inheritance_of(job: JobSpec, dataset: DatasetSpec, parent: Checkpoint) -> In
 
 
 def dataset_of(parent: Checkpoint) -> DatasetSpec | None:
-    """Return the dataset that a checkpoint's job was trained on; None where an older version did not record it."""
+    """Return the dataset spec of the job that wrote a checkpoint; None if an older version did not record it."""
     stored = TrainingRecord.of(parent).dataset
     return None if stored is None else parse_dataset(json.loads(stored), "the parent's dataset")
 
 
 class InheritedData(NamedTuple):
-    """Data of the parent that a warm start's preparation continues from, under the job's names.
+    """Results of the parent's data preparation that a warm start's preparation continues from.
 
-    Ids by table, statistics of numeric features, and the profile of the parent's rows.
+    They are ids by table, statistics of numeric features, and the profile (statistics) of the parent's data. Features
+    and tables have the new job's names. A field is None if there is nothing to continue from.
     """
 
     base_vocabulary: dict[str, IdMap] | None = None
@@ -167,11 +176,13 @@ class InheritedData(NamedTuple):
 def inherited_data(
     job: JobSpec, dataset: DatasetSpec, parent: Checkpoint, log: Callable[[str], Any] = lambda message: None
 ) -> InheritedData:
-    """Return ids, statistics and profile of a checkpoint, by the names of the job that continues from it.
+    """Return ids, statistics and profile of the checkpoint ``parent``, under the names of the job that continues it.
+
+    ``log`` gets a message about each difference that the user should know of.
 
     Raises:
         InvalidFieldsError: the job or its columns do not fit the checkpoint.
-        CheckpointError: an older version wrote it, without the ids of its rows.
+        CheckpointError: an older version wrote the checkpoint, without the ids of its rows.
     """
     found, ids = inheritance_of(job, dataset, parent), id_maps(parent)
     profile = profile_of_rows(parent)
@@ -195,10 +206,10 @@ def inherited_data(
 
 
 def rows_of_parent(job: JobSpec, data: PreparedData, tables: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return, by table, the parent's row that each row continues, int64 [num_rows], -1 for rows of new ids.
+    """Return, by table, the number of the parent's row that each row continues: int64 [num_rows], -1 for new rows.
 
     A dynamic table continues all of the parent's rows, with their map from ids to rows. ``tables``: tables that the
-    parent has, None for all; in any other table the special rows are new too.
+    parent has, None for all. In a table that the parent lacks all rows are new, also the special rows such as padding.
     """
     growths = {name: table.id_map for name, table in job.tables.items() if table.id_map is not None}
 
@@ -213,9 +224,9 @@ def rows_of_parent(job: JobSpec, data: PreparedData, tables: Collection[str] | N
 
 
 def inherited_alpha(job: JobSpec, parent: TrainingRecord) -> float | None:
-    """Return the parent's alpha of adaptive regularization, to continue with; None if the job has none or its own.
+    """Return the parent's alpha of adaptive regularization if the job continues with it, else None.
 
-    The parent's alpha holds if the job names no other and its steps have the same number of examples.
+    The job does so if its optimizer takes an alpha, it names no other value, and both jobs have the same batch size.
     """
     takes = KINDS[job.optimizer.kind].takes("alpha")
     same_steps = parent.alpha is not None and job.batch_size == parent.batch_size
@@ -226,7 +237,7 @@ def trained_optimizer(record: TrainingRecord) -> RowOptimizer:
     """Return the row optimizer that a checkpoint's rows were trained with.
 
     Raises:
-        CheckpointError: this version does not have it any more.
+        CheckpointError: this version no longer knows that optimizer or its settings.
     """
     stored = dict(read(record.job, JobSpec, "optimizer"))
     # What alpha came to is the record's, whatever word the spec had for it.

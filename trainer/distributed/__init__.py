@@ -1,1 +1,1 @@
-"""A single-device model over ranks: planned, wrapped, gathered, saved. Models know nothing of it."""
+"""Distribution of a single-device model over ranks: plan, wrap, gather, save. The models' code knows nothing of it."""

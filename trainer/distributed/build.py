@@ -1,4 +1,4 @@
-"""Construction of a sharded model from a job and its data: the only place where spec words become objects."""
+"""Construction of a sharded model from a job spec and its prepared data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trainer.spec.losses import loss_of, loss_settings_of
 from trainer.spec.row_optimizer import row_optimizer
 
 BACKENDS: dict[str, Backend | None] = {"evenkeel": None, "fbgemm": "fbgemm"}
-"""The tables' backend by the job's ``kernel``; None: ours for the device that the tables are on."""
+"""The backend of embedding tables by the job's ``kernel``; None: this project's kernel for the tables' device."""
 
 
 def build(
@@ -51,10 +51,11 @@ def build(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> ShardedModel:
-    """Return the job's model over this rank's rows, at its initial values. Collective.
+    """Return the job's model with initial values, its tables sharded over the ranks. Collective.
 
-    ``alpha`` is that of AdamAR, ``epoch_steps`` what ``decay: by_epoch`` takes for an epoch: the data's unless given.
-    ``backend`` of the tables is that of the job's kernel unless given, ``device`` the CPU.
+    ``alpha``: strength of AdamAR's adaptive decay, None for other optimizers. ``epoch_steps``: steps that
+    ``decay: by_epoch`` takes for an epoch; None: the steps per epoch of the data. ``backend``: of the tables; None: by
+    the job's ``kernel``. ``dtype``: the type of dense parameters and computations. ``device``: None means the CPU.
     """
     tables = table_configs(job, data)
     ids_per_example = {key.name: key.usual_ids or (5.0 if key.is_list else 1.0) for key in data.keys}
@@ -104,7 +105,10 @@ def model_of(
     dtype: torch.dtype = torch.float32,
     tasks: tuple[LabelTask, ...] = (),
 ) -> RankingModel:
-    """Return the job's model around embeddings of these keys, its dense part at initial values. On one device."""
+    """Return the job's model around the module ``embeddings``, its dense part at initial values, not sharded.
+
+    ``keys`` describe the features of a batch that have ids.
+    """
     inputs = ModelInputs(
         tuple(keys), num_dense + given_columns(vectors), job.seed, dtype, job.regularizers.dropout, tasks,
         num_item_numbers + given_columns(vectors, of_item=True), tuple(one for one in vectors if one.projected),
@@ -115,12 +119,12 @@ def model_of(
 
 
 def _stored(types: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """Return the storage types that differ from the default of :func:`build`."""
+    """Return torch types by table for the names of types that are not DEFAULT_TYPE."""
     return {name: getattr(torch, one) for name, one in types.items() if one != DEFAULT_TYPE}
 
 
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
-    """Return one table for each vocabulary of the data, as wide as the model wants it."""
+    """Return the configurations of tables, one for each vocabulary of the data, as wide as the model needs."""
     init = job.model.effective_init
     rows = table_rows(job, {name: table.num_rows for name, table in data.tables.items()})
     grows = {name for name, table in job.tables.items() if table.id_map is not None}
@@ -140,14 +144,18 @@ def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
 
 
 def pooling_of(job: JobSpec, key: Key) -> Pooling:
-    """Return the pooling of a key's rows: none where the model takes a row for each id."""
+    """Return the pooling of a key's rows: "none" if the model takes one row for each id."""
     if not job.model.pools:
         return "none"
     return "mean" if key.is_list and key.pooling == "mean" else "sum"
 
 
 def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
-    """Return SSE by key of the batches, where it is on: a feature's own, its drawn negatives', and that of targets."""
+    """Return the SSE configuration (random swaps of ids) by key of the batches, for keys that have one.
+
+    Keys are features, drawn negatives, which follow their feature, and the model's targets. Dynamic tables are left
+    out: trainer.distributed.dynamic_tables swaps their ids.
+    """
     names = {key.name for key in data.keys}
     # Those of dynamic tables swap among the rows that are somebody's (trainer.distributed.dynamic_tables).
     grows = {key.name for key in data.keys if key.table in job.tables and job.tables[key.table].id_map is not None}
@@ -168,25 +176,26 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
 
 
 DEFAULT_HALF_LIFE = 0.3
-"""Epochs in which an idle row loses half its norm where the job leaves alpha to us, by what recipe ``alpha`` found."""
+"""Epochs in which an idle row loses half its norm if the job says ``alpha: default``; found by the recipe ``alpha``."""
 
 
 DEFAULT_HALF_LIFE_BY_EPOCH = 0.5
-"""The same where the job has ``decay: by_epoch``, of a gap within an epoch; by docs/reports/one_epoch.md."""
+"""DEFAULT_HALF_LIFE for jobs with ``decay: by_epoch``, for gaps within an epoch (docs/reports/one_epoch.md)."""
 
 
 def default_alpha(steps_per_epoch: int, decay: str = "at_read") -> float:
-    """Return alpha where the job says ``default``: an idle row loses half its norm in DEFAULT_HALF_LIFE of an epoch.
+    """Return alpha for jobs that say ``default``: an idle row loses half its norm in DEFAULT_HALF_LIFE epochs.
 
-    exp(-alpha n^2 / 2) = 1/2 at n = 0.3 steps_per_epoch gives alpha = 1.386 / n^2. Where rows overfit the best
-    half-life was 0.1 to 0.6 of an epoch, and 0.3 within .007 AUC of it; where they do not, longer ones gain .0007.
+    ``decay: by_epoch`` takes DEFAULT_HALF_LIFE_BY_EPOCH instead. exp(-alpha n^2 / 2) = 1/2 at n = 0.3 steps_per_epoch
+    gives alpha = 1.386 / n^2. On data where rows overfit, the best half-life was 0.1 to 0.6 epochs, and 0.3 was within
+    .007 AUC of the best. On other data longer half-lives gain .0007.
     """
     half_life = DEFAULT_HALF_LIFE_BY_EPOCH if decay == "by_epoch" else DEFAULT_HALF_LIFE
     return 1.4 / (half_life * steps_per_epoch) ** 2
 
 
 def choose_alpha(job: JobSpec, steps_per_epoch: int) -> float | None:
-    """Return the alpha of adaptive regularization of a table's first training; None for optimizers without it."""
+    """Return the alpha of adaptive regularization for a job without a parent; None for optimizers without an alpha."""
     if not KINDS[job.optimizer.kind].takes("alpha"):
         return None
     if job.optimizer.alpha == "default":

@@ -1,10 +1,10 @@
 """Dynamic tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
 
-The prepared data has codes, one for each id that there is, a job of one pass (trainer.data.one_pass) hashes of ids.
-Here, between a batch and the model, they become rows. Every rank goes through the ids of the whole batch, in one order,
-so that all have the same map without communication, whatever their number; which rows changed hands each tells the
-tables that it holds. The map is as of a step, like the rows, and is saved with them. SSE-SE swaps here too, among the
-rows that belong to an id.
+Prepared data has a code for each id; batches of a one-pass job (trainer.data.one_pass) have hashes of ids. This module
+turns codes or hashes into rows before the model sees a batch. Every rank goes through the ids of the whole batch, in
+the same order, so that all ranks have the same map without communication, for any number of ranks. Each rank resets the
+rows that it holds when they are given to another id. The map belongs to a step, like the rows, and is saved with them.
+SSE-SE, which swaps ids at random, is applied here too, among the rows that belong to an id.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from trainer.distributed.sharded_state import ShardedState
 
 TOMBSTONE_RUNS = 30
-"""Runs for which an evicted id is reported to the publisher."""
+"""Number of runs for which the publisher is told of an id that has lost its row."""
 _COUNTS = "counts"
 Int64s = npt.NDArray[np.int64]
 
 
 def counts_file(table: str) -> str:
-    """Return the name under which a checkpoint has the occurrences of the ids that have a row of a table."""
+    """Return the name of the checkpoint's file that counts occurrences of the ids that have a row of the table."""
     return f"occurrences-{table}.safetensors"
 
 
 def stored_counts(checkpoint: Checkpoint, table: str) -> Int64s:
-    """Count each id's occurrences since it has its row, in the order of the checkpoint's id map.
+    """Return each id's occurrences since it got its row, int64 [n], in the order of the checkpoint's id map.
 
     Raises:
-        CheckpointError: the checkpoint does not say it.
+        CheckpointError: the checkpoint has no such counts.
     """
     path = checkpoint.attached(counts_file(table))
     if path is None:
@@ -73,7 +73,11 @@ class PublishedIds:
         self._strings = np.empty(ids.settings.capacity, dtype=object) if has_strings else None
 
     def note(self, given: Assigned, raw_ids: RawIds | None) -> None:
-        """Count the ids of a batch, which were given these entries; ``raw_ids`` has all strings of the batch."""
+        """Count the occurrences of a batch's ids, and remember the strings of ids that got a row.
+
+        ``given``: the entries (numbers in the map) of the batch's ids. ``raw_ids``: all strings of the batch; None if
+        ids are integers.
+        """
         self._counts[given.new_entries] = 0
         if self._strings is not None and len(given.new_entries):
             assert raw_ids is not None
@@ -82,22 +86,23 @@ class PublishedIds:
         self._counts[entries] += times
 
     def strings(self) -> pa.Array | None:
-        """Return the strings that have a row, in the order of their rows; None where ids are integers."""
+        """Return the strings of the ids that have a row, in the order of their rows; None if ids are integers."""
         if self._strings is None:
             return None
         return pa.array(self._strings[self._ids.ids()[0]], pa.large_string())
 
     def write(self, path: Path) -> None:
-        """Write the occurrences for a checkpoint, which has the strings in its id map."""
+        """Write the counts of occurrences as a file for a checkpoint. The strings are in the checkpoint's id map."""
         save_file({_COUNTS: self._counts[self._ids.ids()[0]]}, path)
 
     def load(self, checkpoint: Checkpoint, stored: pa.Array, *, is_own: bool) -> None:
-        """Go on from a checkpoint, after the map has.
+        """Load counts and strings from a checkpoint. The map from ids to rows must have been loaded before.
 
-        ``stored``: the ids of its id map. ``is_own``: of this job; those of a warm start's parent occurred in another.
+        ``stored``: the ids of the checkpoint's id map. ``is_own``: True for a checkpoint of this job. False for a warm
+        start's parent: counts then begin at 0.
 
         Raises:
-            CheckpointError: it lacks the strings or the occurrences.
+            CheckpointError: the checkpoint lacks the strings or the counts.
         """
         entries = self._ids.ids()[0]
         self._counts[:] = 0
@@ -114,15 +119,15 @@ class PublishedIds:
 
 
 def state_file(table: str) -> str:
-    """Return the name under which a checkpoint has the state of a dynamic table's ids."""
+    """Return the name of the checkpoint's file with the state of a dynamic table's map from ids to rows."""
     return f"growing-{table}.safetensors"
 
 
 class DynamicRows:
-    """The rows of a job's dynamic tables on this rank. For a job without any, everything is passed on as it is.
+    """The map from ids to rows of a job's dynamic tables, on this rank. In a job without any, batches stay unchanged.
 
     Attributes:
-        ids: by table, the map from ids to rows: row e + 2 is entry e.
+        ids: by table, the map from ids to entries. Entry e is row e + 2: rows 0 and 1 are padding and the unknown id.
     """
 
     def __init__(self, job: JobSpec, data: PreparedData, sharded: ShardedState) -> None:
@@ -152,12 +157,12 @@ class DynamicRows:
         self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
 
     def admit(self, parts: tuple[Batch, ...], position: int, step: int) -> tuple[Batch, ...]:
-        """Return this rank's part of a batch with rows for codes.
+        """Return this rank's part of a batch with row numbers in the place of codes or hashes.
 
-        Ids of the whole batch get rows, others may lose theirs.
+        Ids of the whole batch get rows, and other ids may lose theirs. Every rank must call it for each training step.
 
-        ``parts`` are its micro-batches, ``position`` the steps of this job before it, ``step`` the one that the tables
-        take.
+        ``parts``: the micro-batches of this rank's part. ``position``: number of steps that this job has completed.
+        ``step``: number of the step that the tables are about to take.
         """
         if not self.ids:
             return parts
@@ -175,7 +180,10 @@ class DynamicRows:
         return tuple(self._swapped(part, step, taken) for part in rows)
 
     def known(self, batch: Batch) -> Batch:
-        """Return a batch with rows for codes, those of unknown ids where there are none; nothing changes."""
+        """Return a batch with row numbers in the place of codes or hashes; the map stays as it is.
+
+        Ids without a row get the row of unknown ids.
+        """
         if not self.ids:
             return batch
         features = batch.features
@@ -193,9 +201,9 @@ class DynamicRows:
         return _with_values(batch, values)
 
     def _swapped(self, batch: Batch, step: int, taken: Mapping[str, Int64s]) -> Batch:
-        """Apply SSE to features of dynamic tables.
+        """Return the batch with SSE applied to features of dynamic tables.
 
-        It swaps among the ids that have a row, ``taken`` by table, as if there were no others.
+        Rows are swapped among ``taken``: by table, the ascending rows that are padding, the unknown id's or an id's.
         """
         features = batch.features
         values, offsets, stride = features.values().numpy().copy(), features.offsets(), features.stride()
@@ -213,7 +221,7 @@ class DynamicRows:
         return _with_values(batch, values)
 
     def in_words(self) -> str:
-        """Describe how full the tables are; "" where none is dynamic."""
+        """Return a sentence on how full the dynamic tables are; "" if there are none."""
         sentences = [
             f"{name}: {len(ids):,} of {ids.settings.capacity:,} rows taken"
             + (f", {ids.num_refused:,} occurrences found none free" if ids.num_refused else "")
@@ -248,9 +256,10 @@ class DynamicRows:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def write(self, directory: Path) -> dict[str, Path]:
-        """Write files for a checkpoint, and return them by their names in it.
+        """Write the dynamic tables' files for a checkpoint; return their paths by their names in the checkpoint.
 
-        They are, of each dynamic table, the state of its ids, and the ids that have a row, in the order of their rows.
+        For each table they hold the state of its map, and the ids that have a row, in the order of their rows. For a
+        published table a third file holds counts of occurrences.
         """
         written: dict[str, Path] = {}
         for table, ids in self.ids.items():
@@ -265,9 +274,10 @@ class DynamicRows:
         return written
 
     def _id_map(self, table: str) -> IdMap:
-        """Return the ids that have a row, and tombstones.
+        """Return the id map to save: the ids that have a row, and tombstones.
 
-        The latter are ids that had one at the end of an earlier run of the chain, and are served from there perhaps.
+        Tombstones are ids that had a row at the end of an earlier run of the chain of warm starts, and may still be
+        served from that run's version.
         """
         whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
         if not self._has_codes:
@@ -288,10 +298,10 @@ class DynamicRows:
         )
 
     def load(self, checkpoint: Checkpoint, *, is_own: bool = True) -> None:
-        """Go on from a checkpoint with this job's tables; ``is_own``: of this job, not of a warm start's parent.
+        """Load the maps from a checkpoint. ``is_own``: True for this job's checkpoint, False for a warm start's parent.
 
         Raises:
-            CheckpointError: it does not fit.
+            CheckpointError: the checkpoint lacks a map, or a map does not fit the table.
         """
         for table, state in states(checkpoint, self.ids).items():
             try:
@@ -304,10 +314,12 @@ class DynamicRows:
 
 
 def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Return, by table, the state of the ids of dynamic tables.
+    """Return the saved state of the map from ids to rows, arrays by name, for each of the dynamic ``tables``.
+
+    Tables that the checkpoint lacks are left out: they belong to features that a warm start adds.
 
     Raises:
-        CheckpointError: one is missing.
+        CheckpointError: a table of the checkpoint has no such state.
     """
     by_table = {}
     for table in tables:
@@ -321,16 +333,16 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
 
 
 def codes_of(data: PreparedData, table: str, keys: npt.NDArray[np.uint64]) -> Int64s:
-    """Return the codes of ids of the data, by the hashes of their raw ids: int64 [n]."""
+    """Return the codes, int64 [n], of ids whose hashes are ``keys`` [n]. Every id must occur in the prepared data."""
     known = data.row_keys(table)[FIRST_ROW:]
     order = np.argsort(known)
     return order[np.searchsorted(known, keys, sorter=order)] + FIRST_ROW
 
 
 def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
-    """Return the rows of a dynamic table that are padding, the unknown id's, or an id's; None for other tables.
+    """Return the rows of a dynamic table that are in use, int64 ascending; None for a table that is not dynamic.
 
-    They are in the order of the checkpoint's id map.
+    The first two are padding and the unknown id's row; the others are in the order of the checkpoint's id map.
     """
     path = checkpoint.attached(state_file(table))
     if path is None:
@@ -339,12 +351,12 @@ def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
 
 
 def _taken(entries: Int64s) -> Int64s:
-    """Return the rows of padding, the unknown id and these entries."""
+    """Return the row numbers of padding, of the unknown id, and of these entries of the map."""
     return np.concatenate([np.arange(FIRST_ROW), entries + FIRST_ROW])
 
 
 def _with_values(batch: Batch, values: Int64s) -> Batch:
-    """Return the batch with other rows in the same bags."""
+    """Return the batch with its flat id values replaced by ``values``; the lengths of its bags stay."""
     features = batch.features
     changed = KeyedJaggedTensor(
         keys=features.keys(),

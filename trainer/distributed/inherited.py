@@ -1,12 +1,16 @@
-"""A parent's checkpoint under the names and in the shapes of the job that goes on from it.
+"""A parent's checkpoint under the names and in the shapes of the job that continues from it (warm start).
 
-Rows and moments of common ids, weights and moments of common inputs and units are the parent's, bit for bit. What is
-new begins so that scores are the parent's before the first step: rows of an added feature as zeros, weights on other
-new inputs too (``added: fresh``: as in a new model). A unit more has the weights of a new model, and nothing reads it
-yet. A layer more passes on what it reads. A column more of vectors is zero in every row that the parent had, but for
-those of one factor where scores are products of rows alone (:attr:`Inheritance.drawn`). Where the row optimizer has
-other settings, rows are brought to the parent's last step first: what idle rows owe is counted with the settings that
-they idled under.
+Values and moments that both models have are the parent's, bit for bit: rows of common ids, weights of common inputs and
+units. New parts begin so that scores are the parent's before the first step:
+
+- rows of an added feature, and weights on other new inputs, are zeros (``added: fresh``: as in a new model);
+- an added unit has the weights of a new model, and the next layer's weights on it are zeros;
+- an added layer passes its inputs on unchanged;
+- an added column of vectors is zero in every row that the parent had. An exception is one factor of models whose scores
+  are products of rows alone (:attr:`Inheritance.drawn`): both factors at zero would never learn.
+
+If the row optimizer has other settings, rows are first brought to the parent's last step with the parent's settings:
+deferred updates of idle rows belong to the settings under which the rows were idle.
 """
 
 from __future__ import annotations
@@ -42,11 +46,13 @@ from trainer.spec.stored_specs import read
 
 
 class InheritedCheckpoint(Checkpoint):
-    """The parent's checkpoint as one of the job's own model, but for rows of new ids and tables of new features.
+    """The parent's checkpoint, read as if the job's own model had written it.
+
+    Rows of new ids and tables of new features are missing from it.
 
     Attributes:
-        inheritance: what goes on, by name.
-        optimizer_notes: what to tell of optimizers that have other settings.
+        inheritance: the parts of the parent that the job takes over, by name.
+        optimizer_notes: messages for the user about optimizers with other settings than the parent's.
     """
 
     def __init__(self, parent: Checkpoint, job: JobSpec, dataset: DatasetSpec, sharded: ShardedModel):
@@ -116,7 +122,10 @@ class InheritedCheckpoint(Checkpoint):
     def _widened(
         self, table: str, row_start: int, weight: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return rows and state with the job's columns, from those with the parent's, in the order of both."""
+        """Return rows and state with the job's number of columns, from rows and state with the parent's.
+
+        ``row_start``: number of the first of these consecutive rows in the parent's table.
+        """
         (before, after), width = self.inheritance.embedding_dim, self._job.model.table_columns(table)
         # Vectors lie side by side (item2vec), and a weight of an id is behind its vector.
         part, column = np.divmod(np.arange(width), after)
@@ -138,7 +147,7 @@ class InheritedCheckpoint(Checkpoint):
         return wide, {name: padded(one) if one.dim() == 2 else one for name, one in state.items()}
 
     def _brought_up(self, weight: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return rows and state as of the parent's last step, as the job's optimizer stores them."""
+        """Return rows and state as the job's optimizer stores them, brought to the parent's last step."""
         before, after, steps = self._former_optimizer, self._optimizer, self._steps
         count, dim = weight.shape
         if not count:
@@ -205,7 +214,11 @@ class InheritedCheckpoint(Checkpoint):
         return found
 
     def _moved(self, begins: Tensor, axes: Sequence[Axis], stored: Tensor, axes_before: Sequence[Axis]) -> Tensor:
-        """Return a parameter with the parent's values by the names of their positions, and what is new as it begins."""
+        """Return a parameter with the parent's values at positions of equal names, and initial values elsewhere.
+
+        ``begins``: the parameter of a new model. ``axes``: the names of its positions, dimension by dimension.
+        ``stored``, ``axes_before``: the same of the parent. Weights on new inputs are set to zero if scores must hold.
+        """
         value = begins.detach().cpu().clone()
         if not value.dim():
             return stored.to(value.dtype)
@@ -232,7 +245,7 @@ class InheritedCheckpoint(Checkpoint):
         return value
 
     def _is_padding(self, features: tuple[str, ...], column: Hashable) -> bool:
-        """Return True if a new position is a column that vectors of the parent did not have."""
+        """Return True if a new position is an added column of the embeddings of features that the parent had."""
         return isinstance(column, RowColumn) and self._known.issuperset(features)
 
     def _counts_at_once(self, features: tuple[str, ...], column: Hashable) -> bool:
@@ -247,7 +260,7 @@ class InheritedCheckpoint(Checkpoint):
         return any(name.startswith(f"vector_fields.projections.of_{one}.") for one in added)
 
     def _axis(self, axis: Axis) -> Axis:
-        """Return an axis of the parent under the job's names of features."""
+        """Return an axis of the parent with the parent's names of features replaced by the job's."""
         return Axis(tuple((self._renamed(of), column) for of, column in axis.names), axis.reads)
 
     def _renamed(self, features: tuple[str, ...]) -> tuple[str, ...]:
@@ -265,13 +278,16 @@ class InheritedCheckpoint(Checkpoint):
         return name
 
     def _passing_on(self, name: str) -> Tensor | None:
-        """Return the identity that an added layer begins with, as a parent's parameter; None for other parameters."""
+        """Return the initial value of an added layer's parameter, which passes inputs on; None for other parameters.
+
+        The weight is the identity [units, units], the bias zeros [units].
+        """
         layer, _, part = name.rpartition(".")
         units = self._added_layers.get(layer)
         return None if units is None else torch.eye(units) if part == "weight" else torch.zeros(units)
 
     def clear_new_tables(self, sharded: ShardedModel) -> None:
-        """Set the rows of added features to zeros, where the parent's scores are to hold."""
+        """Set the rows of added features to zeros, unless the job says ``added: fresh``."""
         if not self.inheritance.keeps_scores:
             return
         for piece in sharded.local_pieces():
@@ -283,7 +299,11 @@ def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict
     """Compare the stacks of linear layers of a parent's model and of the job's.
 
     Returns:
-        The names of layers that are elsewhere, by the parent's; and by name the units that an added layer passes on.
+        The new names of moved layers, by their names in the parent's model; and the number of units that each added
+        layer passes on, by its name.
+
+    Raises:
+        ValueError: the job's layers are too few or too small to continue the parent's.
     """
     moved: dict[str, str] = {}
     added: dict[str, int] = {}
@@ -310,7 +330,7 @@ def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict
 
 
 def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
-    """Return the linear layers that follow each other, with their names, by the name of what holds them."""
+    """Return the stacks of linear layers by the containing module's name, each as a list of (name, layer) in order."""
     found: dict[str, list[tuple[str, nn.Linear]]] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):
@@ -323,12 +343,15 @@ def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
 
 
 def _counted(number: int, size: int) -> Axis:
-    """Return an axis that no features name: the first of a parameter is of its outputs."""
+    """Return an axis whose positions are named by their index, not by features.
+
+    ``number``: the dimension of the parameter: 0 for outputs, more for inputs.
+    """
     return Axis(tuple(((), position) for position in range(size)), reads=number > 0)
 
 
 def _differ(before: RowOptimizer, after: RowOptimizer) -> list[str]:
-    """Return the settings that say where idle rows are, and that differ."""
+    """Return the names of differing settings that deferred updates of idle rows depend on."""
     if type(before) is not type(after):
         return ["kind"]
     names = dict.fromkeys((*before.deferred_settings, *after.deferred_settings))
@@ -336,7 +359,7 @@ def _differ(before: RowOptimizer, after: RowOptimizer) -> list[str]:
 
 
 def _dense_model(job: JobSpec, dataset: DatasetSpec) -> RankingModel:
-    """Return a job's model without tables, at initial values."""
+    """Return a job's model without embedding tables, at initial values."""
     num_items = dataset.num_item_numbers if job.model.reads_items else 0
     return model_of(
         job, keys_of(dataset, job), nn.Module(), num_dense=len(read_numeric_features(dataset, job)) + num_items,
@@ -346,7 +369,10 @@ def _dense_model(job: JobSpec, dataset: DatasetSpec) -> RankingModel:
 
 
 def _numbers(job: JobSpec, dataset: DatasetSpec) -> list[Position]:
-    """Return the names of the numbers of a batch (trainer.data.columns.vectors), without projected vectors."""
+    """Return the names of the columns of a batch's numbers, in order (trainer.data.columns.vectors).
+
+    Vectors that the model projects are not among the numbers.
+    """
     items = {} if dataset.items is None or not job.model.reads_items else dataset.items.features
     given = [one for one in vectors_of(dataset) if not one.projected] if job.model.reads_vectors else []
 

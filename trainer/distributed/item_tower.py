@@ -1,4 +1,4 @@
-"""The item side of items of a catalogue: what rankings multiply with users, and what is published."""
+"""Vectors of the items of a catalogue, by the model's item tower: rankings use them, and they are published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from trainer.models.base import RankingModel
 
 @torch.no_grad()
 def tower_outputs(model: RankingModel, data: PreparedColumns, positions: Int64s, device: torch.device) -> Tensor:
-    """Return the item side of the items at ``positions``, [b, d]. Collective where the model's tables are sharded."""
+    """Return the item vectors [b, d] of the catalogue's items at ``positions`` [b].
+
+    Collective if the model's tables are sharded.
+    """
     catalogue = data.catalogue
     assert catalogue is not None
     parts = {name: take(column, positions) for name, column in catalogue.features.items()}

@@ -1,8 +1,8 @@
-"""Import of TorchRec without parts that a process that trains one run and ends does not need.
+"""Faster import of TorchRec, without parts that a short-lived training process does not need.
 
-TorchRec asks three times whether an input is a TensorDict, and for that imports tensordict, which imports the whole of
-torch's compiler: a second of processor time. FBGEMM, DTensor and torch's checks guard symbolic shapes, which only a
-compiler traces, and for that import sympy: another .85 s.
+TorchRec checks in three places if an input is a TensorDict. For this it imports tensordict, which imports all of
+torch's compiler: one second of processor time. FBGEMM, DTensor and torch import sympy for symbolic shapes, which only a
+compiler uses: another .85 s.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 
 def import_torchrec() -> None:
-    """Import TorchRec with an empty class in the place of ``tensordict.TensorDict``, which nothing here is.
+    """Import TorchRec with an empty class in place of ``tensordict.TensorDict``: no input in this project is one.
 
-    Code that imports tensordict, or more of symbolic shapes than guards, gets the real one afterwards. Does nothing
-    where TorchRec or tensordict is imported already.
+    Later imports of tensordict, and of symbolic shapes beyond their guards, get the real modules. Does nothing if
+    TorchRec or tensordict is imported already.
     """
     if sys.modules.keys() & {"torchrec", "tensordict"}:
         return
@@ -37,7 +37,11 @@ def import_torchrec() -> None:
 
 
 def _stand_in_for_shapes() -> None:
-    """Give guards of symbolic shapes: of a shape that is no symbol each of them returns its argument's truth."""
+    """Install a small module in place of torch's symbolic shapes, with only its guard functions.
+
+    For shapes that are plain numbers each guard returns ``bool`` of its argument. Any other attribute imports the real
+    module.
+    """
 
     def real(name: str) -> Any:
         if name.startswith("__"):
@@ -59,7 +63,7 @@ def _module(name: str, **attributes: Any) -> ModuleType:
 
 
 def quiet() -> None:
-    """Silence TorchRec's planner, which warns of its own defaults, and torch on an internal name that TorchRec uses."""
+    """Silence warnings of TorchRec's planner about its own defaults, and of torch about an internal name."""
     logging.getLogger("torchrec.distributed.planner").setLevel(logging.ERROR)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="HeuristicalStorageReservation", category=FutureWarning)

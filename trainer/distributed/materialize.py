@@ -1,4 +1,4 @@
-"""A checkpoint in one process: tables as they are read (pending decay and idle momentum applied), and the model."""
+"""A checkpoint's model in one process. Its tables are read with pending decay and idle momentum applied."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHUNK_ROWS = 1 << 18
 
 
 def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, count: int) -> EmbeddingTables:
-    """Return rows [start, start + count) of the checkpoint, in tables that can read them as of its step."""
+    """Return rows [start, start + count) of a table as EmbeddingTables, whose ``read`` applies deferred updates."""
     weight, state = checkpoint.read_rows(table, start, count)
     training = TrainingRecord.of(checkpoint)
     tables = EmbeddingTables(
@@ -44,9 +44,9 @@ def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, co
 
 
 def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first row, rows [n, dim] of the compute type) piece by piece: what a lookup in evaluation reads.
+    """Yield (first row, rows [n, dim] of the compute type) piece by piece, with values as lookups in evaluation read.
 
-    For a dynamic table only rows that are an id's, without gaps.
+    For a dynamic table only rows in use (:func:`taken_rows`) are yielded, and numbered without gaps.
     """
     num_rows, taken = checkpoint.tables[table], taken_rows(checkpoint, table)
     done = 0
@@ -63,8 +63,8 @@ def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tupl
 class ReadTables(nn.Module):
     """Stand-in for a model's embeddings: looks rows up and pools them with the kernel of training.
 
-    A KeyedJaggedTensor with the features of ``keys`` gives a KeyedTensor of pooled rows, or {feature: JaggedTensor}
-    where they are not pooled. Memory: float32 rows, and 4 bytes for each.
+    A call takes a KeyedJaggedTensor with the features of ``keys``. It returns a KeyedTensor of pooled rows, or
+    {feature: JaggedTensor} if the model does not pool. Memory: all rows as float32, and 4 bytes more for each row.
     """
 
     def __init__(self, job: JobSpec, checkpoint: Checkpoint, keys: Sequence[Key]):
@@ -110,10 +110,10 @@ class ReadTables(nn.Module):
 
 
 def model_of_checkpoint(job: JobSpec, data: PreparedData, checkpoint: Checkpoint) -> RankingModel:
-    """Return the job's model as of a checkpoint, in evaluation. Memory: float32 rows of all tables.
+    """Return the job's model with a checkpoint's parameters, in evaluation mode. Memory: float32 rows of all tables.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or of another model.
+        CheckpointError: the checkpoint is damaged, or another model's.
     """
     read = ReadTables(job, checkpoint, data.keys)
     model = model_of(
@@ -125,10 +125,10 @@ def model_of_checkpoint(job: JobSpec, data: PreparedData, checkpoint: Checkpoint
 
 
 def load_dense(model: RankingModel, checkpoint: Checkpoint) -> None:
-    """Load everything of a model outside its tables from a checkpoint.
+    """Load a model's parameters and buffers outside its tables from a checkpoint.
 
     Raises:
-        CheckpointError: they do not fit.
+        CheckpointError: names or shapes differ between model and checkpoint.
     """
     parameters = {f"{MODEL}{name}": value for name, value in tensors_of(model)}
     saved = checkpoint.read_dense()

@@ -1,4 +1,4 @@
-"""The sharding plan of the tables, found by TorchRec's planner with the costs of our kernel's shards."""
+"""The sharding plan of the tables. TorchRec's planner finds it with the costs of trainer.distributed.shard_cost."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class PlanRequest:
     """Constraints on a sharding plan.
 
     Args:
-        shardings: the sharding of some tables (:mod:`embeddings.tables.shardings`); the planner decides for the others.
+        shardings: the sharding of some tables, by table (names of :mod:`embeddings.tables.shardings`); the planner
+            chooses for all other tables.
         workload: samples and ids of a step.
-        memory_bytes: memory for tables on each rank; None: its share of the host's free memory, or of its GPU.
-        shard_columns: columns of a shard, by table, where columns are split; left out: one shard for each rank (or
-            host), if the columns can be divided so.
+        memory_bytes: memory for tables on each rank; None: see :func:`free_bytes_per_rank`.
+        shard_columns: columns of each shard, by table, for tables whose columns are split. For a table without an
+            entry there is one shard for each rank (or host), if the columns can be divided so.
     """
 
     shardings: Mapping[str, str] = field(default_factory=dict)
@@ -53,12 +54,12 @@ def make_plan(
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> ShardingPlan:
-    """Plan the tables of ``model`` on rank 0, for all ranks. Collective.
+    """Return a plan for the tables of ``model``, which rank 0 makes for all ranks. Collective.
 
-    ``settings`` give the memory of a row; ``device`` is the device of this rank's tables.
+    ``settings`` determine the memory of a row; ``device`` is the device of this rank's tables.
 
     Raises:
-        ValueError: a sharding is not available, or the tables fit in no plan, with the arithmetic.
+        ValueError: a sharding is not available, or the tables do not fit; the message then has the bytes of each.
     """
     world_size = dist.get_world_size(group)
     _check_shardings(request.shardings, settings.tables, world_size)
@@ -83,9 +84,9 @@ def make_plan(
 
 
 def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
-    """Set the device of every shard to that of its rank, ``devices[rank]``.
+    """Set the device of every shard to the device of its rank, ``devices[rank]``.
 
-    TorchRec's planner assumes that the i-th rank of a host has its GPU i.
+    TorchRec's planner assumes instead that the i-th rank of a host has the host's GPU i.
     """
     for of_module in plan.plan.values():
         for sharding in of_module.values():  # type: ignore[attr-defined]  # a dict by table
@@ -95,7 +96,7 @@ def put_on(plan: ShardingPlan, devices: Sequence[str]) -> None:
 
 
 def _check_shardings(shardings: Mapping[str, str], tables: Mapping[str, TableConfig], world_size: int) -> None:
-    """Check the requested shardings."""
+    """Check the requested shardings: ValueError if a table is unknown, or its sharding is not available."""
     local_size = get_local_size(world_size)
     for name, kind in shardings.items():
         if name not in tables:
@@ -121,10 +122,10 @@ def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableC
 
 
 def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend | None = None) -> int:
-    """Return the memory that a rank may use for tables.
+    """Return the bytes of memory that a rank may use for tables.
 
-    It is most of its GPU, or of an equal share of its host's free memory. It is most of both together if FBGEMM keeps
-    rows that do not fit on the GPU in the host's memory.
+    They are the fraction FOR_TABLES of the rank's memory: the GPU's free memory, or on a CPU an equal share of the
+    host's. With FBGEMM on a GPU both count, because it keeps rows that do not fit on the GPU in the host's memory.
     """
     on_gpu = 0 if device.type == "cpu" else int(FOR_TABLES * torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu" and backend != "fbgemm":
@@ -164,7 +165,7 @@ def _planner(
 def _why_not(
     settings: TableSettings, shardings: Mapping[str, str], capacity: int, world_size: int, error: PlannerError
 ) -> str:
-    """Explain why no plan was found, with the bytes of each table."""
+    """Return a message that explains why no plan was found, with the bytes of each table."""
     lines, total = [], 0
     for name, table in sorted(settings.tables.items()):
         per_row = row_bytes(settings, name, table.dim)

@@ -1,13 +1,15 @@
-"""Cost of a shard on its rank, for the planner: bytes it keeps, and the time that a step spends on it.
+"""Cost of a shard on its rank, for the planner: the bytes of memory that it takes, and the time of a step.
 
-Per rank and step, with B samples on each of W ranks, F features that read the table, n ids per sample over all of
-them, d columns of the shard:
+The memory of a shard, in bytes, is the sum of two parts:
 
 * kept: rows x (columns x (weight + state vectors) + values kept once per row), in every copy of a data-parallel table;
-* in flight: the ids that come in, the outputs that go out, and their gradients;
+* in flight: the ids that come in, the outputs that go out, and the gradients of the outputs.
+
+The time of a step is the sum of two parts:
+
 * compute: a lookup reads rows; the step reads gradients, and reads and writes rows and state;
-* communication: ids travel to whole tables and column shards, pooled rows back; where rows are split, partial sums of
-  the whole batch; between replicas, ids and gradients alone, in backward.
+* communication: ids are sent to the ranks with the rows, and outputs are sent back. For a table split by rows, outputs
+  are partial sums over the whole batch. Copies of a data-parallel table only exchange ids and gradients, in backward.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Workload:
     ids_per_sample: Mapping[str, float] | None = None
 
     def ids(self, features: tuple[str, ...]) -> float:
-        """Return the ids per sample over all of ``features``."""
+        """Return the mean number of ids per sample, summed over ``features``."""
         known = self.ids_per_sample or {}
         return sum(known.get(feature, 1.0) for feature in features)
 
@@ -53,7 +55,7 @@ def row_bytes(settings: TableSettings, table: str, columns: int) -> int:
 
 
 class ShardCost(ShardEstimator):
-    """Estimator that fills storage and time of TorchRec's sharding options by the module's formulas."""
+    """Estimator for TorchRec's planner: sets memory and time of each shard of a sharding option (see the module)."""
 
     def __init__(
         self, settings: TableSettings, workload: Workload, world_size: int, local_world_size: int, device: torch.device

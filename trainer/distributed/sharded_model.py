@@ -1,7 +1,7 @@
-"""Sharding of a single-device model: plan, wrap, step, gather, checkpoint. Models know nothing of it.
+"""Sharding of a single-device model: plan, wrap, step, gather, checkpoint. The models' code knows nothing of it.
 
-Every rank holds the whole dense part and some rows. The loss on a rank is the sum of its samples' losses over the
-*global* number of samples, so that gradients only need a sum, whatever each rank's share of the batch:
+Every rank holds the whole dense part and some rows of the tables. The loss on a rank is the sum of its samples' losses,
+divided by the *global* number of samples. So gradients are summed over ranks, for any share of the batch on a rank:
 
     settings = TableSettings.of(tables, optimizer, sse, seed=1)
     sharded = shard_model(model, settings, PlanRequest({"item": "row_wise"}))
@@ -67,17 +67,17 @@ def shard_model(
     """Shard the model's embeddings over the ranks of the process group, in place. Collective.
 
     Args:
-        model: holds the tables on the meta device, each in one collection: the pooled ones of
-            :func:`embedding_bag_collection`, sequences of :func:`embedding_collection`.
-        settings: the tables, how they are stored and trained. Dense parameters have their compute type, and their
-            values are taken from rank 0.
-        plan: what the plan must heed; left out, TorchRec's planner decides for all tables.
-        device: where this rank's rows and dense parameters are put; left out: the CPU.
+        model: the model, with each table on the meta device in exactly one collection. Pooled tables are in one of
+            :func:`embedding_bag_collection`, tables of sequences in one of :func:`embedding_collection`.
+        settings: the tables, their storage and their training. Dense parameters are converted to ``compute_dtype`` of
+            the settings, and all ranks get rank 0's values.
+        plan: constraints on the sharding plan; None: TorchRec's planner decides for all tables.
+        device: device of this rank's rows and dense parameters; None: the CPU.
 
     Raises:
-        ValueError: a plan that names no table or no available sharding, tables that are not the model's, or that do not
-            fit into memory.
-        RuntimeError: without a process group.
+        ValueError: the plan names an unknown table or an unavailable sharding, the settings' tables are not the
+            model's, or the tables do not fit into memory.
+        RuntimeError: there is no process group.
     """
     if not dist.is_initialized():
         raise RuntimeError(
@@ -137,10 +137,11 @@ class ShardedModel(ShardedState):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
-        """Set what a training forward depends on; to be called before each.
+        """Set the step and the position in the batch, on which random draws depend. Call it before a training forward.
 
-        ``step`` is ``completed_steps + 1``, ``sample_offset`` the index in the global batch of this rank's first sample
-        (ranks hold consecutive slices), ``part_offset`` that of rank 0's: not 0 where a step has micro-batches.
+        ``step`` must be ``completed_steps + 1``. ``sample_offset``: index of this rank's first sample in the global
+        batch, of which ranks hold consecutive slices. ``part_offset``: index of rank 0's first sample, which is not 0
+        in later micro-batches of a step.
         """
         if not 0 <= part_offset <= sample_offset <= global_size:
             raise ValueError(
@@ -162,43 +163,46 @@ class ShardedModel(ShardedState):
             parameter.grad = total.view_as(parameter)
 
     def non_finite_tables(self) -> list[str]:
-        """Return tables with a gradient, recorded on this rank, that is not finite.
+        """Return the names of tables for which backward recorded a non-finite gradient on this rank.
 
-        Ranks may differ: let them agree.
+        Ranks may get different answers, so callers must combine them.
         """
         return self._sharded.non_finite_tables()
 
     def gradient_squared_norm(self) -> float:
-        """Return this rank's part of the squared norm of the tables' gradient; ranks must add theirs up."""
+        """Return this rank's part of the squared norm of the tables' gradient; the sum over ranks is the whole."""
         return self._sharded.gradient_squared_norm()
 
     def step_tables(self, k: int, scale: float = 1.0) -> None:
-        """Apply what backward recorded on this rank's rows, times ``scale``, as step ``k`` = completed_steps + 1."""
+        """Take step ``k`` on this rank's rows, with the gradients that backward recorded, times ``scale``.
+
+        ``k`` must be ``completed_steps + 1``.
+        """
         if k != self._completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self._completed_steps} completed steps")
         self._sharded.step(k, scale)
         self._completed_steps = k
 
     def discard(self) -> None:
-        """Drop what backward recorded on this rank's rows."""
+        """Drop the gradients that backward recorded for this rank's rows."""
         self._sharded.discard()
 
     def perturb_tables(self, scale: float) -> None:
-        """Move rows by ``scale`` times what backward recorded for them.
+        """Add to this rank's rows ``scale`` times the gradients that backward recorded for them.
 
-        Lookups of the same step see it, until :meth:`restore_tables` (trainer.training.regularizers.sam).
+        Lookups of the same step read the moved rows, until :meth:`restore_tables` (trainer.training.regularizers.sam).
         """
         self._perturbed = self._sharded.perturbed(scale)
 
     def restore_tables(self) -> None:
-        """Undo :meth:`perturb_tables`, to the last bit; nothing where nothing is to be undone."""
+        """Undo :meth:`perturb_tables`, to the last bit; do nothing if rows are not perturbed."""
         while self._perturbed:
             self._perturbed.pop().restore()
 
     def reset_tables(self) -> None:
-        """Reset rows and optimizer state to initial ones, whose steps count from now on (MEDA).
+        """Reset rows and optimizer state to their initial values (MEDA); this step becomes the rows' birth step.
 
-        The dense part and ``completed_steps`` stay.
+        The dense part and ``completed_steps`` stay unchanged.
         """
         self._birth_step = self._completed_steps
         self._sharded.reset(self._birth_step)
@@ -206,10 +210,10 @@ class ShardedModel(ShardedState):
     # --- what is where -----------------------------------------------------------------------------------------------
 
     def shares(self) -> dict[str, list[list[Rectangle]]]:
-        """Return, by table, what each rank holds of it, by row and column; empty shards are left out. Collective.
+        """Return, by table, a list with the rectangles that each rank holds, sorted, without empty ones. Collective.
 
         Raises:
-            AssertionError: that is not what the plan says, or does not make up each table exactly.
+            AssertionError: the rectangles differ from the plan, or do not make up each table exactly.
         """
         local = [(piece.name, Rectangle(*piece[2:6])) for piece in self._sharded.local_pieces() if piece.row_count]
         for piece in self._sharded.local_pieces():
@@ -238,12 +242,15 @@ class ShardedModel(ShardedState):
         return [sorted(held) for held in planned]
 
     def plan(self) -> dict[str, str]:
-        """Return ``table_wise``, ``row_wise`` and so on by table, as the live plan has it."""
+        """Return the sharding of each table in the plan in use: ``table_wise``, ``row_wise`` and so on."""
         return {name: sharding_name(self._sharded.module_sharding_plan[name].sharding_type) for name in self.tables}
 
 
 def _placed(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return the model with everything but its tables, which are on the meta device yet, on ``device``."""
+    """Return the model with everything but its tables on ``device``; the tables are still on the meta device.
+
+    Floating-point tensors get the type ``dtype``.
+    """
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
         where = tensor.device if tensor.is_meta else device
@@ -253,7 +260,7 @@ def _placed(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Mo
 
 
 class _NoWrapper(DataParallelWrapper):
-    """Wrapper that leaves dense parameters alone: DDP would average, and hide the order of its sums."""
+    """Wrapper that leaves dense parameters alone. DDP would average gradients, and sum them in an unknown order."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         pass

@@ -1,7 +1,7 @@
 """State of a sharded model on this rank: gathered on rank 0, saved, loaded.
 
-A checkpoint knows nothing of the plan (:mod:`trainer.checkpoint.format`); this is the side that does. Calls marked
-*collective* must be made by every rank, in the same order.
+Checkpoints do not depend on the sharding plan (:mod:`trainer.checkpoint.format`); this module translates between them
+and the ranks' shards. Calls marked *collective* must be made by every rank, in the same order.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def differing(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of a model's tensors that a checkpoint lacks, has beyond them, or has in another shape."""
+    """Return the names of dense tensors that only model or only checkpoint has, or that differ in shape.
+
+    ``tensors``: the model's, with the prefix MODEL. ``saved``: all dense tensors of the checkpoint.
+    """
     differ = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
     return differ + sorted(name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].shape)
 
 
 class GatheredTable(NamedTuple):
-    """A whole table: ``rows`` float32 [num_rows, dim] and ``last_update_step`` int64 [num_rows] (0 = never touched)."""
+    """A whole table: ``rows`` float32 [num_rows, dim] and ``last_update_step`` int64 [num_rows] (0: never touched)."""
 
     rows: Tensor
     last_update_step: Tensor
@@ -72,7 +75,7 @@ class ShardedState:
 
     @property
     def completed_steps(self) -> int:
-        """K, the number of steps that the tables have taken."""
+        """The number of steps that the tables have taken, called K in formulas."""
         return self._completed_steps
 
     @property
@@ -94,9 +97,10 @@ class ShardedState:
         return self._sharded.local_pieces()
 
     def gather_table(self, name: str, decay: bool = True) -> GatheredTable | None:
-        """Return the whole table as of now on rank 0, None elsewhere. Collective.
+        """Return the whole table with deferred updates applied, on rank 0; None on other ranks. Collective.
 
-        ``decay=False``: with the movement of idle momentum but without pending decay, as directions are published.
+        ``decay=False``: only the movement of idle momentum is applied, not pending decay. Published vectors are read
+        so, because decay does not change a row's direction.
         """
         num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
         local = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
@@ -130,7 +134,7 @@ class ShardedState:
     def state_for_checkpoint(
         self, dense_optimizer: torch.optim.Optimizer | None = None
     ) -> tuple[list[TableShard], dict[str, Tensor]]:
-        """Return this rank's rows with their state, and the dense tensors of model and optimizer."""
+        """Return this rank's rows with their optimizer state, and the dense tensors of model and optimizer by name."""
         shards = [
             TableShard(
                 piece.name,
@@ -163,8 +167,8 @@ class ShardedState:
     ) -> Path | None:
         """Write a checkpoint of ``completed_steps``, and return its path. Collective.
 
-        The arguments are those of :func:`trainer.checkpoint.format.save`. With a ``saver`` only a copy is made before
-        this returns, None then: the saver writes it.
+        Other arguments are as in :func:`trainer.checkpoint.format.save`. With a ``saver`` the checkpoint is only copied
+        in memory, the saver writes it in the background, and the result is None.
         """
         shards, dense = self.state_for_checkpoint(dense_optimizer)
         record = TablesRecord(
@@ -195,20 +199,21 @@ class ShardedState:
         verify: bool = True,
         parent_rows: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take rows, state, dense tensors and the number of completed steps.
+        """Load rows, state, dense tensors and the number of completed steps from a checkpoint. Collective.
 
-        Each rank reads the rows and columns that it holds, whatever plan wrote them. Collective.
+        Each rank reads the rows and columns that it holds, for any plan that the checkpoint was written with.
 
         Args:
-            checkpoint: what to read.
-            dense_optimizer: takes its state too; None: that is left out.
-            verify: rank 0 has every byte checked first.
-            parent_rows: for a warm start, by table the checkpoint's row that each row continues, int64 [num_rows],
-                distinct, -1 for rows that are new: those stay as they are. Without it the rows are the same.
+            checkpoint: the checkpoint to read.
+            dense_optimizer: optimizer whose state is loaded too; None: its state in the checkpoint is ignored.
+            verify: True if rank 0 is to check every byte first.
+            parent_rows: for a warm start, by table the number of the checkpoint's row that each row continues, int64
+                [num_rows]. Numbers must be distinct, except -1 for new rows, which stay unchanged. None: each row
+                continues the row of the same number.
 
         Raises:
-            CheckpointError: on every rank if it is damaged or of other tables, another model or another row optimizer
-                on any; the model's state is then undefined.
+            CheckpointError: on every rank if on any the checkpoint is damaged, or has other tables, another model or
+                another row optimizer. The model's state is then undefined.
         """
         where = f"{checkpoint.path} cannot be loaded"
         if verify:
@@ -216,10 +221,10 @@ class ShardedState:
         agree((None, _problem(self._load, checkpoint, dense_optimizer, parent_rows)), where, self._group)
 
     def load_dense(self, checkpoint: Checkpoint) -> None:
-        """Take the dense tensors alone.
+        """Load only the model's dense tensors from a checkpoint.
 
         Raises:
-            CheckpointError: they are of another model.
+            CheckpointError: names or shapes of the tensors differ from the model's.
         """
         self._load_dense(checkpoint.read_dense(), None)
 
@@ -290,7 +295,7 @@ class ShardedState:
                 optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
 
     def dense_buffers(self) -> list[Tensor]:
-        """Return the buffers outside the tables, such as running moments."""
+        """Return the model's buffers outside its tables, such as running moments."""
         return [value for name, value in self.module.named_buffers() if not self._of_tables(name)]
 
     def _dense_tensors(self) -> list[tuple[str, Tensor]]:
@@ -299,9 +304,9 @@ class ShardedState:
         return [*((name, parameter.data) for name, parameter in self.dense_parameters()), *buffers]
 
     def _optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Return the state of a dense optimizer by parameter name.
+        """Return the state tensors of a dense optimizer, named OPTIMIZER + parameter + "/" + state.
 
-        Its hyperparameters are the job's, not the checkpoint's.
+        Hyperparameters are left out: a resumed job takes them from its spec.
         """
         names = {id(parameter): name for name, parameter in self.dense_parameters()}
         tensors: dict[str, Tensor] = {}
@@ -324,7 +329,12 @@ def _chunks(num_rows: int) -> Iterator[slice]:
 def _row_ranges(
     piece: LocalPiece, parent_rows: Mapping[str, Tensor] | None
 ) -> Iterator[tuple[slice, int, int, Tensor | None, Tensor | None]]:
-    """Yield (rows of the piece, first row of the checkpoint, number of rows, those taken, where they go)."""
+    """Yield the ranges of checkpoint rows to read for a piece, chunk by chunk.
+
+    Each is (rows of the piece to write, first row of the checkpoint, number of rows, taken, into). ``taken`` and
+    ``into`` are None if all read rows are written in order. Else row ``taken[i]`` of the read rows is written to row
+    ``into[i]`` of the piece.
+    """
     if parent_rows is None:
         for rows in _chunks(piece.row_count):
             yield rows, piece.row_start + rows.start, rows.stop - rows.start, None, None
@@ -348,7 +358,11 @@ def _put(
     taken: Tensor | None,
     into: Tensor | None,
 ) -> None:
-    """Write the read rows into ``rows`` of the piece; with ``taken`` some of them, into the rows ``into`` of those."""
+    """Write read rows with their state into ``rows`` of the piece (see :func:`_row_ranges` for ``taken`` and ``into``).
+
+    Raises:
+        CheckpointError: names or types of the state differ from the model's.
+    """
     weight, state = stored
     local = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
     given = {"weight": weight, **state}
@@ -367,7 +381,7 @@ def _put(
 
 
 def _problem(function: Callable[..., None], *arguments: Any) -> str | None:
-    """Return the error of the call, in words; None without one."""
+    """Call the function; return the message of its error, None if it raised none."""
     try:
         function(*arguments)
     except (CheckpointError, ValueError) as error:

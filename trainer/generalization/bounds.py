@@ -43,15 +43,15 @@ Losses = npt.NDArray[np.floating]
 
 
 def wrong(losses: Losses) -> float:
-    """Return the mean probability of the wrong label, of log losses [n]."""
+    """Return the mean probability that a model gives to the wrong label, from its log losses [n]."""
     return float(-np.expm1(-losses.astype(np.float64)).mean())
 
 
 def fit_of_signs(losses: Losses) -> float:
-    """Return (1 / m) sum_i sigma_i f(x_i) of a model trained on fair coins as labels, from its log losses [m] on them.
+    """Return (1 / m) sum_i sigma_i f(x_i) for a model trained on fair coins as labels.
 
-    It is a lower bound of the supremum in the empirical Rademacher complexity of what this training reaches (section
-    3).
+    ``losses``: its log losses [m] on these labels. The result is a lower bound of the empirical Rademacher complexity
+    of the models that this training can reach (section 3).
     """
     return 1.0 - 2.0 * wrong(losses)
 
@@ -59,7 +59,8 @@ def fit_of_signs(losses: Losses) -> float:
 def rademacher_bound(complexity: float, num_rows: int, delta: float = DELTA) -> float:
     """Return 2 R + 3 sqrt(log(1 / delta) / m) of section 3.
 
-    ``complexity``: of f; the loss, which is half as steep, has half of it (Talagrand's contraction).
+    ``complexity``: the Rademacher complexity R of the functions f. The loss is half as steep, so its complexity is
+    R / 2 (Talagrand's contraction).
     """
     return complexity + 3.0 * math.sqrt(math.log(1.0 / delta) / num_rows)
 
@@ -81,7 +82,8 @@ def norm_bound(layers: Sequence[float], tables: Sequence[float], squared_inputs:
 def massart_bound(num_parameters: int, num_rows: int, bits: int = 32) -> float:
     """Return sqrt(2 log N / m), Massart's bound on the Rademacher complexity of N functions (section 5).
 
-    N = 2^(bits of all parameters): every model that the stored numbers can say. Values of functions are in [-1, 1].
+    N = 2^(bits of all parameters) is the number of models that the stored parameters can represent; ``bits`` are for
+    each parameter. The functions have values in [-1, 1].
     """
     return math.sqrt(2.0 * math.log(2.0) * bits * num_parameters / num_rows)
 
@@ -90,8 +92,8 @@ def massart_bound(num_parameters: int, num_rows: int, bits: int = 32) -> float:
 class PacBayes:
     """A PAC-Bayes bound.
 
-    ``divergence``: KL(Q, P) in nats; ``loss``: E_Q of the loss on the sample; ``gap``: the bound on E_Q[L_D] -
-    E_Q[L_S].
+    ``sigma``: the noise of P and Q. ``divergence``: KL(Q, P) in nats. ``loss``: the mean loss on the sample of models
+    drawn from Q. ``gap``: the bound on E_Q[L_D] - E_Q[L_S], the mean loss on new rows less that on training rows.
     """
 
     sigma: float
@@ -106,7 +108,7 @@ class PacBayes:
 
 
 def pac_bayes_gap(divergence: float, num_rows: int, delta: float = DELTA, tried: int = 1) -> float:
-    """Return sqrt((KL + ln(m / delta)) / (2 (m - 1))) of section 4; delta is shared by as many as were tried."""
+    """Return sqrt((KL + ln(m / delta)) / (2 (m - 1))) of section 4, with delta divided by the sigmas ``tried``."""
     return math.sqrt((divergence + math.log(num_rows * tried / delta)) / (2 * (num_rows - 1)))
 
 
@@ -122,8 +124,8 @@ def pac_bayes(
     P = N(theta_0, sigma^2) is around the initial and Q = N(theta, sigma^2) around the trained parameters:
     KL = |theta - theta_0|^2 / (2 sigma^2).
 
-    Noise is given to ``point``, the parameters that ``losses()`` reads: log losses of a sample of training rows [n].
-    ``squared_distance``: |theta - theta_0|^2 over all parameters; m: ``num_rows``.
+    ``losses()`` returns log losses [n] of a sample of training rows; noise is added to ``point``, whose parameters it
+    reads. ``squared_distance``: |theta - theta_0|^2 over all parameters. ``num_rows``: number m of training rows.
     """
     bounds = []
     for sigma in SIGMAS:
@@ -143,7 +145,8 @@ def pac_bayes(
 class LinearBound:
     """Theorem 4.1 with its constant at 1.
 
-    ``terms``: those by mu, by nu, by norms, and the low order one; ``train``: E_Pn of the truncated loss.
+    ``terms``: the theorem's four terms: by mu, by nu, by norms, and the low-order term. ``train``: mean truncated loss
+    of the training rows.
     """
 
     terms: tuple[float, float, float, float]
@@ -176,17 +179,17 @@ def derivatives(losses: npt.NDArray[np.floating]) -> tuple[float, float]:
 
 
 def truncated(losses: npt.NDArray[np.floating]) -> float:
-    """Return the mean of min(B, l)."""
+    """Return the mean of min(B, l) over losses l [n], with B = TRUNCATION."""
     return float(np.minimum(losses.astype(np.float64), TRUNCATION).mean())
 
 
 def linear_bound(
     losses: npt.NDArray[np.floating], norm: float, largest_input: float, *, delta: float = DELTA
 ) -> LinearBound:
-    """Return the theorem's bound of a classifier of two classes.
+    """Return theorem 4.1's bound for a classifier of two classes.
 
-    ``losses`` are log losses of all training rows [n]; ``norm``: A, the sum of the Euclidean norms of the rows of W (of
-    one logit w x, whose other class has 0, that of w); ``largest_input``: max_i |x_i|_2 over them.
+    ``losses``: log losses of all training rows [n]. ``norm``: A, the sum of the Euclidean norms of the rows of W; for a
+    single logit w x it is |w|. ``largest_input``: max_i |x_i|_2 over the training rows.
     """
     num_rows, (mu, nu) = len(losses), derivatives(losses)
     theta = math.log(2 * num_rows) ** 3 * largest_input**2
@@ -202,7 +205,7 @@ def linear_bound(
 
 
 def norm_of(layer: nn.Linear) -> float:
-    """Return A of a layer of one logit, whose bias is the weight of an input of 1."""
+    """Return A, the norm of the weights, of a layer with one output. Its bias counts as the weight of an input of 1."""
     squares = layer.weight.detach().double().square().sum()
     if layer.bias is not None:
         squares = squares + layer.bias.detach().double().square().sum()
@@ -211,7 +214,7 @@ def norm_of(layer: nn.Linear) -> float:
 
 @contextlib.contextmanager
 def largest_input(layer: nn.Linear) -> Iterator[list[float]]:
-    """Yield a list that the forward passes within fill with the largest |x|_2 of each, the input of the bias in it."""
+    """Yield a list; each forward pass within the block appends its largest |x|_2, with an input of 1 for the bias."""
     found: list[float] = []
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0: every training ended well and every claim holds; 1: not so, or bad arguments; 130: stopped.
+        0: every training succeeded and every claim holds; 1: one did not, or bad arguments; 130: interrupted.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(arguments)
@@ -95,7 +95,7 @@ def _report(options: argparse.Namespace, command: str) -> int:
 
 
 def _claim_folder(out: Path, dataset: DatasetSpec, job: JobSpec) -> None:
-    """Keep the job with the folder's first report."""
+    """Write the job into a new folder of a report; ValueError if the folder belongs to another job."""
     document = {"dataset": dataset.model_dump(mode="json"), "job": job.model_dump(mode="json")}
     path = out / JOB_FILE
     if not path.exists():
@@ -133,7 +133,7 @@ def _train(trainings: Sequence[Training], out: Path, workers: int, command: str)
 
 
 def _measured(training: Training, run: TrialRun, out: Path, command: str) -> Record:
-    """Measure the model of a run that is over, keep its record, and remove the run unless it failed."""
+    """Measure the model of a run that has ended, write and return its record, and remove the run if it succeeded."""
     measure, arrays = MEASURES.get(training.measured_by), _arrays(training, out)
     record = record_of_run(
         run, training.name, training.name, command, measure and (lambda of: measure(of, arrays))
@@ -145,7 +145,7 @@ def _measured(training: Training, run: TrialRun, out: Path, command: str) -> Rec
 
 
 def _write(trainings: Sequence[Training], dataset: DatasetSpec, job: JobSpec, out: Path) -> bool:
-    """Write the report; return whether all trainings ended well and all claims hold."""
+    """Write the report; return True if all trainings succeeded and all claims hold."""
     from trainer.generalization.sections import Ended, curves, findings
     from trainer.report_pages.page import Report
 
@@ -166,7 +166,7 @@ def _write(trainings: Sequence[Training], dataset: DatasetSpec, job: JobSpec, ou
 
 
 def _put(run: Run, out: Path) -> str:
-    """Put the files of the report into the run's storage, over those of an earlier one; return their URI."""
+    """Put the files of the report into the run's storage, replacing an earlier report; return their URI."""
     assert run.storage is not None
     files = open_storage(run.storage)
     for path in sorted(out.iterdir()):

@@ -1,9 +1,9 @@
-"""The rows of a dataset with other labels: permuted, all or a share of them, those of fair coins, or a few changed.
+"""Copies of a dataset's rows with other labels: permuted, drawn by fair coins, or changed in a few rows.
 
-Permuted: Zhang et al. 2016; Mądry's lecture, section 5. Fair coins: section 3 of it.
+Permuted labels: Zhang et al. 2016; Mądry's lecture, section 5. Fair coins: section 3 of the lecture.
 
-What is written is a file like any other, so that the same job on it is the same training on other labels: rows, their
-order, their split and every draw stay.
+A copy is an ordinary data file. The same job on it has the same rows in the same order, the same split and the same
+random draws, and differs only in the labels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def label_column(dataset: DatasetSpec) -> str:
     """Return the column that labels are made of.
 
     Raises:
-        ValueError: there is none: drawn negatives, or several labels.
+        ValueError: there is no such column because negatives are drawn, or there are several labels.
     """
     if dataset.label is None:
         raise ValueError(f"dataset '{dataset.name}' has several labels: name one of them as label, in a copy of it")
@@ -53,10 +53,10 @@ def permuted(dataset: DatasetSpec, path: Path) -> None:
 def coins(dataset: DatasetSpec, path: Path) -> None:
     """Write the rows with labels of two classes drawn by fair coins, unless ``path`` is there.
 
-    A label is the value of a random row of the class.
+    The label is copied from a random row of the drawn class.
 
     Raises:
-        ValueError: the rows are not of both classes.
+        ValueError: all rows have the same class.
     """
     draw = np.random.Generator(np.random.Philox(0))
 
@@ -76,7 +76,7 @@ def coins(dataset: DatasetSpec, path: Path) -> None:
 def changed(dataset: DatasetSpec, path: Path, count: int) -> None:
     """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` is there.
 
-    A changed label is that of a random row of the other class, or of another value.
+    A changed label is copied from a random row of the other class, or with another value.
 
     Raises:
         ValueError: every row has the same label.
@@ -96,7 +96,7 @@ def changed(dataset: DatasetSpec, path: Path, count: int) -> None:
 
 
 def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
-    """Return the dataset with its rows in ``path``; joins and graphs from where they were."""
+    """Return the dataset with its rows in ``path``; joined files and graphs are still read from their old location."""
     document = dataset.model_dump(mode="json", exclude_unset=True)
     home = Path(dataset.uri.removeprefix("file://")).parent
     for part in [one.get("join") for one in document["features"].values()] + list(document.get("graphs", {}).values()):
@@ -120,7 +120,7 @@ def _labels(dataset: DatasetSpec, values: npt.NDArray[np.generic]) -> npt.NDArra
 
 
 def read_rows(dataset: DatasetSpec) -> pa.Table:
-    """Return the rows of a dataset of Parquet, without dictionaries.
+    """Return the rows of a Parquet dataset, with dictionary-encoded columns decoded.
 
     Raises:
         DataError: there is no such file, or it is of another format.

@@ -24,18 +24,18 @@ from trainer.generalization.spectrum import SHARES, rank_of, spectrum, truncated
 from trainer.generalization.subject import Subject, is_classifier, is_labelled
 
 LEVELS = (0.5, 0.25, 0.1)
-"""t of the bound on how many singular values lie above t times the largest: stable rank / t^2."""
+"""Values of t: the report has the number of singular values above t times the largest, at most stable rank / t^2."""
 SHOWN_VALUES = 64
-"""Singular values that a report draws."""
+"""Number of the largest singular values that a report draws."""
 
 
 def measures(subject: Subject) -> dict[str, Any]:
     """Return the measures as JSON.
 
-    ``sharpness``: figures as trained and ``rescaled`` (where layers can be, with the largest change of a loss);
-    ``matrices``: by name spectra and what is lost at each share of the rank; ``gradients``: by parameter; ``bounds``:
-    of classifiers of rows, the gap of their loss in [0, 1] and what PAC-Bayes and theorem 4.1 of Wei, Kakade and Ma say
-    of it.
+    ``sharpness``: figures as trained and, if some layers can be rescaled, ``rescaled``; ``rescaling`` has the largest
+    change of a loss. ``matrices``: spectra by name, and test losses at each share of the rank. ``gradients``: norms by
+    parameter. ``bounds``, for classifiers of rows only: mean losses in [0, 1], and bounds on the gap by PAC-Bayes and
+    by theorem 4.1 of Wei, Kakade and Ma.
     """
     figures: dict[str, Any] = {
         "sample": subject.num_rows,
@@ -87,7 +87,7 @@ def _bounds(subject: Subject) -> dict[str, Any]:
 
 
 def last_layer(subject: Subject) -> nn.Linear | None:
-    """Return the layer whose output is the whole logit: that of ``dnn``; None of models that add to it."""
+    """Return the last layer of a ``dnn``, whose output is the logit; None for other models, which add to its output."""
     if subject.job.model.kind != "dnn":
         return None
     tower: Any = subject.model.tower
@@ -97,7 +97,7 @@ def last_layer(subject: Subject) -> nn.Linear | None:
 
 
 def _norm_bound(subject: Subject) -> float:
-    """Return the bound by norms of an MLP over embeddings alone; inputs are those of the sample."""
+    """Return the bound by norms for an MLP over embeddings only, with the inputs of the sample."""
     matrices = subject.matrices()
     tables = [float(matrices[f"table {key.table}"].double().norm()) for key in subject.data.keys]
     layers = [float(one.detach().norm()) for _, one in subject.model.dense_parameters() if one.ndim == 2]
@@ -105,15 +105,15 @@ def _norm_bound(subject: Subject) -> float:
 
 
 def random_fit(subject: Subject) -> dict[str, Any]:
-    """Return the fit of signs of a job on fair coins as labels.
+    """Return the number of training rows and the fit of signs (:func:`trainer.generalization.bounds.fit_of_signs`).
 
-    The labels are of :func:`trainer.generalization.label_randomization.coins`.
+    The model must have been trained on labels of :func:`trainer.generalization.label_randomization.coins`.
     """
     return {"rows": subject.data.num_examples["train"], "fit": bounds.fit_of_signs(subject.split_losses("train"))}
 
 
 def sharpness(subject: Subject) -> dict[str, float]:
-    """Return the three sharpnesses of the point, then the three in the scale of its parameters."""
+    """Return three measures of sharpness by name, and the same three relative to the parameters' magnitudes."""
     point, scale = subject.point, subject.point.magnitudes()
     return {
         "lambda_max": top_eigenvalue(point),

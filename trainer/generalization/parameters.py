@@ -1,4 +1,4 @@
-"""A loss as a function of named parameters, which measures of a point in parameter space move and put back."""
+"""A loss as a function of named parameters. Measures of generalization move the parameters and restore them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Point:
-    """A loss and the parameters that it is a function of.
+    """A loss and the parameters on which it depends.
 
-    ``loss()`` is a scalar that can be differentiated twice, at the present values of ``parameters``, leaf tensors that
-    ask for gradients. Vectors over all of them are lists of tensors of their shapes.
+    ``parameters`` are leaf tensors that require gradients. ``loss()`` returns a scalar at their present values, which
+    can be differentiated twice. A vector over all parameters is a list of tensors of their shapes.
     """
 
     parameters: Mapping[str, Tensor]
@@ -30,12 +30,12 @@ class Point:
             return float(self.loss())
 
     def gradient(self) -> list[Tensor]:
-        """Return the gradient of the loss; zero for a parameter that it does not read."""
+        """Return the gradient of the loss; zeros for parameters on which the loss does not depend."""
         gradients = torch.autograd.grad(self.loss(), self.leaves, allow_unused=True)
         return [_or_zero(one, leaf) for one, leaf in zip(gradients, self.leaves, strict=True)]
 
     def hessian_products(self) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-        """Return v -> H v, H the Hessian of the loss (Pearlmutter 1994: the gradient of <gradient, v>).
+        """Return the function v -> H v for the Hessian H of the loss (Pearlmutter 1994: gradient of <gradient, v>).
 
         The gradient's graph is built once.
         """
@@ -62,13 +62,13 @@ class Point:
             yield
 
     def magnitudes(self) -> list[Tensor]:
-        """Return abs(theta), element by element: the scale in which a measure is blind to rescaled layers."""
+        """Return abs(theta), element by element. As ``scale`` it makes a measure independent of rescaled layers."""
         return [leaf.detach().abs() for leaf in self.leaves]
 
 
 @contextlib.contextmanager
 def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Give tensors back the values that they had before the block, bit for bit."""
+    """Restore the values of tensors after the block, bit for bit."""
     before = [one.detach().clone() for one in tensors]
     try:
         yield

@@ -20,7 +20,7 @@ from trainer.search.records import Record, facts
 
 
 class Ended(NamedTuple):
-    """A training that has ended well: ``record`` of it, ``arrays``: the file of its losses and parameters."""
+    """A training that has succeeded, its record, and the file ``arrays`` with its losses and parameters."""
 
     training: Training
     record: Record
@@ -53,7 +53,7 @@ def findings(ended: Sequence[Ended]) -> Findings:
 
 
 def curves(ended: Sequence[Ended]) -> list[Section]:
-    """Return training and test figures after each epoch, of the job and of permuted labels, and the gap."""
+    """Return sections with training and test figures after each epoch, and their gap, for true and permuted labels."""
     sections = []
     for kind, title in (
         (ORIGINAL, "Training and test figures after each epoch, and the gap (section 2)"),
@@ -306,9 +306,9 @@ LOSSES = ("logloss", "rmse", "mae")
 
 
 def gaps(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the gap of each epoch that has figures of both splits, as a row of split ``gap``.
+    """Return a row of metrics with split ``gap`` for each epoch that has figures of both training and test.
 
-    It is test - train of losses, train - test of AUC, so that larger is worse throughout.
+    The gap is test - train for losses and train - test for AUC, so a larger gap is always worse.
     """
     by_epoch_and_split = {(one["epoch"], one["split"]): one for one in metrics}
     rows = []
@@ -331,8 +331,8 @@ Floats = npt.NDArray[np.floating]
 class Distance:
     """Distances between two trained models.
 
-    ``epsilon``: the largest difference of the loss of one example; ``mean``: the mean one (both absolute); ``risk``:
-    difference of the mean losses, which the mean bounds; ``parameters``: |a - b| / |a|.
+    ``epsilon`` and ``mean``: the largest and the mean absolute difference between the losses of an example. ``risk``:
+    the difference of the mean losses, at most ``mean``. ``parameters``: |a - b| / |a| by name.
     """
 
     epsilon: float

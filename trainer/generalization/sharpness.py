@@ -1,4 +1,4 @@
-"""Sharpness of a loss at a point, and the reparametrisation that no measure of sharpness alone survives.
+"""Sharpness of a loss at a point, and a reparametrisation that changes sharpness but not the function.
 
 The rise along the gradient and under Gaussian noise, and the largest eigenvalue of the Hessian (Mądry's lecture,
 section 6, figure 2; Keskar et al. 2016). Along the steepest direction a loss rises by lambda_max / 2 times the square
@@ -34,7 +34,7 @@ ALPHA = 32.0
 def ascent_rise(point: Point, rho: float = RHO, *, scale: Sequence[Tensor] | None = None) -> float:
     """Return L(theta + d) - L(theta), d = rho g / |g| (Foret et al. 2021, SAM, equation 2), g the gradient.
 
-    With a ``scale`` s, d = rho s^2 g / |s g| (ASAM, equation 4). 0 where the gradient is.
+    With a ``scale`` s, d = rho s^2 g / |s g| (ASAM, equation 4). The result is 0 if the gradient is 0.
     """
     gradient = point.gradient()
     scaled = gradient if scale is None else [one * by for one, by in zip(gradient, scale, strict=True)]
@@ -56,7 +56,7 @@ def noise_rise(
 ) -> float:
     """Return the mean of L(theta + z) - L(theta) over draws of z ~ N(0, sigma^2), or sigma s N(0, 1) with a scale.
 
-    The scale is s. Each draw is used with its opposite: what is linear in z cancels.
+    ``scale`` is s. Each draw is used with both signs, so that terms linear in z cancel.
     """
     generator = torch.Generator().manual_seed(0)
     before, rises = point.value(), []
@@ -98,7 +98,7 @@ def top_eigenvalue(point: Point, *, scale: Sequence[Tensor] | None = None, num_s
 
 
 def _lanczos(times: object, start: Tensor, num_steps: int) -> tuple[list[float], list[float]]:
-    """Return the diagonal and the one beside it of the tridiagonal matrix of ``num_steps`` steps."""
+    """Return the diagonal and the subdiagonal of the tridiagonal matrix after at most ``num_steps`` Lanczos steps."""
     assert callable(times)
     basis = [start / start.norm()]
     diagonal: list[float] = []

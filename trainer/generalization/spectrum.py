@@ -1,4 +1,4 @@
-"""Spectra of weight matrices and tables: stable rank, and what a model loses where a part of a rank is kept.
+"""Spectra of weight matrices and tables: stable rank, and the loss of a model whose matrices are cut to lower rank.
 
 Mądry's lecture, sections 7 and 7.2, figure 6; Arora et al. 2018. Compression is by truncated SVD.
 """
@@ -24,7 +24,7 @@ SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0)
 class Spectrum:
     """The spectrum of a matrix [n, d].
 
-    ``values``: singular values, falling, min(n, d). ``right``: right singular vectors as columns, [d, min(n, d)].
+    ``values``: singular values [min(n, d)], descending. ``right``: right singular vectors as columns, [d, min(n, d)].
     """
 
     values: npt.NDArray[np.float64]
@@ -51,7 +51,7 @@ class Spectrum:
         return float(np.sqrt(squares[rank:].sum() / whole)) if whole > 0 else 0.0
 
     def projector(self, rank: int) -> Tensor:
-        """Return P [d, d], float64: M P = M_r."""
+        """Return the projector P [d, d], float64, for which M P is the best approximation of this rank."""
         leading = torch.from_numpy(self.right[:, :rank])
         return leading @ leading.T
 
@@ -75,7 +75,7 @@ def spectrum(matrix: Tensor) -> Spectrum:
 
 
 def rank_of(spectrum: Spectrum, share: float) -> int:
-    """Return the rank that is kept: at least 1."""
+    """Return the rank that is ``share`` of the full rank, rounded, at least 1."""
     return max(1, round(share * len(spectrum.values)))
 
 
@@ -85,9 +85,9 @@ def truncated_losses(
     loss: Callable[[], float],
     shares: Sequence[float] = SHARES,
 ) -> dict[str, list[float]]:
-    """Return ``loss()`` with each of ``matrices`` at each share of its rank, the others whole.
+    """Return, by matrix, ``loss()`` with this matrix cut to each share of its rank and all others whole.
 
-    As ``all``, also with all of them at once. ``matrices`` are [n, d] each, changed in place and put back.
+    The entry ``all`` has the losses with all matrices cut. ``matrices`` [n, d] are changed in place and restored.
     """
     groups = {name: [name] for name in matrices} | {"all": list(matrices)}
     losses: dict[str, list[float]] = {}

@@ -36,8 +36,8 @@ class SampledRows(nn.Module):
     """Stand-in for a model's embeddings: rows of a sample as parameters that can be differentiated twice.
 
     It has only the rows of every table that ``features`` look up: ``rows[table]`` [u, dim] of table rows ``ids[table]``
-    [u], ascending. Other ids must not be asked for. Gives what :class:`trainer.distributed.materialize.ReadTables`
-    gives.
+    [u], ascending. Other ids must not be looked up. Calls have the same inputs and outputs as
+    :class:`trainer.distributed.materialize.ReadTables`.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Subject:
         self.point = Point(named, lambda: self.losses().sum() / self.num_rows)
 
     def initial_model(self) -> RankingModel:
-        """Return a model over the sample's rows whose dense weights are those that the run began with."""
+        """Return a model over the sample's rows with initial dense weights, as the run began."""
         return model_of(
             self.job, self.data.keys, self.rows, num_dense=self.data.num_dense, vectors=self.data.vectors,
             dtype=torch.float64,
@@ -137,7 +137,7 @@ class Subject:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers of the dense part and of all rows of all tables."""
+        """Number of all parameters: the dense part and all rows of all tables."""
         dense = sum(one.numel() for _, one in self.model.dense_parameters())
         return dense + sum(config.num_rows * config.dim for config in table_configs(self.job, self.data))
 
@@ -168,9 +168,9 @@ class Subject:
         return dense | {f"table {name}": self.read.tables.weight(name)[2:] for name in self.data.tables}
 
     def mean_squared_input(self) -> float:
-        """Return the mean over the sample of sum_i |x_i|^2, x_i being what a feature's table is multiplied with.
+        """Return the mean over the sample of sum_i |x_i|^2, where x_i is the input that multiplies feature i's table.
 
-        A bag of n ids has n, and 1 / n where it is a mean.
+        A bag of n ids has |x_i|^2 = n, or 1 / n if its rows are averaged.
         """
         total = 0.0
         for batch in self.batches:
@@ -183,7 +183,7 @@ class Subject:
     def split_losses(self, split: str) -> npt.NDArray[np.float64]:
         """Return the loss of each example of a split, in row order.
 
-        For models of labelled rows (``is_labelled``) alone.
+        Only for models of labelled rows (:func:`is_labelled`).
         """
         whole, self.model.embeddings = self.model.embeddings, self.read
         try:
@@ -199,9 +199,9 @@ class Subject:
 
 
 def is_labelled(job: JobSpec, data: PreparedData) -> bool:
-    """Return True if a held-out row has the same loss as a training row.
+    """Return True if held-out rows have the same kind of loss as training rows.
 
-    It is not that of pairs, sequences, or other items of a batch.
+    That is not so for losses of pairs, of sequences, or over other items of a batch.
     """
     return not data.is_bpr and data.sequence is None and job.model.loss != "sampled_softmax"
 
@@ -212,7 +212,7 @@ def is_classifier(job: JobSpec, data: PreparedData) -> bool:
 
 
 def merged(batches: Sequence[Batch]) -> Batch:
-    """Return batches as one, samples in their order; for models whose losses of samples do not see each other."""
+    """Return one batch of all samples, in order. Only for models whose loss of a sample ignores other samples."""
     names = batches[0].features.keys()
     by_key = {name: [batch.features[name] for batch in batches] for name in names}
     weighted = batches[0].features.weights_or_none() is not None

@@ -14,7 +14,7 @@ from trainer.spec.losses import loss_of
 from trainer.spec.problems import FieldProblem
 
 ORIGINAL, PERMUTED, COINS, NEIGHBOURS = "original", "permuted", "coins", "neighbours"
-"""Kinds of trainings, by their labels: the job's, permuted, of fair coins, the job's with a few changed."""
+"""Kinds of trainings by their labels: true labels, permuted labels, fair coins, true labels with a few changed."""
 CHANGED = (4, 256)
 """Numbers of rows with another label in the neighbours of the data; a share of them is held out and does not count."""
 _KNOWN_IDS = "the report compares rows of known ids: leave capacity out"
@@ -46,7 +46,7 @@ class Training(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The trainings of a report, and ``write``, which makes their rows unless these are there."""
+    """The trainings of a report, and the function ``write``, which writes their data files unless these exist."""
 
     trainings: tuple[Training, ...]
     write: Callable[[], None]
@@ -55,10 +55,10 @@ class Plan(NamedTuple):
 def plan(
     dataset: DatasetSpec, jobs: Mapping[str, JobSpec], seeds: int, rows: Path, counts: Sequence[int] = CHANGED
 ) -> Plan:
-    """Return the trainings of jobs by label; of one that has no labels to change, as it is alone.
+    """Return the trainings that a report compares. Without labels to change, they are only the jobs themselves.
 
-    ``jobs`` are by their label in the report, ``seeds`` their number, from 0; ``rows`` is the folder of the rows with
-    other labels, and ``counts`` how many of them change in the neighbours.
+    ``jobs``: jobs by their label in the report. ``seeds``: number of seeds, which count from 0. ``rows``: folder for
+    data files with other labels. ``counts``: numbers of changed labels, each for one training of kind NEIGHBOURS.
     """
     seeded = [(label, _with_seed(job, dataset, seed)) for seed in range(seeds) for label, job in jobs.items()]
     trainings = [Training(ORIGINAL, label, dataset, job, measured_by="generalization") for label, job in seeded]
@@ -88,7 +88,9 @@ def plan(
 
 
 def comparable(dataset: DatasetSpec, job: JobSpec) -> JobSpec:
-    """Return a user's job from initial values, on one rank, unpublished, evaluated on its training rows too.
+    """Return a user's job changed for the report: from initial values, on one rank, unpublished.
+
+    It is evaluated on its training rows too.
 
     Raises:
         SpecError: The job's tables grow, or its rows have several labels or weights.

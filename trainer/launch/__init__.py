@@ -1,4 +1,4 @@
-"""The life of an attempt: its process, its ranks on this host or a Ray cluster, its final state.
+"""The process of an attempt: it starts the ranks on this host or a Ray cluster, and records the final state.
 
-Started as ``python -m trainer.launch.entrypoint``; nothing else in trainer imports it.
+It is started as ``python -m trainer.launch.entrypoint``.
 """

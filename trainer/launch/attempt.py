@@ -1,4 +1,4 @@
-"""A rank of an attempt: its data, the model as it begins, and how its checkpoints are written and read."""
+"""One rank's part of an attempt: its data and model, its start from a checkpoint, and its own checkpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from trainer.training.progress import Reporter
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that an attempt begins from: its own run's, else the parent's in a warm start, else none."""
+    """Checkpoint that an attempt starts from: ``own`` of this run, else the ``parent`` of a warm start, else None."""
 
     own: Checkpoint | None
     parent: Checkpoint | None
@@ -90,7 +90,7 @@ class Attempt:
         self.resumed = self._load_start()
 
     def trainer(self) -> Trainer:
-        """Return the training loop, after rank 0 has reported the start."""
+        """Return the training loop. Before that, rank 0 writes events about the start. Collective."""
         self._announce()
         trainer = Trainer(
             self.job,
@@ -107,9 +107,10 @@ class Attempt:
         return trainer
 
     def compare(self, trainer: Trainer) -> None:
-        """Compare the trained model with the served version's, once for a job with a gate. Collective.
+        """Compare the trained model with the served version's model, if the job has a gate. Collective.
 
-        Afterwards the model holds the served version's parameters.
+        The result is an event. If an earlier attempt has reported one, nothing happens. Afterwards this model holds the
+        served version's parameters, so training cannot continue.
         """
         publish, version = self.job.publish, self.run.parent_version
         if publish is None or publish.gate.mode == "off" or self._is_compared():
@@ -134,7 +135,7 @@ class Attempt:
         self.reporter.emit("info", message=in_words(comparison))
 
     def _is_compared(self) -> bool:
-        """Return True if an earlier attempt has reported the comparison, as rank 0 sees it."""
+        """Return True, on every rank, if rank 0 finds the comparison among the run's events."""
         told: list[Any] = [None]
         if dist.get_rank() == 0:
             told = [read_comparison(self.run.directory, self.run.parent_version) is not None]
@@ -142,7 +143,11 @@ class Attempt:
         return bool(told[0])
 
     def _served(self) -> Checkpoint:
-        """Return the last checkpoint of the job of the version that was served when the job started."""
+        """Return the last checkpoint of the run that published the version served when this job started.
+
+        Raises:
+            NotComparableError: there is no such checkpoint, or the job's kind is not compared.
+        """
         run = self.run
         if run.job.publish is not None and run.job.publish.is_repeated:
             raise NotComparableError("the job publishes while it trains")
@@ -157,7 +162,7 @@ class Attempt:
         return served
 
     def should_stop(self) -> str | None:
-        """Return the reason once this rank is to stop."""
+        """Return the reason why this rank is to stop, None if it is to go on."""
         if self.saver is not None and self.saver.failed:
             # All ranks agree on stopping, and the checkpoint that they then want to write raises what went wrong.
             return "a checkpoint could not be written"
@@ -172,14 +177,14 @@ class Attempt:
         self._write(trainer, self.run.checkpoints, self.job.checkpoint.keep_last, None if last else self.saver)
 
     def save_best(self, trainer: Trainer) -> None:
-        """Write the parameters after the best epoch so far. Collective."""
+        """Write a separate checkpoint of the parameters after the best epoch so far. Collective."""
         self._write(trainer, self.run.best, 1, None)
 
     def load_best(self, trainer: Trainer) -> Position:
         """Restore the parameters that :meth:`save_best` wrote, and return their position. Collective.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no valid checkpoint of the best epoch.
         """
         best = _agreed(self.run, lambda: newest_of(self.run, self.run.best))
         if best is None:
@@ -199,7 +204,10 @@ class Attempt:
         return choose_alpha(self.job, self.data.steps_per_epoch) if inherited is None else inherited
 
     def _epoch_steps(self) -> int | None:
-        """Return the steps per epoch for ``decay: by_epoch``, as in the tables' first training; None for others."""
+        """Return the steps that ``decay: by_epoch`` takes for an epoch; None for other kinds of decay.
+
+        A warm start keeps the parent's number if the batch size is the same.
+        """
         if self.job.optimizer.decay != "by_epoch":
             return None
         start = self.start.checkpoint
@@ -290,10 +298,9 @@ class Attempt:
 
 
 def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-    """Return the checkpoint that rank 0 finds, on every rank.
+    """Return on every rank the checkpoint that ``find`` returns on rank 0. Collective; errors are raised on all ranks.
 
-    Rank 0 reads every byte and the others take its result, so that all start from the same checkpoint even if a newer
-    one is written meanwhile.
+    So all ranks start from the same checkpoint, even if a newer one is written meanwhile.
     """
     answer: list[Any] = [None, None, None]
     if dist.get_rank() == 0:

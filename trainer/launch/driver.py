@@ -1,7 +1,7 @@
-"""The life of one attempt: starting, running, publishing, and one final state, whatever happens on the way.
+"""The driver of one attempt: it prepares data, starts ranks, publishes, and always records exactly one final state.
 
-The driver owns the run directory. Ranks are started by a function that it is given (trainer.launch.on_ray,
-trainer.launch.on_host), so the same life is led inside Ray and without it.
+The driver owns the run directory. A function that it gets starts the ranks (trainer.launch.on_ray,
+trainer.launch.on_host), so the driver is the same with and without Ray.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ LOCK_SECONDS = 1.0
 _LINEAGE_ENDS = {"succeeded": "COMPLETE", "failed": "FAIL", "cancelled": "ABORT"}
 
 StartRanks = Callable[[Run], None]
-"""Runs ``trainer.launch.worker.train_rank`` on every rank and returns when all are done; raises if any failed."""
+"""Function that runs ``trainer.launch.worker.train_rank`` on every rank to the end; it raises if any failed."""
 
 
 class RunBusyError(RuntimeError):
-    """Another process leads this run directory; nothing in it was touched."""
+    """Another process holds the lock of this run directory; nothing in the directory was changed."""
 
 
 class RanksFailed(RuntimeError):
-    """One or more ranks ended with an error, or without any; trainer.runs.failures.cause tells which matters.
+    """One or more ranks failed; trainer.runs.failures.cause finds the failure that explains it.
 
-    ``died`` where the process of one was ended by others, by a signal or with its node.
+    ``died``: True if the process of a rank was killed, by a signal or with its node.
     """
 
     def __init__(self, message: str, died: bool = False):
@@ -56,15 +56,15 @@ class RanksFailed(RuntimeError):
 
 
 def execute(run: Run, start_ranks: StartRanks, hosts: Hosts | None = None) -> int:
-    """Lead one attempt to its end and return the exit code (trainer.runs.run_process).
+    """Run one attempt to its end and return the exit code (trainer.runs.protocol).
 
     Must be called on the main thread: it handles SIGTERM and SIGINT.
 
-    ``hosts``: others that may prepare parts of the rows.
+    ``hosts``: other hosts that may prepare parts of the rows, if any.
 
     Raises:
-        RunBusyError: another process is at this run directory.
-        LeaseLostError: the attempt has lost its lease.
+        RunBusyError: another process works in this run directory.
+        LeaseLostError: the attempt has lost its lease before it began.
     """
     with _lock(run.directory):
         run.fence()
@@ -88,17 +88,17 @@ def execute(run: Run, start_ranks: StartRanks, hosts: Hosts | None = None) -> in
 
 
 def check_free(directory: Path) -> None:
-    """Check that no other process is at this run directory.
+    """Check that no other process works in this run directory.
 
     Raises:
-        RunBusyError: one is.
+        RunBusyError: another process does.
     """
     with _lock(directory):
         pass
 
 
 def fewer_workers(run: Run) -> str:
-    """Return with how many workers an attempt goes on, and why with fewer than were asked for."""
+    """Return words such as "2 of 4 workers: REASON" for an attempt with fewer workers than the job asks for."""
     number, asked = run.job.resources.num_workers, run.submitted.resources.num_workers
     return f"{number} of {asked} workers: {run.fewer_because or 'there is no room for more'}"
 
@@ -123,7 +123,7 @@ class _Attempt:
     tell: openlineage.Tell
     interruptible: bool
     publication: dict[str, Any] | None = None
-    """Publication of this attempt."""
+    """Fields of this attempt's publication event, if there was one."""
     failure: str | None = None
 
     def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell, hosts: Hosts | None = None):
@@ -211,7 +211,7 @@ class _Attempt:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let SIGTERM and SIGINT ask the ranks to write a checkpoint and stop; where none runs they stop the driver."""
+        """Make SIGTERM and SIGINT ask the ranks to write a checkpoint and stop; without ranks they stop the driver."""
 
         def handle(number: int, frame: object) -> None:
             self.run.ask_to_stop(signal.Signals(number).name)
@@ -259,7 +259,7 @@ def _write_error(events: EventWriter, failure: Failure) -> None:
 
 @contextlib.contextmanager
 def _as_far_as_the_disk_allows() -> Iterator[None]:
-    """Pass over a full disk, which takes away the last events, not the exit code."""
+    """Catch OSError, such as of a full disk, and print it: the last events are lost then, but not the exit code."""
     try:
         yield
     except OSError as error:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trainer.data.prepare.by_tasks.tasks import Hosts
 
 PROCESS_NAME = "evenkeel-run"
-"""As `ps -o comm` and `top` have it; its ranks are called evenkeel-rank0 and so on."""
+"""Name of the driver's process in `ps -o comm` and `top`; its ranks are called evenkeel-rank0 and so on."""
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NAME = 36, 15
 
 
@@ -78,7 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
-    """Return the starter of the ranks; on this host they wait from now on, forked before any thread exists."""
+    """Return a context manager of the function that starts the ranks.
+
+    For a run on this host it forks ranks, which wait, before this process has any thread.
+    """
     from trainer.distributed.light_imports import import_torchrec
 
     import_torchrec()
@@ -92,7 +95,7 @@ def _ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
 
 
 def _hosts(run: Run) -> Hosts | None:
-    """Return the hosts that may prepare parts of the rows, None where the run has this one alone."""
+    """Return the hosts of the cluster that may prepare parts of the rows; None if the run has only this host."""
     if run.ray_address is None:
         return None
     from trainer.launch.tasks_on_ray import HostsOfCluster
@@ -101,7 +104,13 @@ def _hosts(run: Run) -> Hosts | None:
 
 
 def _take_up(directory: Path) -> None:
-    """Take up an attempt that a cluster starts, perhaps long after it was submitted, as the environment says."""
+    """Fetch run.json from the service if the environment names one, and check that it names the expected attempt.
+
+    A cluster may start an attempt long after it was submitted.
+
+    Raises:
+        LeaseLostError: another attempt has replaced the expected one.
+    """
     if REPORT_URL_VARIABLE in os.environ:
         fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])
     expected = os.environ.get(ATTEMPT_VARIABLE)

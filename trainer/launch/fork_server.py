@@ -1,9 +1,10 @@
-"""``python -m trainer.launch.fork_server``: imports what a run needs, then forks a run when told to.
+"""``python -m trainer.launch.fork_server``: imports the modules of a run, then forks a run for each request.
 
-Its owner is trainer.runs.warm_pool. It does nothing else: a fork copies no thread and nothing of an earlier run.
+Its owner is trainer.runs.warm_pool. It has no threads and runs nothing itself, so a fork copies nothing of an earlier
+run.
 
-A run that is forked here is the same as one that is started: a session of its own, its log, its marker, a parent that
-it does not need. This process leaves when its owner has gone, and after an hour without work.
+A forked run is like a run started by a command: it has its own session, log and marker, and survives its parent. This
+process ends when its owner has ended, or after an hour without requests.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ IDLE_SECONDS = 3600.0
 
 
 def main(connection: socket.socket) -> None:
-    """Fork a run for each message, until nobody is there any more who could send one."""
+    """Fork a run for each message, until the owner closes the connection or sends none for IDLE_SECONDS."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the runs: none stays a zombie
     gc.collect()
     gc.freeze()
@@ -59,7 +60,7 @@ def main(connection: socket.socket) -> None:
 
 
 def _become(directory: Path, own: Mapping[str, str]) -> NoReturn:
-    """Set up the fork as :func:`trainer.runs.run_process.launch` does a process that it starts, then do the run."""
+    """Set up this forked process as :func:`trainer.runs.run_process.launch` would, then execute the run."""
     code = 1
     try:
         os.setsid()
@@ -77,10 +78,10 @@ def _become(directory: Path, own: Mapping[str, str]) -> NoReturn:
 
 
 def show_marker(directory: Path) -> None:
-    """Write the run's marker where /proc shows this process's environment.
+    """Write the marker EVENKEEL_RUN_DIR into the memory that /proc/PID/environ shows for this process.
 
-    That was laid out when its program was started: so the process is found as a run that was started with the marker.
-    Its variable is the last there, and has the room.
+    So other processes find it by its marker, like a run that was started with the variable. The memory was laid out
+    when the program started; trainer.runs.warm_pool has reserved room in the variable.
     """
     fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)

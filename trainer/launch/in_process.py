@@ -58,17 +58,18 @@ def train(
     store: str | None = None,
     init: Path | None = None,
 ) -> int:
-    """Run the job to its end and return the exit code (trainer.runs.run_process).
+    """Run the job to its end and return the exit code (trainer.runs.protocol).
 
     Must be called on the main thread.
 
-    ``run_dir`` keeps the run's files, and goes on if it has begun; left out: a new folder under EVENKEEL_HOME.
-    ``store``: URL of the feature store; left out: EVENKEEL_STORE_URL, else the one under EVENKEEL_HOME. ``init``: run
-    directory or checkpoints to warm-start from; left out: those that ``init_from`` names (trainer.runs.parents).
+    ``run_dir``: folder of the run's files, whose run is resumed if it has begun; None: a new folder under
+    EVENKEEL_HOME. ``store``: URL of the feature store; None: EVENKEEL_STORE_URL, else the store under EVENKEEL_HOME.
+    ``init``: run directory or checkpoints to warm-start from; None: the ones that ``init_from`` names
+    (trainer.runs.parents).
 
     Raises:
-        RunBusyError: another process leads ``run_dir``.
-        ValueError: what ``init_from`` names is not here.
+        RunBusyError: another process works in ``run_dir``.
+        ValueError: this host lacks the run or version that ``init_from`` names.
         StoreError: the store cannot be read.
         OSError: the run directory cannot be written.
     """
@@ -123,14 +124,14 @@ def train(
 
 
 def current_version(store_url: str, collection: str) -> str | None:
-    """Return the version that a new one will be aligned onto."""
+    """Return the current version of a collection, onto which a new version will be aligned; None if there is none."""
     from embeddings.store import open_store
 
     return open_store(store_url).collection(collection).current()
 
 
 def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, JobSpec]:
-    """Return the file's dataset and job, the job with ``a.b=value`` (YAML values) applied.
+    """Return the dataset and the job of a file. ``changes`` such as ``a.b=value`` (YAML values) are applied to the job.
 
     Raises:
         SpecError: the file is no valid spec, or holds no dataset or no job.
@@ -153,7 +154,7 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
 
 
 def apply_change(document: dict[str, Any], change: str) -> None:
-    """Apply ``optimizer.kind=adam`` and the like in place.
+    """Change a job's document in place by a text such as ``optimizer.kind=adam``.
 
     Raises:
         ValueError: ``change`` is not PATH=VALUE, the value is not YAML, or a field on the way has no fields.
@@ -170,10 +171,10 @@ def apply_change(document: dict[str, Any], change: str) -> None:
 
 
 def set_field(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set the field at a path such as ``optimizer.kind`` in place; parts on the way that are not there are made.
+    """Set the field at a path such as ``optimizer.kind`` in place; missing parent fields are made.
 
     Raises:
-        ValueError: a field on the way has no fields.
+        ValueError: a parent field is a plain value, which cannot have fields.
     """
     *parents, last = path.split(".")
     target = document
@@ -188,9 +189,9 @@ def set_field(document: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _with_decay_of(before: JobSpec, job: JobSpec) -> JobSpec:
-    """Return the job with the ``optimizer.decay`` that its run began with, where it leaves it out.
+    """Return the job with the ``optimizer.decay`` that its run began with, if the job does not set it.
 
-    An earlier version may have begun the run, with another default.
+    An earlier version of evenkeel, with another default, may have begun the run.
     """
     decay = before.optimizer.decay
     if "decay" in job.optimizer.model_fields_set or before.optimizer.kind != job.optimizer.kind:
@@ -201,7 +202,7 @@ def _with_decay_of(before: JobSpec, job: JobSpec) -> JobSpec:
 
 
 def _checkpoints(init: Path) -> Path:
-    """Return the folder of checkpoints, for which a run directory may stand."""
+    """Return the folder of checkpoints: ``init`` itself, or its folder ``checkpoints`` if it is a run directory."""
     path = init.resolve()
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 

@@ -1,7 +1,7 @@
-"""Ranks on this host, in this process, in spawned ones or in forked ones.
+"""Ranks on this host: in this process, in spawned processes, or in forked processes.
 
-For ``evenkeel train`` one rank trains inside this process and several in spawned ones; for a run of the service each is
-a process that was forked from the run's. They use gloo, and NCCL where they have GPUs.
+For ``evenkeel train`` one rank trains in this process, and several ranks in spawned processes. For a run of the service
+each rank is forked from the run's process. Ranks use gloo, and NCCL if they have GPUs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 NICENESS_VARIABLE = "EVENKEEL_RANK_NICENESS"
 DEFAULT_NICENESS = 0
-"""Niceness of a service's ranks: more starves them beside other programs (docs/reports/control_plane.md)."""
+"""Niceness of a service's ranks. With a higher one, other programs starve them (docs/reports/control_plane.md)."""
 KILLED_FIRST = "1000"
-"""Points for the kernel's out-of-memory killer: a rank goes before the service, or another's process."""
+"""A rank's oom_score_adj: the kernel's out-of-memory killer takes ranks before the service and other processes."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
@@ -48,13 +48,13 @@ def start_ranks(run: Run) -> None:
 
 
 def forked_ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
-    """Return a context of ranks that wait, and whose function lets them train.
+    """Return a context manager that starts waiting ranks, and yields the function that lets them train.
 
-    They have imported what this process has. If the function is not called, they go at the end of the block.
+    Forked ranks need no imports of their own. All ranks end with the block, also if the function was not called.
 
-    To be called before this process has started a thread: a fork has only the one that called it. A process that is
-    forked cannot use CUDA where its parent has touched it, as libraries do when they are imported: ranks with GPUs are
-    started anew, and import beside the preparation.
+    Call it before this process has started a thread: a fork copies only the calling thread. A forked process cannot use
+    CUDA if its parent has initialized it, as libraries do when they are imported. So ranks with GPUs are spawned
+    instead, and do their imports while the rows are prepared.
     """
     niceness = int(os.environ.get(NICENESS_VARIABLE, DEFAULT_NICENESS))
     return _waiting_ranks(run, "spawn" if run.job.resources.gpus_per_worker else "fork", niceness)
@@ -64,7 +64,7 @@ def forked_ranks(run: Run) -> contextlib.AbstractContextManager[StartRanks]:
 def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[StartRanks]:
     """Start ranks that wait, and yield the function that lets them train.
 
-    ``method``: of multiprocessing. ``niceness``: see :func:`_give_way`, None: as this process.
+    ``method``: start method of multiprocessing. ``niceness``: see :func:`_give_way`; None: the same as this process.
     """
     resources, store = run.job.resources, run.directory / f"ranks-{run.attempt}"
     for left in run.directory.glob("ranks-*"):  # by an attempt that was killed
@@ -103,7 +103,7 @@ def _told_as_failed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def single_rank_group(backend: str = "gloo") -> Iterator[None]:
-    """Hold a process group of one, where there is none yet: TorchRec needs one also on a single rank."""
+    """Make a process group of one rank for the block, unless there is a group: TorchRec needs one even for one rank."""
     if dist.is_initialized():
         yield
         return
@@ -118,7 +118,7 @@ def single_rank_group(backend: str = "gloo") -> Iterator[None]:
 def _rank(
     rank: int, world_size: int, backend: str, directory: str, store: str, begin: Semaphore, niceness: int | None
 ) -> None:
-    """Run a rank that is a process of its own; it dies with its parent, and Ctrl-C is the parent's to handle."""
+    """Run a rank in its own process, which dies with its parent. It ignores Ctrl-C, which the parent handles."""
     parent = multiprocessing.parent_process()
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -143,7 +143,7 @@ def _rank(
 
 
 def _give_way(niceness: int) -> None:
-    """Yield to other processes of this host when memory runs out, and for the processor by ``niceness``."""
+    """Lower this process's priority by ``niceness``, and make it the first to be killed if memory runs out."""
     if niceness:
         os.nice(niceness)
         with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ def leave(code: int) -> NoReturn:
 
 
 def default_directory(name: str) -> Path:
-    """Return the directory of a run that names none: ``$EVENKEEL_HOME/runs/NAME-N``, N fresh."""
+    """Make and return a new default directory of a run, ``$EVENKEEL_HOME/runs/NAME-N`` with the first unused N."""
     runs = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel")) / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     number = 1

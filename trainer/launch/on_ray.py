@@ -1,7 +1,7 @@
-"""Ranks on a Ray cluster that is joined. They use gloo, and NCCL where they have GPUs.
+"""Ranks on an existing Ray cluster. They use gloo, and NCCL if they have GPUs.
 
-Never a bare ``ray.init``: it takes up whatever cluster a stale file names. Never ``ray stop``: it ends every Ray on the
-host.
+Never call ``ray.init`` without an address: it joins any cluster that a stale file names. Never call ``ray stop``: it
+ends every Ray process on the host.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_ranks(run: Run) -> None:
-    """Train on ``resources.num_workers`` actors, or on fewer where the cluster has no room for all.
+    """Train on ``resources.num_workers`` actors, or on fewer if the cluster has no room for all.
 
     Raises:
         RanksFailed: a rank ended with an error.
-        ResourceError: the cluster is not reached or too small.
+        ResourceError: the cluster cannot be reached, or is too small.
     """
     from ray.exceptions import RayActorError, RayError
 
@@ -53,10 +53,10 @@ def start_ranks(run: Run) -> None:
 
 @contextlib.contextmanager
 def connected(run: Run) -> Iterator[None]:
-    """Be a driver of the run's cluster during the block.
+    """Connect this process to the run's Ray cluster, as a driver, during the block.
 
     Raises:
-        ResourceError: the cluster is not reached.
+        ResourceError: the cluster cannot be reached.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_AUTH_MODE"] = "token"
@@ -96,7 +96,11 @@ def _connect(run: Run) -> None:
 
 
 def _fitted(run: Run) -> Run:
-    """Return the run with as many workers as the cluster has room for."""
+    """Return the run with as many of its workers as the cluster has room for, and report it if they are fewer.
+
+    Raises:
+        ResourceError: there is no room for the least number that the job accepts.
+    """
     import ray
 
     resources, needed = run.job.resources, worker_resources(run.job)
@@ -123,11 +127,11 @@ def _fitted(run: Run) -> Run:
 
 
 def worker_resources(job: JobSpec) -> dict[str, float]:
-    """Return the resources that Ray reserves for each worker."""
+    """Return the resources that Ray reserves for each worker, as Ray names them: CPU and GPU."""
     gpus = job.resources.gpus_per_worker
     return {"CPU": job.resources.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
 
 
 def room_for(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> int:
-    """Return the number of workers with these needs that fit on nodes with these resources."""
+    """Return the number of workers that fit on all nodes. ``nodes``: each node's resources; ``needed``: a worker's."""
     return sum(min(int(node.get(name, 0.0) // number) for name, number in needed.items()) for node in nodes)

@@ -1,4 +1,4 @@
-"""The rows of a run: prepared before its ranks start, or those of an earlier attempt."""
+"""Preparation of a run's rows before its ranks start; rows that an earlier attempt has prepared are kept."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def prepare_run(
 ) -> None:
     """Prepare a run's rows in its directory, unless an earlier attempt has trained on them.
 
-    ``hosts`` prepare by tasks, if any. ``info`` takes notes for the job's owner, ``report`` the progress.
-    ``check_cancel`` raises if the run is to end; it is called while the run waits.
+    ``hosts``: hosts that prepare parts of the rows as tasks, if any. ``info`` is called with messages for the job's
+    owner, ``report`` with the progress. ``check_cancel`` is called while the run waits, and raises if it is to end.
 
     Raises:
         DataError: rows cannot be trained on.
@@ -72,9 +72,9 @@ def prepare_run(
 
 
 def _goes_on_with_its_rows(run: Run) -> bool:
-    """Return True for a run with a checkpoint: it keeps its rows, whatever has become of the files.
+    """Return True if the run has a checkpoint: it keeps its prepared rows, even if the dataset's files have changed.
 
-    A job of one pass reads on in the files, which are checked up to where it was.
+    A one-pass job continues to read the files instead. For it the files already read are checked for changes.
     """
     newest = None if PreparedData.fingerprint_of(run.data) is None else newest_of(run, run.checkpoints)
     if newest is None:
@@ -87,7 +87,7 @@ def _goes_on_with_its_rows(run: Run) -> bool:
 
 
 def _await_first_file(run: Run, info: Log, check_cancel: Callable[[], None]) -> None:
-    """Wait until the folder has a file that can be opened, whose columns say what the ids are."""
+    """Wait until the followed folder has a first readable file: its columns determine the types of ids."""
     follow, uri, is_told = run.job.dataset.follow, run.dataset.uri, False
     assert follow is not None
     while first_file(uri, follow) is None:
@@ -99,10 +99,10 @@ def _await_first_file(run: Run, info: Log, check_cancel: Callable[[], None]) -> 
 
 
 def check_memory(run: Run) -> None:
-    """Check, now that the rows are counted and before anything is built, that the run fits in memory.
+    """Check that the run fits in memory. The rows must be prepared, and the model is not built yet.
 
     Raises:
-        MemoryError: it does not.
+        MemoryError: the run does not fit.
     """
     data = PreparedData.open(run.data)
     rows = {name: table.num_rows for name, table in data.tables.items()}

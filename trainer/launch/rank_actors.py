@@ -79,7 +79,7 @@ class RankActor:
         return Seat(ray.get_runtime_context().get_node_id(), address, gpus)
 
     def open_store(self, address: str, world_size: int) -> int:
-        """Open the store by which ranks find each other, and return its port; called on rank 0 alone."""
+        """Open torch's key-value store by which ranks find each other; return its port. Called only on rank 0."""
         import torch.distributed as dist
 
         self._store = dist.TCPStore(address, 0, world_size, is_master=True, wait_for_workers=False)
@@ -106,7 +106,7 @@ class RankActor:
             train_rank(directory, self.seat().gpus)
 
     def _join(self, environment: RankEnvironment, store: tuple[str, int]) -> None:
-        """Begin the process group, which ends with this process."""
+        """Initialize the process group, which ends with this process."""
         import_torchrec()
         import torch.distributed as dist
 
@@ -117,7 +117,7 @@ class RankActor:
 
 
 def _speak_into(path: Path) -> None:
-    """Send this rank's output straight into a log: through Ray it comes late, prefixed, between Ray's own lines."""
+    """Redirect this rank's output into a log file. Ray would delay and prefix its lines, and mix them with its own."""
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -127,9 +127,9 @@ def _speak_into(path: Path) -> None:
 
 
 def rank_environments(seats: Sequence[Seat]) -> list[RankEnvironment]:
-    """Return the environment of each actor: ranks of a host are consecutive, in the order of its GPUs.
+    """Return the environment of each actor: ranks of a host are consecutive, in the order of their GPUs.
 
-    The first seat is rank 0, if it has no GPU or the first one of its host.
+    Rank 0 is on the host of the first seat. It is the first seat itself, unless another seat there has an earlier GPU.
     """
     hosts: dict[str, list[int]] = {}
     for actor, seat in enumerate(seats):
@@ -145,12 +145,12 @@ def rank_environments(seats: Sequence[Seat]) -> list[RankEnvironment]:
 
 @contextlib.contextmanager
 def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
-    """Yield an actor for each rank; all are gone at the end of the block, however it ends.
+    """Yield an actor for each rank. All actors are killed at the end of the block, also after an error.
 
-    ``needed``: resources that Ray sets aside for each.
+    ``needed``: resources that Ray reserves for each actor.
 
     Raises:
-        Cancelled: the run is to stop before the cluster has the resources for them.
+        Cancelled: the run is asked to stop before the cluster has the resources.
         ResourceError: the cluster does not have the resources.
     """
     import ray
@@ -179,7 +179,12 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
 
 
 def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[None]:
-    """Yield until the caller stops waiting; raise ResourceError after ``seconds``, Cancelled if the run is to stop."""
+    """Yield again and again until the caller leaves the loop.
+
+    Raises:
+        ResourceError: ``seconds`` are over; ``what`` and ``why`` are parts of the message.
+        Cancelled: the run is asked to stop.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if run.cancel_file.exists():
@@ -190,10 +195,12 @@ def _while_waiting(run: Run, seconds: float, what: str, why: str) -> Iterator[No
 
 
 def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -> None:
-    """Train on all actors and return when all are done.
+    """Train on all actors and return when all have ended.
+
+    ``document``: the driver's ``run.json`` if other hosts do not see the run directory, else None.
 
     Raises:
-        Cancelled: the run is to stop before the actors have started.
+        Cancelled: the run is asked to stop before the actors have started.
         ResourceError: the actors do not start.
         RayActorError: an actor has died.
         RayTaskError: the error of the first actor that failed, if none died; the others are not waited for.
@@ -227,9 +234,9 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
 
 
 def _raise_a_death(ends: list[Any]) -> None:
-    """Wait a little for Ray to report that a rank has died, and raise its error.
+    """Wait up to DEATH_SECONDS for Ray to report that a rank has died, and raise that error if it does.
 
-    A peer that lost its connection to the dead rank may have failed before.
+    A rank that lost its connection to the dead rank may have reported its own failure before.
     """
     import ray
     from ray.exceptions import RayTaskError
@@ -243,7 +250,7 @@ def _raise_a_death(ends: list[Any]) -> None:
 
 @contextlib.contextmanager
 def _drains_noticed(run: Run, nodes: set[str]) -> Iterator[None]:
-    """Ask the ranks to stop once Ray drains a node of theirs: its machine is about to go."""
+    """During the block, ask the ranks to stop once Ray drains one of their nodes: its machine will be shut down."""
     from ray._private.state import state  # Ray Train reads it too; there is no public way
     from ray.exceptions import RayError
 

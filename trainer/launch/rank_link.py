@@ -1,7 +1,7 @@
-"""Link between ranks and driver if their hosts share no directory: one Ray actor beside the driver.
+"""Link between ranks and driver if their hosts share no directory: a Ray actor on the driver's host.
 
-A rank works in a directory of its own host. A thread of the rank sends the files written there (events of rank 0, log)
-to the driver. If the answer says that the rank is to stop, the thread writes the file that the rank looks for anyway.
+A rank works in a directory of its own host. A thread of the rank sends the files of that directory (log, and events of
+rank 0) to the actor. If the answer asks the rank to stop, the thread writes the cancel file, for which ranks look.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Answer(NamedTuple):
 
 
 class DriverEnd:
-    """The actor: writes data of ranks into the driver's directory, and answers with requests to stop."""
+    """Actor on the driver's host: it writes data of ranks into the run directory, and answers with requests to stop."""
 
     def __init__(self, directory: str):
         self._run = read_run(directory)
         self._taken: dict[tuple[int, str], int] = {}
 
     def take(self, rank: int, file: str, offset: int, data: bytes) -> Answer:
-        """Append data that a rank wrote from byte ``offset`` of one of its files; bytes that are there are skipped."""
+        """Append data that a rank has at byte ``offset`` of one of its files; bytes taken before are skipped."""
         taken = self._taken.setdefault((rank, file), offset)
         if data and offset <= taken:
             fresh = data[taken - offset :]
@@ -62,7 +62,7 @@ class DriverEnd:
         return Answer(taken, stop, self._run.still_current())
 
     def stopped(self, reason: str) -> None:
-        """Ask all ranks to stop for the reason that stopped one, such as the preemption of its machine."""
+        """Ask all ranks to stop, for the reason for which one has stopped, such as the preemption of its machine."""
         if not self._run.cancel_file.exists():
             self._run.ask_to_stop(reason)
 
@@ -73,7 +73,7 @@ class DriverEnd:
 
 
 def start_driver_end(run: Run) -> Any:
-    """Return the actor of an attempt, which lives on this host as long as this driver."""
+    """Start and return the actor of an attempt, which lives on this host as long as this driver."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -109,7 +109,7 @@ def log_of(directory: Path, rank: int) -> Path:
 
 
 def _take_up(document: dict[str, Any]) -> Path:
-    """Return this host's directory for the ranks of an attempt, with its run.json; revoke the previous one's lease."""
+    """Return this host's directory for an attempt's ranks, with its run.json. An earlier attempt loses its lease."""
     directory = working_directory(document["run_id"], "ranks")
     descriptor = os.open(directory / "take-up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

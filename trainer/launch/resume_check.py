@@ -1,4 +1,4 @@
-"""Check on resuming that a checkpoint is of the same job; some fields of a spec may change between attempts."""
+"""Check on resuming that a checkpoint belongs to the same job and dataset; some fields may change between attempts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
 
 
 def _without_places(dataset: DatasetSpec) -> dict[str, str]:
-    """Return the fields of a dataset as text of JSON, in which features and labels have their order."""
+    """Return the fields of a dataset, without _OF_PLACES, as JSON texts, which keep the order of their parts."""
 
     def of(part: Any) -> Any:
         if not isinstance(part, dict):
@@ -73,7 +73,7 @@ def _without_places(dataset: DatasetSpec) -> dict[str, str]:
 
 
 def _completed(identity: dict[str, Any], job: JobSpec) -> dict[str, Any]:
-    """Return the identity that a checkpoint holds, with the defaults of fields that came after its version."""
+    """Return the identity that a checkpoint holds, with defaults for fields that newer versions have added."""
     of_publish = {name: part for name, part in identity.items() if name.startswith(_PUBLISH)}
     # Checkpoints hold the names of their version.
     names = {f"{_PUBLISH}{old}": f"{_PUBLISH}{new}" for old, new in Publish.old_names.items()}

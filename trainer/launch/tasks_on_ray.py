@@ -1,6 +1,7 @@
-"""Tasks of a preparation on the nodes of a Ray cluster: as many at once as the job has workers, each with their CPUs.
+"""Preparation of rows by tasks on the nodes of a Ray cluster.
 
-A task runs on a node that sees the rows and the storage; where a node is lost, its tasks alone go to others.
+At most as many tasks run at once as the job has workers, each with a worker's CPUs. A node must reach the rows and the
+storage. If a node is lost, only its tasks run again on other nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trainer.runs.working_directory import working_directory
 from trainer.storage.base import StorageError
 
 COST = 1.7
-"""Processor time of tasks for that of one process, which writes no column twice (docs/reports/data_pipeline.md)."""
+"""Processor time of tasks relative to one process, which writes no column twice (docs/reports/data_pipeline.md)."""
 LOSSES = 3
 """Crashes of a task on healthy nodes before the task itself is blamed."""
 PROBE_SECONDS = 60.0
@@ -41,11 +42,11 @@ class HostsOfCluster:
 
     @contextlib.contextmanager
     def runner(self, setting: Setting, log: Callable[[str], Any]) -> Iterator[RayRunner | None]:
-        """Yield the runner of tasks on the nodes; None where this host's threads are as fast (:data:`COST`).
+        """Yield the runner of tasks on the nodes; None if this host's threads alone are as fast (:data:`COST`).
 
         Raises:
-            ResourceError: the cluster is not reached.
-            StorageError: the storage is away.
+            ResourceError: the cluster cannot be reached.
+            StorageError: the storage cannot be reached.
         """
         number = self._run.job.resources.num_workers
         if self._pays(number):
@@ -60,11 +61,14 @@ class HostsOfCluster:
         yield None
 
     def _pays(self, number: int) -> bool:
-        """Return True if so many tasks at once are faster than the threads of this host."""
+        """Return True if ``number`` tasks at once are faster than the threads of this host."""
         return number * self.threads > COST * num_threads(self._run.job)
 
     def _slots(self, setting: Setting, log: Callable[[str], Any]) -> list[str]:
-        """Return the node of each task that runs at once, at most as many as the job has workers."""
+        """Return the nodes of the slots for tasks, at most as many slots as the job has workers.
+
+        Nodes that cannot reach rows or storage, or do not answer, are left out.
+        """
         import ray
 
         folders = setting.folders()
@@ -95,7 +99,7 @@ class HostsOfCluster:
 
 
 class RayRunner:
-    """Runs tasks on nodes, one in each slot."""
+    """Runner of tasks on nodes, at most one at a time in each slot."""
 
     def __init__(self, run: Run, setting: Setting, slots: Sequence[str], log: Callable[[str], Any]):
         import ray
@@ -110,7 +114,7 @@ class RayRunner:
         """Perform tasks (:class:`trainer.data.prepare.by_tasks.tasks.TaskRunner`).
 
         Raises:
-            ResourceError: no node is left, or a task's process dies again and again.
+            ResourceError: no node is left, or a task's process has died LOSSES times.
         """
         import ray
 
@@ -153,7 +157,7 @@ class RayRunner:
                 ray.cancel(task, force=True)
 
     def _note_loss(self, task: Task, position: int, node: str, loss: Exception) -> None:
-        """Give up the slots of a node that is gone."""
+        """Handle the death of a task's process: remove the node's slots if the node is lost, else count the death."""
         # Ray tells the loss of a process a moment before it knows that of the node.
         deadline = time.monotonic() + NODE_SECONDS
         while _is_alive(node) and time.monotonic() < deadline:
@@ -176,7 +180,7 @@ def _is_alive(node: str) -> bool:
 
 
 def _on(node: str, function: Callable[..., Any], cpus: float) -> Any:
-    """Return a function as a Ray task of a node, which is tried once."""
+    """Return a function as a Ray task that runs on this node, without retries."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -196,7 +200,7 @@ def _probe(setting: Setting) -> str | None:
 
 
 def _perform(setting: Setting, task: Task, run_id: str) -> Exception | None:
-    """Perform a task on this node; return the error of it that its driver is to raise."""
+    """Perform a task on this node; return the error that the driver is to raise, None without one."""
     import pyarrow as pa
 
     pa.set_cpu_count(setting.threads)

@@ -1,4 +1,4 @@
-"""The process of one rank, wherever it was started: its threads, device and memory while it trains."""
+"""Training in the process of one rank: its threads, device and memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
     """Train this rank's part of the run at ``directory``.
 
-    The process group is the caller's, and so is LOCAL_RANK in the environment. ``gpus``: the names of those that Ray
-    gave to this rank.
+    The caller must have initialized the process group, and set LOCAL_RANK in the environment. ``gpus``: names of the
+    GPUs that Ray assigned to this rank.
 
-    A rank that was asked to stop has written a checkpoint when this returns, and the run's cancel file says why. Any
-    other end than the last epoch is an exception, recorded in the run directory for the driver.
+    It returns after the last epoch, or, if the rank was asked to stop, after a checkpoint; the run's cancel file then
+    has the reason. Any other end is an exception, which is also recorded in the run directory for the driver.
     """
     quiet()
     run = read_run(directory).with_workers(dist.get_world_size())
@@ -68,18 +68,18 @@ def _saver(job: JobSpec) -> contextlib.AbstractContextManager[BackgroundSaver | 
 
 
 def use_threads(number: int) -> None:
-    """Use as many threads as the rank has CPUs, wherever it runs.
+    """Set torch's number of threads to the rank's number of CPUs, not the host's.
 
-    Sums inside torch depend on how they are split, and a retried run must end with the same bits.
+    Sums inside torch depend on the number of threads, and a retried run must end with the same bits.
     """
     torch.set_num_threads(max(1, number))
 
 
 def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:
-    """Return the device of this rank, which is the current one from now on.
+    """Return the device of this rank, and make it torch's current device.
 
     Raises:
-        ResourceError: there is none.
+        ResourceError: the rank needs a GPU, and there is no usable one.
     """
     gpus_per_worker = job.resources.gpus_per_worker
     try:
@@ -99,7 +99,7 @@ def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:
 
 
 def _repeatable() -> None:
-    """Let a GPU sum in one order each time, for a retried run must end with the same bits."""
+    """Make sums on GPUs deterministic: a retried run must end with the same bits."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Which would also write all memory that is taken, in case that somebody reads it before it is written.
@@ -110,11 +110,11 @@ def _repeatable() -> None:
 
 @contextlib.contextmanager
 def steady_memory() -> Iterator[None]:
-    """Tune memory for a loop whose every turn needs the same amount, once its large and lasting parts are there.
+    """Tune memory for a loop whose steps all need the same amount. Make large, lasting objects before the block.
 
-    What a step frees is kept for the next one, up to KEPT_BYTES: given back to the system, as glibc does with large
-    blocks, each of its pages would be faulted in and cleared again. And what was there before the loop is not searched
-    for garbage again and again.
+    Memory that a step frees is kept for the next step, up to KEPT_BYTES. Otherwise glibc would return large blocks to
+    the system, and their pages would be faulted in and cleared again in each step. The garbage collector ignores
+    objects made before the block.
     """
     libc = ctypes.CDLL(None)
     # Other C libraries have no such settings, and no such costs.

@@ -1,1 +1,1 @@
-"""A run's item vectors on their way to :mod:`embeddings.refresh`, and what keeps them near those that are served."""
+"""Publication of a run's item vectors through :mod:`embeddings.refresh`, and ways to keep them near the served ones."""

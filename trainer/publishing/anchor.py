@@ -1,14 +1,14 @@
-"""L2 anchor to the version that is served (``publish.anchor``): rows of items are drawn to where consumers know them.
+"""L2 anchor to the served version (``publish.anchor``): a penalty that keeps items' rows near the served vectors.
 
-Each row e that a sample looks up of an item that the parent version has adds strength |e - t|^2 to the sample's loss,
-with t = n p Q: p the served unit vector, n its norm as that run's model read it, Q the basis of this job. A job that
-starts from initial values takes the served basis (Q = 1), which is as good as any other; a job with a parent has the
-parent's already, and Q is the orthogonal Procrustes rotation of the served vectors onto the parent's rows. With a
-frozen context that is so too where items begin fresh: the context is the parent's. Columns beside the vector (biases,
-output vectors) are free, and so are items that the version has not, and what is looked up in pooled lists.
+If a sample looks up the row e of an item that the served version has, strength |e - t|^2 is added to the sample's loss.
+The target is t = n p Q: p is the served unit vector, n its norm as that run's model read it, and Q a rotation into the
+basis of this job. A job that starts from initial values takes the served basis, Q = 1. A job with a parent has the
+parent's basis: Q is the orthogonal Procrustes rotation of the served vectors onto the parent's rows. The same holds for
+a frozen context whose items begin fresh, because the context is the parent's. There is no penalty on columns after the
+vector (biases, output vectors), on items that the version lacks, or on rows of pooled lists.
 
-The targets are found once, by the driver, and lie with the run's prepared data: a run that goes on from a checkpoint is
-drawn to the same ones, whatever has become of the version.
+The driver computes the targets once, and writes them next to the run's prepared data. So an attempt that resumes from a
+checkpoint has the same targets, even if the version has been removed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ Floats = npt.NDArray[np.float32]
 
 
 def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> str:
-    """Write ANCHOR_FILE beside the data of a run that has an anchor, unless it is there; return what to report.
+    """Write ANCHOR_FILE into the data folder of a run with an anchor, unless it exists; return a message for the log.
 
-    ``parent``: what the run is warm-started from.
+    The file is a float32 array [num_rows, dim] of targets, zeros for rows without one. ``parent``: the checkpoint of
+    the run's warm start, if any.
 
     Raises:
         StoreError: the version cannot be read.
-        ValueError: the version has other coordinates, or the parent's rows are others than the job's.
+        ValueError: the version has another dimension than the job, or too few ids in common with the parent's rows.
     """
     publish = run.job.publish
     assert publish is not None
@@ -90,7 +91,7 @@ def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> st
 
 
 def _turned(targets: Floats, run: Run, data: PreparedData, table: str, parent: Checkpoint) -> str:
-    """Turn the targets, in place, into the basis of the parent's rows."""
+    """Rotate the targets, in place, into the basis of the parent's rows; return words for the log message."""
     inheritance_of(run.job, run.dataset, parent)
     rows_of_parent = data.parent_rows(table)
     # A file without a name: tables are larger than memory.
@@ -117,9 +118,9 @@ def _turned(targets: Floats, run: Run, data: PreparedData, table: str, parent: C
 
 
 class AnchorPenalty:
-    """The penalty strength |e - t|^2 over the rows of items that a sample looks up, where there are targets.
+    """The penalty strength |e - t|^2, summed over the rows of items that a sample looks up and that have a target.
 
-    ``names``: the keys of batches whose rows are items'.
+    ``targets``: [num_rows, dim], zeros for rows without a target. ``names``: the keys of batches that look up items.
     """
 
     def __init__(self, settings: Anchor, targets: Floats, names: Sequence[str], dim: int):
@@ -145,7 +146,7 @@ class AnchorPenalty:
 
 
 def anchor_penalty(job: JobSpec, data: PreparedData) -> AnchorPenalty | None:
-    """Return the penalty of the job, where it has an anchor and its run found targets; else None."""
+    """Return the anchor penalty of the job; None if it has no anchor, or its run has no file of targets."""
     if job.publish is None or job.publish.anchor is None:
         return None
     path = data.directory / ANCHOR_FILE

@@ -1,19 +1,20 @@
-"""Frozen context (``publish.frozen_context``): what items are trained against is the parent's, and stays as it is.
+"""Frozen context (``publish.frozen_context``): items are trained against the parent's parameters, which stay constant.
 
-Two trainings of a model of products differ by a basis, and by more (docs/adr/0039): of items and context each follows
-the other. With the context of the parent frozen (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings
-with a compass, AAAI 2019) the loss alone says where an item belongs, in the parent's basis. What the context is:
+If scores are products of item and context vectors, two trainings differ by a rotation, and by more (docs/adr/0039),
+because items and context adapt to each other. If the parent's context is frozen, the loss alone determines the item
+vectors, in the parent's basis. (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings with a compass,
+AAAI 2019.) The context depends on the model:
 
 ======================  ==================================================================
 bpr, mf                 rows of users, their bias included
 item2vec                the output half u of the items' rows [v | u]
-two_tower, CTR models   all tables but the items', and all that is no table
+two_tower, CTR models   all tables except the items', and all dense parameters
 ======================  ==================================================================
 
-Rows of ids that the parent did not have are trained as ever. Frozen rows of whole tables are never touched: what a
-never-touched row reads is its initial value, so they are given the values that the parent's model read, and training
-looks them up without recording anything. Output halves have no state and get no gradient, and an optimizer without
-decay leaves such columns alone. So the parts of a run (sharding, checkpoints, evaluation, a resume) know nothing of it.
+Rows of ids that the parent did not have are trained as usual. In a table that is all context, frozen rows get the
+values that the parent's model read, and are never updated: training looks them up without recording gradients, and
+lookups read a row without updates as it is stored. Frozen output halves have zero state and get no gradient, and an
+optimizer without decay leaves such columns unchanged. So sharding, checkpoints, evaluation and resuming need no change.
 """
 
 from __future__ import annotations
@@ -41,17 +42,14 @@ CHUNK_ROWS = 1 << 18
 
 
 def is_frozen(job: JobSpec, data: PreparedData) -> bool:
-    """Return True if the job has a frozen context and a parent to take it from.
-
-    Its prepared data (trainer.data) know of the parent.
-    """
+    """Return True if the job has a frozen context, and its prepared data continue ids of a parent."""
     if job.publish is None or job.publish.frozen_context is None:
         return False
     return any((data.parent_rows(name)[NUM_SPECIAL_ROWS:] >= 0).any() for name in data.tables)
 
 
 def context_tables(job: JobSpec, data: PreparedData) -> dict[str, int]:
-    """Return, by table, the first column that is context: that and those after it."""
+    """Return, by table with context, the number of its first context column; all later columns are context too."""
     assert job.publish is not None
     items = next(key.table for key in data.keys if key.name == job.publish.feature)
     if job.model.has_both_sides_in_rows:
@@ -69,14 +67,14 @@ def begins_fresh(job: JobSpec) -> bool:
 
 
 def begin(sharded: ShardedModel, parent: Checkpoint, inherited: Checkpoint, job: JobSpec, data: PreparedData) -> None:
-    """Put the parent's context into a run's model before its first step. Collective.
+    """Copy the parent's context into a run's model before its first step. Collective.
 
-    ``inherited``: the parent's in the order of the job's features.
-
-    The model is at initial values, or warm-started from ``parent``. A checkpoint of the run's own has it all.
+    The model must have initial values, or be warm-started from ``parent``. ``inherited``: the parent's checkpoint under
+    the names of the job (trainer.distributed.inherited). A resumed run does not call this: its own checkpoints have the
+    context.
 
     Raises:
-        CheckpointError: on every rank.
+        CheckpointError: on every rank, if the parent's checkpoint cannot be loaded on any.
     """
 
     def take() -> None:
@@ -90,7 +88,7 @@ def begin(sharded: ShardedModel, parent: Checkpoint, inherited: Checkpoint, job:
 
 
 def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: PreparedData) -> None:
-    """Put the parent's context into the model as its lookups read it, with no state, as if never touched."""
+    """Copy the parent's context, as its lookups read it, into the model, with zero optimizer state."""
     for name, first_column in context_tables(job, data).items():
         rows_of_parent = torch.from_numpy(data.parent_rows(name).copy())
         for piece in sharded.local_pieces():
@@ -117,7 +115,7 @@ def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data:
 
 
 def freeze_dense(sharded: ShardedModel) -> None:
-    """Turn off gradients of everything in the model that is no table."""
+    """Turn off gradients of all parameters outside the tables."""
     for _, parameter in sharded.dense_parameters():
         parameter.requires_grad_(False)
 
@@ -129,10 +127,11 @@ class FrozenContext(nn.Module):
         """Wrap ``embeddings``.
 
         Args:
-            embeddings: the model's own.
-            masks: by feature that reads context, bool [num_rows], which rows are frozen.
+            embeddings: the model's own module.
+            masks: by feature that reads context, bool [num_rows]: True for frozen rows.
             dim: number of columns of an item's vector.
-            own_half: the context is the columns from ``dim`` on of rows whose others are trained.
+            own_half: True if the context is the columns from ``dim`` on of the items' rows, whose first ``dim`` columns
+                are trained. False if it is whole tables.
         """
         super().__init__()
         # In a tuple: as a submodule its parameters would be found twice.
@@ -158,7 +157,7 @@ class FrozenContext(nn.Module):
         return JaggedTensor(torch.cat([values[:, : self._dim], context], dim=1), lengths=part.lengths())
 
     def _part(self, features: KeyedJaggedTensor, of_frozen: bool) -> KeyedJaggedTensor:
-        """Return the ids that are frozen, or those that are not; the other bags are empty."""
+        """Return ``features`` with only ids of frozen rows, or only ids of trained rows if ``of_frozen`` is False."""
         keys, chosen_parts, lengths = features.keys(), [], []
         for name in keys:
             ids = features[name]
@@ -187,7 +186,7 @@ def _wait(rows: Any) -> Any:
 
 
 class FrozenRows:
-    """The frozen rows of a job; ``data`` (trainer.data.batches.prepared.PreparedData) says which ids the parent had."""
+    """The frozen rows of a job: rows of context tables whose ids the parent had, according to the prepared ``data``."""
 
     def __init__(self, job: JobSpec, data: PreparedData):
         self._dim, self._own_half = job.model.embedding_dim, job.model.has_both_sides_in_rows
@@ -197,7 +196,7 @@ class FrozenRows:
 
     @contextlib.contextmanager
     def frozen_in(self, model: RankingModel) -> Iterator[None]:
-        """Let the model's lookups of frozen context record nothing within the block."""
+        """Within the block, make the model's lookups of frozen context record no gradients."""
         embeddings = model.embeddings
         model.embeddings = FrozenContext(embeddings, self._masks, self._dim, self._own_half).train(model.training)
         try:

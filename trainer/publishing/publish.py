@@ -1,6 +1,6 @@
-"""Publication of a run's item vectors, from its last checkpoint to the refresh stage.
+"""Publication of the item vectors of a run's checkpoint by the refresh stage (:mod:`embeddings.refresh`).
 
-Run by the driver, after the ranks are gone.
+The driver calls it: after the ranks have ended, or while they train if the job publishes repeatedly.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ NORM_FLOOR = 1e-12
 
 
 def publish(run: Run) -> dict[str, Any]:
-    """Hand the run's item vectors to the stage; return the fields of the publication event.
+    """Hand the item vectors of the run's last checkpoint to the refresh stage; return the publication event's fields.
 
-    Fenced: the version is published only if ``parent_version`` of run.json (the version that was current when the job
-    started) is still the one that is served. An attempt that run.json does not name any more writes nothing, and does
-    not switch to what it has written (LeaseLostError).
+    The version is published only if the served version is still ``run.parent_version``, the version that was served
+    when the job started.
+
+    Raises:
+        CheckpointError: there is no valid checkpoint, or the newest valid one is not from the end of training.
+        LeaseLostError: another attempt holds the run's lease; nothing is published.
     """
     spec = run.job.publish
     assert spec is not None
@@ -57,10 +60,11 @@ def publish(run: Run) -> dict[str, Any]:
 
 
 def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = None) -> dict[str, Any]:
-    """Hand the item vectors of a checkpoint to the stage; return the fields of the publication event.
+    """Hand the item vectors of a checkpoint to the refresh stage; return the fields of the publication event.
 
-    Of a job that publishes several times the version is one of the checkpoint's step, aligned onto what is served now;
-    it gives the run's ``store`` each time, which knows the versions that it has seen.
+    If the job publishes repeatedly, the version belongs to the checkpoint's step, and is aligned onto the version that
+    is served now. Such a job passes the same ``store`` each time, because a store caches versions; None: open the
+    run's.
     """
     spec = run.job.publish
     assert spec is not None
@@ -118,15 +122,15 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
 
 
 def comparison_of(run: Run) -> ModelComparison | None:
-    """Return the comparison of the run's model with the served version's, None where its ranks have told nothing."""
+    """Return the comparison of the run's model with the served version's model, None if the ranks reported none."""
     return read_comparison(run.directory, run.parent_version)
 
 
 def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:
-    """Check that training ended with this checkpoint.
+    """Check that this checkpoint was written at the end of training.
 
     Raises:
-        CheckpointError: it did not.
+        CheckpointError: the checkpoint is from an earlier step.
     """
     position = TrainingRecord.of(checkpoint).position
     if run.job.dataset.one_pass:
@@ -142,18 +146,18 @@ def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def candidate_of(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """Return the vectors that a run publishes: its items' rows, or the outputs of the item tower."""
+    """Return the vectors that a run publishes: item rows, or item tower outputs if the dataset has an item table."""
     return item_vectors(run, checkpoint) if run.dataset.items is None else tower_vectors(run, checkpoint)
 
 
 def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """Return one row for each id that has a row in the published feature's table, sorted by id.
+    """Return one vector for each id that has a row in the published feature's table, sorted by id.
 
-    The vector is the row without pending decay, with its idle momentum (decay changes a row's length, never its
-    direction); the norm is that of the row as the model reads it, decay and all. There is evidence for a row that this
-    job touched for an example of its own (SSE touches rows at random, for examples of other items) and whose norm is
-    above the floor; the stage serves the others as before, or not at all. The vectors are in a file of the run
-    directory that has no name, and goes with them: memory holds one piece of the table at a time.
+    The vector is the row with its idle momentum but without pending decay, which never changes a row's direction. The
+    norm is of the row as the model reads it, decay included. An id has evidence if this job has updated its row, the
+    id occurs in the job's examples, and the norm is above NORM_FLOOR. (SSE also updates rows at random, for examples of
+    other items.) The refresh stage serves ids without evidence as before, or not at all. The vectors are in an unnamed
+    file of the run directory, which is freed with them, so memory holds one piece of the table at a time.
     """
     assert run.job.publish is not None
     data = PreparedData.open(run.data)
@@ -199,12 +203,13 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
 
 
 def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
-    """Return the item tower's output for each item of the item table, and for the others that have a row, by id.
+    """Return the item tower's output for each item of the catalogue, sorted by id.
 
-    There is evidence for an item whose id, or an id of one of whose features, has a row, or of which there is a vector,
-    and whose norm is above the floor: an item that nobody has clicked yet is served by what was learned of its
-    features. Others are served as before, or not at all. A row that only a warm start brought counts, because the tower
-    of today reads it. As of :func:`item_vectors`, the vectors are in a file without a name.
+    The catalogue has the items of the item table, and other items that have a row. An item has evidence if its norm is
+    above NORM_FLOOR, and its own id or an id of its features has a row, or it has a vector feature. So an item that
+    nobody has clicked yet can be served. Rows that come only from a warm start count, because today's tower reads them.
+    Items without evidence are served as before, or not at all. As in :func:`item_vectors`, vectors are in an unnamed
+    file.
     """
     data = PreparedData.open(run.data)
     catalogue = data.catalogue
@@ -242,10 +247,10 @@ def _with_held_rows(run: Run, collection: Collection, vectors: ItemVectors) -> I
 
 
 def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
-    """Return the vectors of a run that went on from a held version's rows, with that run's evidence and counts.
+    """Return the vectors of a run that continued from a held version, with that version's evidence and counts added.
 
-    Nobody was served what was trained then. An item that had evidence in it has a row that is newer than what is
-    served, also where it does not occur in the rows of this run.
+    A held version was never served. So items with evidence in it have newer rows than the served version, even if they
+    do not occur in this run's data.
     """
     old, new = shared_rows(held.keys, vectors.keys)
     found = held.items().renewed[old]
@@ -260,9 +265,10 @@ def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
 
 
 def _temporary_rows(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
-    """Return a writable float32 array in a file without a name, with its disk space taken now.
+    """Return a writable float32 array in an unnamed file, whose disk space is allocated at once.
 
-    A disk that is full is an OSError here, and not a fault of the first page that does not fit.
+    Raises:
+        OSError: the disk is full. Without allocation, a later write to the array would crash the process instead.
     """
     with tempfile.TemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, max(4 * shape[0] * shape[1], 1))
@@ -270,9 +276,10 @@ def _temporary_rows(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.f
 
 
 def _retired(run: Run, checkpoint: Checkpoint, store: Store, parent_version: str | None) -> pa.Array:
-    """Return the tombstones of the published feature's table: ids whose last vector must not be served for ever.
+    """Return the tombstones of the published feature's table: ids without a row, whose last vector must expire.
 
-    Of a job that publishes several times also what it has published itself and has given up since.
+    For a job that publishes repeatedly they include ids that it has published itself in the served version; the stage
+    ignores tombstones of ids that still have a row.
     """
     assert run.job.publish is not None
     keys = PreparedData.open(run.data).keys

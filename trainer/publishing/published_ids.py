@@ -1,4 +1,4 @@
-"""Ids of prepared data that are to be published, checked before the training: after it the stage refuses them."""
+"""Check before training that the prepared data's ids can be published: the refresh stage would refuse them later."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def check_published_ids(run: Run, data: PreparedData) -> None:
-    """Check that a run can publish its ids, and beside those of the version that is served.
+    """Check that a run can publish its ids into its collection.
 
     Raises:
         DataError: an id is too long, or holds a NUL character.
-        ValueError: the collection's are integers and the run's text, or the other way round.
+        ValueError: the served version's ids are integers and the run's are text, or the other way round.
     """
     publish = run.job.publish
     assert publish is not None
@@ -34,7 +34,7 @@ def check_published_ids(run: Run, data: PreparedData) -> None:
 
 
 def tables_served_as_text(run: Run) -> tuple[str, ...]:
-    """Return the table whose ids are published, where those that are served are text."""
+    """Return (the table of the published feature,) if the served version's ids are text; else an empty tuple."""
     publish = run.job.publish
     feature = None if publish is None else run.dataset.joined_features.get(publish.feature)
     if publish is None or feature is None or _served_type(run, publish.collection) != "string":

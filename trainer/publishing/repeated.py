@@ -1,7 +1,7 @@
 """Versions published while a job trains: the driver makes them from the newest checkpoint.
 
-Each version belongs to a training step (embeddings.refresh.publish). A job publishes a step once, and never after a
-later one. So a new attempt finishes the publication that a killed one had begun, and continues from there.
+Each version belongs to a training step (embeddings.refresh.publish). A job publishes each step at most once, and steps
+in ascending order. A new attempt first finishes a publication that an earlier attempt had begun when it was killed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Publisher:
                                "training goes on, and the next that is due is tried")  # fmt: skip
 
     def publish_if_due(self) -> None:
-        """Publish the newest checkpoint, if it is time and there is one of a later step than the last version's."""
+        """Publish the newest checkpoint if a publication is due and its step is later than the last version's."""
         if time.monotonic() < self._retry_at:
             return
         if self._step is None:

@@ -57,13 +57,13 @@ class Report:
     """A report.
 
     Attributes:
-        title: Its title.
-        source: What it follows, as a paper.
-        protocol: How data is split and models are trained.
-        sections: Its sections, in order.
+        title: Title of the report.
+        source: The publication that the report follows, such as a paper.
+        protocol: Description of the split of data and of the training of models.
+        sections: The report's sections, in order.
         claims: Claims with their verdicts.
-        failed: Names and errors of trials.
-        not_run: Titles of tables of which no trial has ended.
+        failed: Names and errors of failed trials.
+        not_run: Titles of tables for which no trial has ended.
     """
 
     title: str
@@ -93,7 +93,7 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def html(self, charts: Mapping[str, Path]) -> str:
-        """Return one file that needs nothing beside it; ``charts``: PNG files by the name of their section."""
+        """Return a self-contained HTML page. ``charts``: PNG files by the name of their section."""
         images = {name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in charts.items()}
         template = Environment(autoescape=True, trim_blocks=True).from_string(PAGE)
         return template.render(vars(self), images=images)
@@ -120,7 +120,7 @@ def can_draw() -> bool:
 
 
 def draw(section: Section, path: Path) -> bool:
-    """Draw the panels of a section; return False, and make no file, where it has none."""
+    """Draw the panels of a section into a PNG file; return False, without a file, if the section has none."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -17,7 +17,8 @@ Verdict = tuple[str, str, str]
 class Panel:
     """One chart: curves by label.
 
-    ``log``: which axes are logarithmic, "", "x", "y" or "xy". ``joined``: whether a curve's points are joined, or dots.
+    ``x`` and ``y`` are labels of the axes. ``log``: the logarithmic axes: "", "x", "y" or "xy". ``joined``: True if a
+    curve's points are joined by lines, False for dots.
     """
 
     title: str
@@ -32,8 +33,8 @@ class Panel:
 class Section:
     """A section of a report.
 
-    ``name``: of its chart's file. ``lines`` of cells under ``header``; ``notes``: what must be said of it. ``across``:
-    how many panels stand side by side.
+    ``name``: name of its chart's file. ``header`` and ``lines``: cells of its table. ``notes``: paragraphs below the
+    table. ``across``: largest number of panels side by side.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Findings:
-    """Sections and claims that a report is given."""
+    """Sections of a report, and claims with their verdicts."""
 
     sections: tuple[Section, ...] = ()
     claims: tuple[Verdict, ...] = ()

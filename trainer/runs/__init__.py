@@ -1,4 +1,4 @@
-"""The protocol of a run between the process that starts it and the run: directory, events, process, failures.
+"""The protocol between a run and the process that starts it: directory, events, process, failures.
 
-Without torch: the service imports it.
+It does not import torch, because the service imports it.
 """

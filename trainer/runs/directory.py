@@ -1,4 +1,4 @@
-"""The run directory: the contents of ``run.json``, and the names of the files beside it. Torch-free.
+"""The run directory: the contents of ``run.json``, and the names of the other files. Does not import torch.
 
 **The fence.** ``run.json`` names the attempt that holds the lease of the directory. Files that outlive an attempt
 (checkpoints, prepared data, ``exit.json``, a version) are written under a temporary name. Then the lease is checked,
@@ -76,10 +76,10 @@ class Run:
     parent_version: str | None = None
     init_checkpoint: str | None = None
     start_version: str | None = None
-    """The held version whose run wrote ``init_checkpoint``; None if it is of no version, or of a served one."""
+    """The held version whose run wrote ``init_checkpoint``; None if that run's version was served or does not exist."""
 
     served_checkpoint: str | None = None
-    """Checkpoints of the run of ``parent_version``, like ``init_checkpoint``; None if they are not kept."""
+    """Location of checkpoints of the run that published ``parent_version``; None if they are not kept."""
 
     ray_address: str | None = None
     lease: dict[str, Any] | None = None
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def cluster(self) -> str | None:
-        """HOST:PORT of the Ray cluster that the ranks join; None: they run on this host, without Ray."""
+        """HOST:PORT of the Ray cluster that the ranks join; None if they run on this host, without Ray."""
         return os.environ["RAY_ADDRESS"] if self.ray_address == THIS_CLUSTER else self.ray_address
 
     @property
@@ -120,11 +120,14 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """The parameters after the best epoch, where the job stops early: a checkpoint of their own."""
+        """Folder of the separate checkpoint after the best epoch, for jobs with early stopping."""
         return self.directory / BEST
 
     def folders(self, directory: Path) -> Folders | None:
-        """Return the local folders of a directory (data, checkpoints or best) of the run's storage, or None."""
+        """Return the folders of the run's storage that belong to ``directory``; None if the run has no storage.
+
+        ``directory`` must be the run's local folder ``data``, ``checkpoints`` or ``best``.
+        """
         return None if self.storage is None else Folders(open_storage(self.storage), directory.name)
 
     @property
@@ -134,16 +137,16 @@ class Run:
 
     @property
     def cancel_file(self) -> Path:
-        """Its presence asks the ranks to write a checkpoint and stop; it holds the reason."""
+        """File that asks the ranks to write a checkpoint and stop; it contains the reason."""
         return self.directory / f"{CANCEL_FILE}-{self.attempt}"
 
     def ask_to_stop(self, reason: str) -> None:
-        """Write the file that ranks look for at every step."""
+        """Write ``cancel_file`` with the reason; ranks look for it at every step."""
         write_file(self.cancel_file, reason.encode(), durable=False)
 
     @property
     def given_up_file(self) -> Path:
-        """Its presence means that the service, on another machine, has given up this attempt."""
+        """File whose existence means that the service, on another machine, has given up this attempt."""
         return self.directory / f"given-up-{self.attempt}"
 
     def still_current(self) -> bool:
@@ -196,12 +199,13 @@ def revoke(directory: Path | str) -> None:
 
 
 def read_run(directory: Path | str, *, stored: bool = False) -> Run:
-    """Read ``run.json``.
+    """Return the run that ``run.json`` of a directory describes.
 
-    With ``stored``, the run is finished and only read: removed settings are dropped, not refused.
+    ``stored``: True to read a run of an older version without continuing it. Settings that no longer exist are then
+    dropped instead of refused.
 
     Raises:
-        SpecError: naming the file and the field that is missing or wrong.
+        SpecError: the file cannot be read, or a field is missing or wrong; the error names both.
     """
     folder = Path(directory).resolve()
     where = str(folder / RUN_FILE)
@@ -252,9 +256,9 @@ def attempt_named(directory: Path | str) -> int:
 
 
 def choose_backend(num_gpus: float) -> str:
-    """Return the process group's backend for workers with ``num_gpus`` GPUs each.
+    """Return torch's process group backend for workers with ``num_gpus`` GPUs each.
 
-    It is nccl, with gloo for CPU tensors, or gloo alone.
+    With GPUs it is nccl for CUDA tensors and gloo for CPU tensors, without GPUs gloo.
     """
     return "cpu:gloo,cuda:nccl" if num_gpus > 0 else "gloo"
 
@@ -278,7 +282,10 @@ def write_run(
     storage: str | None = None,
     workers: Workers | None = None,
 ) -> Path:
-    """Make the directory and its ``run.json``; return the directory, absolute. A keyword for each entry of the file."""
+    """Make the directory and its ``run.json``; return the directory's absolute path.
+
+    Each keyword is an entry of the file.
+    """
     folder = Path(directory).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(

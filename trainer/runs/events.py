@@ -1,7 +1,8 @@
 """The event file of a run: ``events.jsonl`` in its run directory, one JSON object per line, fsynced, append-only.
 
-The run writes it, the control plane follows it; it is the only channel from a run to the service, so that either side
-may crash without the other. Torch-free. Every event has ``time`` (RFC 3339 UTC), ``attempt`` and ``type``:
+The run writes it, and the control plane follows it. It is the only channel from a run to the service, so either side
+may crash without the other. This module does not import torch. Every event has ``time`` (RFC 3339 UTC), ``attempt`` and
+``type``:
 
 =============  ==========================================================================================
 type           further fields
@@ -15,16 +16,16 @@ metric         epoch, split: train | validation | test, auc, logloss, ... (train
                split progressive: epoch is the number of the window;
                NAME_low and NAME_high of an interval; calibration: [{rows, prediction, share}] by bin;
                frequency_buckets: [{bucket, ids, min_count, max_count, norm, examples, auc}]
-history        metrics: of all epochs that an attempt goes on from, each as in its metric; one of them may not have
-               been told, where the host that was to tell it is gone
+history        metrics: the metric events' fields of all epochs before the attempt's start; some of these epochs may
+               have no metric event, if the host that was to report it is lost
 comparison     version (served when the job started), differences: [{metric, slice, rows, served, candidate, low, high,
                popularity}], skipped (why there are none), seconds
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...], diagnosis,
-               held_in_a_row, held_since, max_held, released (embeddings.refresh.publication.Publication); of a job that
-               publishes several times also step, that of the version
+               held_in_a_row, held_since, max_held, released (embeddings.refresh.publication.Publication); for a job
+               that publishes repeatedly also step: the version's training step
 error          code, message, remedy
-begin          name of a phase that begins now, in which no step is taken
-phase          name (see trainer.runs.events.phase), seconds: what took so long ends now
+begin          name of a phase that begins now; no training step is taken during a phase
+phase          name of a phase that ends now (see trainer.runs.events.phase), seconds: its duration
 lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, inherited,
                start_version, window (trainer.runs.lineage)
 workers        number (of ranks, fewer than the attempt was to have), because
@@ -69,7 +70,7 @@ class EventWriter:
         """Append one event and wait until it is on disk.
 
         Raises:
-            OSError: the event was not written (disk full, say) and is lost; later ones are whole.
+            OSError: the event could not be written, for example to a full disk, and is lost. Later events are intact.
         """
         event = {"time": utc_now(), "attempt": self._attempt, "type": kind, **fields}
         line = (json.dumps(event, allow_nan=False, separators=(",", ":")) + "\n").encode()
@@ -81,10 +82,9 @@ class EventWriter:
             os.fsync(self._descriptor)
 
     def _torn(self) -> bool:
-        """Return True if the file ends inside a line.
+        """Return True if the file ends inside a line, because a write was interrupted by a kill or a full disk.
 
-        It does where a process was killed, or the disk was full, in the middle of a write. It may have been another
-        process (driver and rank 0 write the same file), so the file is read each time.
+        Driver and rank 0 write the same file, so it is read each time: the other process may have been interrupted.
         """
         size = os.fstat(self._descriptor).st_size
         return bool(size) and os.pread(self._descriptor, 1, size - 1) != b"\n"
@@ -95,9 +95,9 @@ class EventWriter:
 
 @contextlib.contextmanager
 def phase(write: Callable[..., None], name: str) -> Iterator[None]:
-    """Report, by an event each, that the block begins, and how long it took, if it did not fail.
+    """Write an event ``begin`` before the block, and an event ``phase`` with its duration after it, unless it raises.
 
-    ``name``: prepare, cluster, build (from a rank's first line to its first batch), evaluation, checkpoint or publish.
+    ``name``: prepare, cluster, build (setup of a rank before training), evaluation, checkpoint or publish.
     """
     begun = time.monotonic()
     write("begin", name=name)
@@ -128,9 +128,9 @@ def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:
 
 
 def whole_lines(path: Path, offset: int, size: int) -> bytes:
-    """Return whole lines from byte ``offset`` of a file on: as many as ``size`` bytes hold, and one at least.
+    """Return the whole lines of a file from byte ``offset`` on that fit into ``size`` bytes, but at least one.
 
-    An unfinished last line is left for the next call; of a file that is not there, there are none.
+    An unfinished last line is left for the next call. The result is empty if there is no whole line, or no file.
     """
     try:
         with open(path, "rb") as file:

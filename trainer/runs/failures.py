@@ -1,4 +1,4 @@
-"""Failures of runs: a code, a message and a remedy for the owner, and True if another try may help.
+"""Failures of runs: a code, a message and a remedy for the owner, and a flag that is True if a retry may help.
 
 Ranks record failures in files, because no exception reaches the driver from a rank that was killed. The ranks that
 waited for it then fail with a broken connection, which is a consequence and not the cause.
@@ -23,7 +23,7 @@ from trainer.storage.base import StorageError
 class NonFiniteError(ValueError):
     """The loss or a gradient is not finite; the step was not applied on any rank.
 
-    ``step`` counts from 1; ``names`` are the tables and dense parameters with such a gradient, or ``loss``.
+    ``step`` counts from 1. ``names``: the tables and dense parameters whose gradients are not finite, or ``loss``.
     """
 
     def __init__(self, step: int, names: tuple[str, ...]):
@@ -47,7 +47,7 @@ class Cancelled(Exception):
 
 
 class LeaseLostError(RuntimeError):
-    """This attempt is no longer the run's: another one, or nobody, may publish in its place."""
+    """This attempt no longer holds the run's lease, so it must not publish or change files of the run."""
 
 
 class ServiceAwayError(RuntimeError):
@@ -60,7 +60,7 @@ class ResourceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Fields of an error event, with True if the same job may succeed when tried again."""
+    """Fields of an error event; ``retryable`` is True if the same job may succeed when tried again."""
 
     code: str
     message: str
@@ -156,11 +156,10 @@ def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> N
 
 
 def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
-    """Return the one failure that explains the others.
+    """Return the one failure that explains the end of a run.
 
-    It is a rank's record, or the death of a worker that recorded nothing.
-
-    ``error`` ended the run. If it is the death of a rank (``died``), unclassified errors of other ranks count as its
+    It is a failure that a rank recorded in ``folder``, else the death of a worker that recorded nothing. ``error`` is
+    the driver's error. If it is the death of a rank (``died``), unclassified errors of other ranks count as
     consequences.
     """
     failures = []

@@ -1,6 +1,7 @@
-"""Matching of a warm start's features and tables with its parent's, by name, and the refused changes. Torch-free.
+"""Matching of a warm start's features and tables with its parent's, by name; incompatible changes are refused.
 
 ``evenkeel validate``, a submission and the run itself compare a job and its dataset with the parent's in the same way.
+This module does not import torch.
 The result is an :class:`Inheritance`, by which trainer.distributed.inherited moves rows and weights.
 """
 
@@ -35,10 +36,10 @@ class Inheritance:
         added: features that the parent did not read.
         dropped: features of the parent that the job does not read.
         silent: added features whose vectors are zero before the first step, so that weights on them have no effect.
-        keeps_scores: True if weights on added features begin so that the parent's scores hold (``added: zero``).
+        keeps_scores: True if weights on added features begin so that scores stay the parent's (``added: zero``).
         embedding_dim: dimension of the parent's vectors, and of the job's.
-        drawn: the table, and the part of its rows (0 or 1 of item2vec's [v | u]), whose new columns begin as in a new
-            model. All other new columns begin at zero; products of zeros alone would never learn.
+        drawn: a table and a part of its rows (0 or 1 for item2vec's [v | u]) whose new columns begin with random
+            values. All other new columns begin at zero; products of zeros alone would never learn. None: all at zero.
         notes: messages for the owner of the job.
     """
 
@@ -72,11 +73,11 @@ def inherit(
 ) -> Inheritance:
     """Match a job with its parent by name.
 
-    ``parent_job`` is the spec as some version stored it. ``parent_dataset`` is None if that version did not record it;
-    the job's dataset is then used.
+    ``parent_job`` is the parent's spec, perhaps stored by an older version. ``parent_dataset`` is None if that version
+    did not record it; the job's dataset is then used.
 
     Raises:
-        InvalidFieldsError: naming each field that does not fit the parent, with the remedy.
+        InvalidFieldsError: some fields do not fit the parent; the error names each, with the remedy.
     """
     parent_dataset = parent_dataset or dataset
     parent_model = parse_model(read(parent_job, JobSpec, "model"), stored=True)
@@ -175,7 +176,7 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
 
 
 class _Matching:
-    """The features of a job and those of its parent, matched by name."""
+    """The features of a job and of its parent, matched by name."""
 
     def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec, parent_dim: int) -> None:
         here, there = _read_by(job, dataset), _read_by(job, parent)
@@ -403,13 +404,11 @@ def check_columns(
 ) -> list[str]:
     """Check that features read the parent's columns, and return messages about renamed columns and joined files.
 
-    A column counts as renamed if today's file lacks the former column and the parent's rows had no column of the new
-    name.
-
-    ``parent_columns`` are the columns of the parent's rows, as far as they are known.
+    A feature may read another column only if the column was renamed: today's file lacks the former column, and the
+    parent's rows had no column of the new name. ``parent_columns``: the columns of the parent's rows, as far as known.
 
     Raises:
-        InvalidFieldsError: a feature reads another column than the parent's, and both are there.
+        InvalidFieldsError: a feature reads another column than in the parent, which is not just a new name.
     """
     there = _columns_read(parent_dataset, job)
     notes = []
@@ -435,7 +434,7 @@ def check_columns(
 
 
 def _columns_read(dataset: DatasetSpec, job: JobSpec) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return the file and the column of each part of the features that the job's model reads."""
+    """Return (file, column) by (feature, part), such as ("item", "column"), for the features that the model reads."""
     model = job.model
     names = ("item",) if model.reads_sequences else ("user", "item") if model.reads_pairs else tuple(dataset.features)
     found: dict[tuple[str, str], tuple[str, str]] = {}

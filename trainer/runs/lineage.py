@@ -1,4 +1,4 @@
-"""Lineage of a run: enough to make it again, or to say why that would give something else. Torch-free."""
+"""Lineage of a run: facts to repeat it, or to explain why a repetition would differ. Does not import torch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def lineage_of(run: Run) -> dict[str, Any]:
-    """Return the lineage of an attempt whose data are prepared.
+    """Return the lineage of an attempt, whose data must have been prepared. A field that does not apply is None.
 
-    The fields are ``dataset_fingerprint`` (the rows, trainer.data), ``drift`` (what of them moved since the run that it
-    goes on from, trainer.data.prepare.drift), ``warnings`` (of joins and graphs that find few ids), ``row_figures`` (of
-    the rows, trainer.data.prepare.row_figures), ``spec_sha256``, ``packages`` and their versions, ``git_commit`` of the
-    code where it is a checkout, ``parent_version``, ``warm_start`` (the checkpoints that it began from), ``inherited``
-    (in words, which features came, went or have other names since), ``start_version`` (the held version that these are
-    of) and ``window`` ({last, days} of the job's, by which the gate tells a shorter one from lost rows); null where
-    there is none.
+    - ``dataset_fingerprint``: hash of the rows; ``row_figures``: their figures (trainer.data.prepare.row_figures);
+    - ``drift``: columns that moved since the parent's data, None without one (trainer.data.prepare.drift);
+    - ``warnings``: about joins and graphs that find few ids;
+    - ``spec_sha256``, ``packages`` (versions by name), ``git_commit`` (if the code is a checkout);
+    - ``parent_version``: the version that was served when the job started;
+    - ``warm_start``: the checkpoints that the job started from, and ``start_version``: the held version of their run;
+    - ``inherited``: messages on features that were added, dropped or renamed since the parent;
+    - ``window``: {last, days} of the job's window of data, by which the gate tells a shorter window from lost rows.
     """
     from trainer.data.batches.prepared import PreparedData
 
@@ -60,7 +61,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
 
 
 def _inherited(run: Run) -> list[str]:
-    """Describe the features that changed since the parent, as far as its run directory is here."""
+    """Return messages on features that changed since the parent; [] if its run directory cannot be read."""
     if run.init_checkpoint is None:
         return []
     from trainer.runs.parents import check_parent
@@ -72,14 +73,14 @@ def _inherited(run: Run) -> list[str]:
 
 
 def spec_sha256(job: JobSpec) -> str:
-    """Return the sha256 of the whole spec, defaults filled in, as canonical JSON: equal for equal jobs."""
+    """Return the sha256 of the spec with all defaults as canonical JSON, so equal jobs have equal hashes."""
     text = json.dumps(job.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @functools.cache
 def installed_packages() -> dict[str, str]:
-    """Return the versions of packages that decide what a training gives, without those that are not installed."""
+    """Return the versions of installed packages among PACKAGES, which may affect the result of a training."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -90,7 +91,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit that is checked out at ``root``; None where that is no git checkout. Runs no other program."""
+    """Return the commit that is checked out at ``root``; None if that is no git checkout. Does not call git."""
     git = root / ".git"
     try:
         head = (git / "HEAD").read_text("utf-8").strip()

@@ -1,8 +1,8 @@
-"""A run as OpenLineage tells it, where ``OPENLINEAGE_URL`` is set (docs/adr/0038): rows read, vectors written, the end.
+"""OpenLineage events of a run, if ``OPENLINEAGE_URL`` is set: rows read, vectors written, the end (docs/adr/0038).
 
-The variables are those of OpenLineage's own clients, events those of version 2-0-2 of its specification. An attempt is
-a run of its own, whose parent is the job. A receiver that is away, and an event that cannot be made, cost one line of
-the run's log and nothing else. Torch-free.
+The environment variables are the same as for OpenLineage's own clients; events follow version 2-0-2 of its
+specification. Each attempt is a run in OpenLineage, and the job its parent. If the receiver cannot be reached, or an
+event cannot be made, only a line is written to the run's log. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DISABLED_VARIABLE = "OPENLINEAGE_DISABLED"
 DEFAULT_ENDPOINT = "api/v1/lineage"
 ANSWER_SECONDS = 5.0
 LAST_WORDS_SECONDS = 5.0
-"""Longest wait of an ended run for its events to be sent."""
+"""Longest time that an ended run waits until its events are sent."""
 MAX_WAITING = 100
 
 EventType = Literal["START", "RUNNING", "COMPLETE", "FAIL", "ABORT"]
@@ -43,15 +43,16 @@ NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
 SPECIFICATION = "https://openlineage.io/spec"
 PRODUCER = f"urn:evenkeel:{version('evenkeel')}"
 Columns = dict[str, str]
-"""Roles of columns in the run, by name."""
+"""Roles of columns in the run, such as "label" or "weight", by column name."""
 Tell = Callable[..., None]
 
 
 @contextlib.contextmanager
 def telling(run: Run) -> Iterator[Tell]:
-    """Tell of an attempt's start, and yield what tells of the rest, with the arguments of ``event`` after the run.
+    """Send the event of an attempt's start, and yield a function that sends further events.
 
-    Telling takes no time: a thread makes and sends the events, in order. Without ``OPENLINEAGE_URL`` nothing happens.
+    The function takes the arguments of :func:`event` except ``run``, and returns at once: a thread makes and sends the
+    events, in order. Without ``OPENLINEAGE_URL`` nothing is sent.
     """
     url = os.environ.get(URL_VARIABLE, "").strip()
     if not url or os.environ.get(DISABLED_VARIABLE, "").strip().lower() in ("true", "1"):
@@ -94,7 +95,10 @@ def _send_all(url: str, waiting: queue.Queue[Callable[[], dict[str, Any]] | None
 def event(
     run: Run, kind: EventType, publication: dict[str, Any] | None = None, error: str | None = None
 ) -> dict[str, Any]:
-    """Return one event of an attempt, with what is known by now; ``publication`` is as in the run's own event."""
+    """Return an event of an attempt as JSON, with the facts known so far.
+
+    ``publication``: the fields of the run's publication event, if any. ``error``: a failure's message.
+    """
     facets = {
         "parent": _facet(
             "1-2-0/ParentRunFacet",
@@ -118,13 +122,16 @@ def event(
 
 
 def run_id(job_id: str, attempt: int | None = None) -> str:
-    """Return the UUID of a job, or of an attempt at it: always the same one."""
+    """Return the UUID of a job, or of its attempt with this number. Equal arguments give equal UUIDs."""
     name = job_id if attempt is None else f"{job_id}/{attempt}"
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"evenkeel:{name}"))
 
 
 def inputs(run: Run) -> list[dict[str, Any]]:
-    """Return the dataset's rows, with number and fingerprint once they are prepared, and the files beside them."""
+    """Return OpenLineage's inputs: the dataset's rows first, then joined files.
+
+    Rows have their number and fingerprint once they are prepared.
+    """
     from trainer.data.batches.prepared import PreparedData
 
     datasets: list[dict[str, Any]] = []
@@ -142,7 +149,10 @@ def inputs(run: Run) -> list[dict[str, Any]]:
 
 
 def outputs(run: Run, publication: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the collection that the run publishes to, with version and rows once there are some."""
+    """Return OpenLineage's outputs: the collection that the run publishes to, if any.
+
+    It has version and number of rows once a version is published.
+    """
     publish = run.job.publish
     if publish is None:
         return []
@@ -166,7 +176,7 @@ def outputs(run: Run, publication: dict[str, Any] | None) -> list[dict[str, Any]
 
 
 def dataset_name(uri: str, below: str = "") -> dict[str, str]:
-    """Return namespace and name of a file, folder or store, or of what lies ``below`` it; without user and password."""
+    """Return namespace and name of a file, folder or store, or of its part ``below``; without user and password."""
     if "://" not in uri or uri.startswith("file://"):
         return {"namespace": "file", "name": str(Path(local_path(uri).absolute(), below))}
     parts = urlsplit(uri)
@@ -203,7 +213,7 @@ def columns_read(dataset: DatasetSpec) -> dict[str, Columns]:
 
 
 def _sources(dataset: DatasetSpec, name: str, feature: Feature) -> Iterator[tuple[str, str, str]]:
-    """Yield uri, column and role of what a feature reads."""
+    """Yield (uri of the file, column, role) for each column that a feature reads."""
     uri = dataset.uri
     if feature.join is not None:
         yield uri, dataset.column_of(feature.join.on), "key"
@@ -224,7 +234,7 @@ def _sources(dataset: DatasetSpec, name: str, feature: Feature) -> Iterator[tupl
 
 
 def _column_lineage(dataset: DatasetSpec, published: str) -> dict[str, Any]:
-    """Return the sources of ids, and the columns that the vectors were trained on."""
+    """Return the fields of a columnLineage facet: the source columns of ids and of vectors."""
     feature = dataset.features[published]
     roles = {feature.type, "id"}
     ids = [(uri, column) for uri, column, role in _sources(dataset, published, feature) if role in roles]

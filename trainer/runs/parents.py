@@ -1,6 +1,7 @@
-"""Start of ``evenkeel train`` if ``init_from`` names a collection or a job, and checks of the job against it.
+"""Search for the parent of a warm start if ``init_from`` names a collection or a job, and checks of the job against it.
 
-Runs are looked up in ``EVENKEEL_HOME/runs``, which also has the runs of a service on this host. Torch-free.
+``evenkeel train`` looks runs up in ``EVENKEEL_HOME/runs``, which also has the runs of a service on this host. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from trainer.spec import DatasetSpec, InitFrom, JobSpec, parse_dataset
 
 
 class Start(NamedTuple):
-    """Checkpoints that a run starts from, and the held version of their run if the start is from one."""
+    """Folder of checkpoints that a run starts from, and the held version that their run published, if it was held."""
 
     checkpoints: Path
     start_version: str | None = None
 
 
 def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: Path) -> Start:
-    """Return the start of a run.
+    """Return the checkpoints that ``init_from`` names.
 
     ``published``: the collection that the job publishes to, if any. ``runs``: the folder of run directories.
 
     Raises:
-        ValueError: there is no such version, or its run is not here.
+        ValueError: there is no such version, or ``runs`` lacks its run.
         StoreUnavailable: the store does not answer.
     """
     if init_from.job is not None:
@@ -52,12 +53,12 @@ def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: P
 
 
 def served_checkpoints(store_url: str, collection: str, version: str, runs: Path, start: str | None) -> str | None:
-    """Return the checkpoints of the run behind a version.
+    """Return the folder of checkpoints of the run that published a version.
 
-    ``start``: the checkpoints that the new run starts from, which may lie elsewhere than in ``runs``.
+    ``start``: the checkpoints that the new run starts from, which may be outside ``runs``.
 
     Returns:
-        Their folder; None if they are not kept, or are newer than the version.
+        The folder; None if it is not kept, or the version was published during training, so checkpoints are newer.
     """
     try:
         manifest = open_store(store_url).collection(collection).manifest(version)
@@ -77,10 +78,11 @@ def served_checkpoints(store_url: str, collection: str, version: str, runs: Path
 def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
     """Check before a run begins that a job can continue from its parent, and return messages for the owner.
 
-    The run repeats the check against the checkpoint that it loads.
+    ``parent``: the run directory of the parent; if its run.json cannot be read, nothing is checked. The run repeats the
+    check against the checkpoint that it loads.
 
     Raises:
-        InvalidFieldsError: naming each field that does not fit, with the remedy.
+        InvalidFieldsError: some fields do not fit; the error names each, with the remedy.
     """
     try:
         document = json.loads((parent / RUN_FILE).read_text("utf-8"))
@@ -92,7 +94,7 @@ def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
 
 
 def _checkpoints(run_id: str, runs: Path, named: str) -> Path:
-    """Return the checkpoints of the run with this id."""
+    """Return the folder of checkpoints of the run with this id, below ``runs``; ValueError if there is none."""
     # Most are in a folder of their own name, or of it without the random end (trainer.launch.in_process).
     likely = [runs / run_id, runs / run_id.rpartition("-")[0]]
     for directory in [*likely, *(file.parent for file in sorted(runs.glob(f"*/{RUN_FILE}")))]:

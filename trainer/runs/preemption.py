@@ -1,7 +1,7 @@
-"""``python -m trainer.runs.preemption``: tell the run of this pod that its machine goes, and wait until it has ended.
+"""``python -m trainer.runs.preemption``: ask the run of this pod to stop, and wait until it has ended.
 
-Kubernetes runs it before it ends a pod of a run (preStop), within the pod's grace: the ranks write a checkpoint and the
-run goes on as the next attempt. Which run that is, and how long it has, says the environment.
+Kubernetes calls it before it ends a pod of a run (preStop hook), within the pod's grace period. The ranks write a
+checkpoint, and the run continues in its next attempt. Environment variables name the run and the grace period.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trainer.runs.protocol import ATTEMPT_VARIABLE, EXIT_FILE, RUN_DIR_VARIABLE,
 _POLL_SECONDS = 0.2
 _DEFAULT_SECONDS = 60.0
 _SILENT_SECONDS = 30.0
-"""Time without an event after which a run has died; heartbeats come every 5 s."""
+"""Seconds without an event after which a run counts as dead; heartbeats come every 5 s."""
 
 
 def main() -> int:
-    """Return 0 once the attempt is not at work, or another one is the run's; 1 if it still is after its time."""
+    """Ask the attempt to stop; return 0 once it has ended or been replaced, 1 if it still works after its time."""
     try:
         run = read_run(Path(os.environ[RUN_DIR_VARIABLE]))
     except (KeyError, ValueError) as error:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _is_at_work(run: Run) -> bool:
-    """Return True if the attempt has begun, lives (its driver's heartbeats), and has not ended."""
+    """Return True if the attempt has begun, has recent heartbeats of its driver, and has not ended."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         if json.loads((run.directory / EXIT_FILE).read_text("utf-8"))["attempt"] == run.attempt:
             return False

@@ -1,4 +1,4 @@
-"""Names of files and variables, and exit codes, shared by a run and the process that starts it. Without torch."""
+"""Names of files and environment variables, and exit codes, shared by a run and the process that starts it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ RUN_ID_VARIABLE = "EVENKEEL_RUN_ID"
 LAUNCHED_VARIABLE = "EVENKEEL_RUN_LAUNCHED"
 ATTEMPT_VARIABLE = "EVENKEEL_RUN_ATTEMPT"
 STOP_SECONDS_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
-"""Ray's: how long a run has from SIGTERM to SIGKILL."""
+"""Ray's variable for the seconds between SIGTERM and SIGKILL when it stops a run."""
 REPORT_URL_VARIABLE = "EVENKEEL_RUN_URL"
 REPORT_TOKEN_VARIABLE = "EVENKEEL_RUN_TOKEN"
 
 EXIT_SUCCEEDED = 0
 EXIT_FAILED = 1
-"""Trying again gives the same failure: bad data, a bad spec, a non-finite loss."""
+"""Exit code of a failure that a retry would repeat: bad data, a bad spec, a non-finite loss."""
 EXIT_RETRYABLE = 75
-"""The machinery failed, not the job (sysexits' EX_TEMPFAIL): a worker died, a cluster was not reached."""
+"""Exit code of a failure of the infrastructure, such as a dead worker; a retry may succeed (EX_TEMPFAIL)."""
 EXIT_CANCELLED = 130

@@ -1,9 +1,13 @@
-"""Start, observation and end of the detached process of a run. Torch-free: the control plane imports it.
+"""Start, observation and end of the detached process of a run. It does not import torch: the control plane imports it.
 
-A run is identified by its pid *and* when it was started (pids are reused), kept in ``process.json``: in ticks since the
-machine's start and with the id of that start, which no clock that is set or corrected changes. Its processes are found
-in three ways, because each alone misses some: the tree below the run; the session it leads (Ray calls setpgrp, which
-leaves the session); and the marker ``EVENKEEL_RUN_DIR`` in a process's environment (a session of its own, parent dead).
+Pids are reused, so ``process.json`` identifies a run by its pid, its start time in ticks since the machine's boot, and
+the id of that boot: clock changes do not affect these. A run's processes are found in three ways, because each alone
+misses some:
+
+- the tree of processes below the run;
+- the session that the run leads: processes stay in it if their parent dies, or if they change their process group;
+- the marker ``EVENKEEL_RUN_DIR`` in a process's environment, for processes with a session of their own and a dead
+  parent.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-m", "trainer.launch.entrypoint")
 SERVICE_SECRETS = ("EVENKEEL_DATABASE_URL", "EVENKEEL_STORE_URL", "EVENKEEL_API_KEY", "PGPASSWORD", "PGPASSFILE")
-"""Secrets of the service; a run gets its tenant's store in run.json."""
+"""Environment variables with secrets of the service, which runs must not get; run.json names a run's store."""
 
 _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -43,17 +47,16 @@ def launch(
     command: Sequence[str] = COMMAND,
     warm_pool: WarmPool | None = None,
 ) -> int:
-    """Start ``command --run-dir D`` in a session of its own and return its pid at once.
+    """Start ``command --run-dir RUN_DIR`` in a session of its own and return its pid at once.
 
-    The command is ``python -m trainer.launch.entrypoint``. Where there is a warm pool that can, the run is
-    forked from there instead, which is ``python -m trainer.launch.entrypoint`` as well.
+    If there is a warm pool, it forks the run instead, if it can; the fork does the same as the default command.
 
-    The child outlives this process; stdout and stderr are appended to ``D/log.txt``. It inherits this process's
-    environment without the credentials of the service (SERVICE_SECRETS), which it must not have, and with ``env``.
+    The child outlives this process, and appends its stdout and stderr to ``RUN_DIR/log.txt``. It inherits this
+    process's environment, without the secrets of the service (SERVICE_SECRETS) and with the variables ``env``.
 
     Raises:
         RuntimeError: the run is alive already.
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
     directory = Path(run_dir).resolve()
     if is_alive(directory):
@@ -86,13 +89,12 @@ def _start(command: Sequence[str], directory: Path, environment: Mapping[str, st
 
 
 def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
-    """Wait until ``process.json`` names this process.
-
-    Called by a process that :func:`launch` started, before it does anything.
+    """Wait until ``process.json`` names this process. Every process that :func:`launch` starts calls this first.
 
     Returns:
-        True once the file names it, and at once in a process that was not launched. False: it never did, as the
-        launcher died in between; nobody knows of this process, and the run will be started again, so it must leave.
+        True once the file names this process, or at once if :func:`launch` did not start it. False if the file does not
+        name it within ``seconds``, because the launcher died. This process must then exit: the run will be started
+        again.
     """
     if os.environ.pop(LAUNCHED_VARIABLE, None) is None:
         return True
@@ -108,23 +110,23 @@ def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
 def is_alive(run_dir: Path | str) -> bool:
     """Return True if the process that ``process.json`` names still runs.
 
-    A zombie does not, nor does another process with its pid.
+    A zombie, or another process with the same pid, does not count.
     """
     return _main_process(Path(run_dir).resolve()) is not None
 
 
 def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
-    """End the run and every process it left.
+    """End the run and all its processes, also those that a dead run has left.
 
-    SIGTERM goes to the run (it writes a checkpoint and cancels itself). After ``grace_seconds`` whatever remains is
-    stopped, until a look finds no more, and killed. To stop them first keeps them from forking away, and the run's
-    first process, which adopts orphans, from letting go of any. Also clears what a run that already died left behind.
+    The run gets SIGTERM, so that it writes a checkpoint and ends as cancelled. After ``grace_seconds`` all remaining
+    processes get SIGSTOP until no new ones are found, then SIGKILL. Stopped processes cannot fork, and the run's first
+    process, which adopts orphans, cannot lose any.
 
     Returns:
-        True if the run ended by itself within the grace.
+        True if the run's main process had ended before, or ended by itself within ``grace_seconds``.
 
     Raises:
-        RuntimeError: naming the pids that survive SIGKILL (uninterruptible sleep).
+        RuntimeError: some processes survive SIGKILL, in uninterruptible sleep; the message names their pids.
     """
     directory = Path(run_dir).resolve()
     seen = set(processes(directory))
@@ -156,7 +158,7 @@ def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
 
 
 def processes(run_dir: Path | str) -> list[psutil.Process]:
-    """Return every live process of the run: the main one, the tree below it, its session, and all with its marker."""
+    """Return every live process of the run, found in the three ways that the module describes, except this process."""
     directory = Path(run_dir).resolve()
     main, session, marker = _main_process(directory), _session(directory), str(directory)
     ours = [] if main is None else [main]
@@ -186,10 +188,10 @@ def _recorded(directory: Path) -> dict[str, Any] | None:
 
 
 def _session(directory: Path) -> int | None:
-    """Return the session that the run leads or led.
+    """Return the id of the session that the run leads or led, None if the run has none.
 
-    No pid is reused while a session of that number has members, so only a live stranger with the run's old pid says
-    that the session is not the run's.
+    A pid is not reused while a session of that number has members. So the session is the run's, unless an unrelated
+    live process has the run's old pid.
     """
     recorded = _recorded(directory)
     if recorded is None:
@@ -233,7 +235,7 @@ def write_process_file(directory: Path, pid: int) -> None:
 
 
 def _identity(pid: int) -> dict[str, Any] | None:
-    """Return an identity of a process that no other with its number has or had; None without a process."""
+    """Return pid, start ticks and boot id of a process, which no other process shares; None if there is no process."""
     try:
         # "PID (NAME) STATE ...", where NAME may hold anything: the 22nd field is when it was started.
         ticks = int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19])

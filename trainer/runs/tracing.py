@@ -1,8 +1,8 @@
-"""Traces by OpenTelemetry of requests and runs, off unless ``EVENKEEL_TRACES=1``. Torch-free (docs/adr/0038-traces.md).
+"""OpenTelemetry traces of requests and runs, off unless ``EVENKEEL_TRACES=1`` (docs/adr/0038-traces.md).
 
-OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, set the destination. They belong into the
-environment of the service, which local runs inherit, and of the nodes of a cluster. If a collector is away, spans are
-lost, but no request or run fails.
+OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, set the destination. Set them in the environment
+of the service, which local runs inherit, and on the nodes of a cluster. If a collector cannot be reached, spans are
+lost, but no request or run fails. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "evenkeel"
 
 @functools.cache
 def provider() -> TracerProvider | None:
-    """Return the process's own provider; None where traces are off.
+    """Return this process's provider of tracers; None if traces are off.
 
     Raises:
         RuntimeError: traces are on and OpenTelemetry is not installed, or ``EVENKEEL_TRACES`` is neither 0 nor 1.
@@ -67,7 +67,7 @@ def needed_for(variable: str) -> Iterator[None]:
 
 
 def resource(**attributes: str) -> Resource:
-    """Return the resource that reports: OTEL_SERVICE_NAME, or evenkeel."""
+    """Return OpenTelemetry's description of this process: the name in OTEL_SERVICE_NAME, or evenkeel."""
     from opentelemetry.sdk.resources import Resource
 
     return Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", NAME), **attributes})
@@ -75,9 +75,9 @@ def resource(**attributes: str) -> Resource:
 
 @functools.cache
 def _provider() -> TracerProvider | None:
-    """Return the provider; None without one, after one warning if a setting is wrong.
+    """Return the provider; None if traces are off, or if a setting is wrong, after one warning.
 
-    So a wrong setting keeps the service from starting, which calls :func:`provider`, but not a run from training.
+    The service calls :func:`provider` instead, so a wrong setting keeps it from starting. A run only goes untraced.
     """
     try:
         return provider()
@@ -87,7 +87,7 @@ def _provider() -> TracerProvider | None:
 
 
 def traceparent() -> str | None:
-    """Return the current span as a header of W3C Trace Context; None without one."""
+    """Return the current span as the value of a ``traceparent`` header (W3C Trace Context); None if there is none."""
     if _provider() is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -1,8 +1,9 @@
-"""Reports of a run on another machine to the service, over HTTP (docs/adr/0026). Torch-free.
+"""Reports of a run on another machine to the service, over HTTP (docs/adr/0026). Does not import torch.
 
-The run's own event file stays the truth. A thread follows it and hands on whole lines, in order, each batch with the
-offset that it has in the service's copy of the file; the answer says where that copy ends. So a batch that is sent
-again is taken once, a service that is away is caught up with from the file, and memory holds one batch.
+The run's own event file is authoritative. A thread follows it and sends whole lines, in order. Each batch has the
+offset that it must have in the service's copy of the file, and the answer has the size of that copy. So a batch that is
+sent twice is stored once. After an outage of the service the thread continues from the file, and memory holds only one
+batch.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 PATIENCE_SECONDS = 1800.0
-"""Longest wait of a run for a service that is away and that it needs: at its start, before it publishes, and
-with its last words."""
+"""Longest time that a run waits for an unreachable service: at its start, before it publishes, and at its end."""
 
 
 class Service:
-    """The service as one run sees it: ``url`` is ``http://HOST:PORT/internal/runs/RUN``, ``token`` the attempt's."""
+    """Client of the service for one attempt.
+
+    ``url`` is ``http://HOST:PORT/internal/runs/RUN``, and ``token`` the attempt's credential.
+    """
 
     def __init__(self, url: str, token: str):
         self.url = url
@@ -49,11 +52,13 @@ class Service:
         self._client.close()
 
     def ask(self, method: str, path: str = "", **options: Any) -> dict[str, Any]:
-        """Send a request to the service, and return the JSON object that it answers, empty where it has nothing to say.
+        """Send a request to the service, and return the JSON object of the answer, {} for an answer without content.
+
+        ``path`` is appended to ``url``; ``options`` are httpx's.
 
         Raises:
-            LeaseLostError: the attempt is no longer the run's.
-            ServiceAwayError: there is no answer, or another's in the service's place, such as a gateway's page.
+            LeaseLostError: the attempt no longer holds the run's lease.
+            ServiceAwayError: there is no answer, or not the service's, such as a gateway's error page.
         """
         import httpx
 
@@ -76,15 +81,15 @@ class Service:
         return document
 
     def insist(self, method: str, path: str = "", **options: Any) -> dict[str, Any]:
-        """Call :meth:`ask` again and again until PATIENCE_SECONDS are over."""
+        """Call :meth:`ask`, again and again for PATIENCE_SECONDS if the service cannot be reached."""
         return patiently(lambda: self.ask(method, path, **options))
 
 
 def patiently(action: Callable[[], Any]) -> Any:
-    """Return the result of ``action``, once the service is there.
+    """Return the result of ``action``, which is repeated while it raises ServiceAwayError.
 
     Raises:
-        ServiceAwayError: that of ``action``, when the time is over.
+        ServiceAwayError: ``action`` still raises it after PATIENCE_SECONDS.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     wait = FIRST_WAIT_SECONDS
@@ -100,7 +105,10 @@ def patiently(action: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def service_of(run: Run) -> Iterator[Service]:
-    """Yield the service with the token that run.json holds now, where it is renewed. ``run`` has a report."""
+    """Yield a client of the service with the newest token: run.json has it, because tokens are renewed there.
+
+    ``run.report`` must not be None.
+    """
     document = json.loads((run.directory / RUN_FILE).read_text("utf-8"))
     service = Service(document["report"]["url"], document["report"]["token"])
     try:
@@ -110,13 +118,13 @@ def service_of(run: Run) -> Iterator[Service]:
 
 
 def fetch_run(directory: Path, url: str, token: str) -> None:
-    """Make the directory with the attempt's ``run.json`` in it.
+    """Make the run directory, with the attempt's ``run.json`` from the service in it.
 
-    The attempt before, should it still be somewhere, has lost its lease then.
+    An earlier attempt in the same directory loses its lease.
 
     Raises:
-        LeaseLostError: the attempt is no longer the run's.
-        ServiceAwayError: the service cannot be asked.
+        LeaseLostError: the attempt no longer holds the run's lease.
+        ServiceAwayError: the service cannot be reached.
     """
     service = Service(url, token)
     try:
@@ -129,11 +137,11 @@ def fetch_run(directory: Path, url: str, token: str) -> None:
 
 
 def fence(run: Run) -> None:
-    """Check, before a version is published, that the attempt is still the run's.
+    """Check, before a version is published, that the attempt still holds the run's lease.
 
     Raises:
-        LeaseLostError: it no longer is, by run.json or by the service's own word.
-        ServiceAwayError: the service cannot be asked.
+        LeaseLostError: it does not, according to run.json or the service.
+        ServiceAwayError: the service cannot be reached.
     """
     run.fence()
     if run.report is not None:
@@ -143,7 +151,7 @@ def fence(run: Run) -> None:
 
 @contextlib.contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """Report to the service what happens during the block, where run.json says that it is elsewhere."""
+    """Send the events of the run to the service during the block, if the run is on another machine (``run.report``)."""
     if run.report is None:
         yield
         return
@@ -176,9 +184,9 @@ class Uplink:
         self._thread.start()
 
     def _tell_missed(self) -> None:
-        """Report the epochs that an earlier attempt finished and could not report any more.
+        """Write again the metrics of epochs that an earlier attempt on this host could not send to the service.
 
-        This attempt, which goes on from its checkpoint, does not train them again.
+        This attempt continues from a checkpoint, so it does not train these epochs again.
         """
         try:
             earlier = json.loads((self._run.directory / PLACES_FILE).read_text("utf-8"))
@@ -194,15 +202,15 @@ class Uplink:
         events.close()
 
     def _remember(self) -> None:
-        """Keep which byte of the service's copy is which of the run's own file, for the next attempt.
+        """Write PLACES_FILE, which maps offsets in the service's copy to offsets in the run's event file.
 
-        Where the disk is full, that attempt may tell an epoch twice, or not; this one goes on.
+        The next attempt reads it. If the disk is full, it may send an epoch twice, or not at all.
         """
         with contextlib.suppress(OSError):
             write_json(self._run.directory / PLACES_FILE, {"begin": self._begin, "base": self._base})
 
     def close(self) -> None:
-        """Send what is left, the last event included; wait for a service that is away, but not for ever."""
+        """Send all remaining events; wait up to PATIENCE_SECONDS for an unreachable service."""
         self._done.set()
         self._thread.join()
         try:
@@ -240,7 +248,7 @@ class Uplink:
             pass
 
     def _hand_on(self) -> bool:
-        """Send one batch; return False if nothing was left."""
+        """Send one batch of events; return False if there was nothing to send."""
         batch = whole_lines(self._events, self._at, BATCH_BYTES)
         if not batch:
             return False
@@ -270,7 +278,7 @@ class Uplink:
         self._service.token = token
 
     def _echo(self) -> None:
-        """Copy what ranks say to the run's log file; on a cluster the driver's output is what the service reads."""
+        """Copy new lines of the ranks' log file to stdout: on a cluster the service reads the driver's output."""
         try:
             with open(self._log, "rb") as file:
                 if os.path.samestat(os.fstat(file.fileno()), os.fstat(1)):

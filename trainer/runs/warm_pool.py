@@ -1,9 +1,9 @@
-"""The process from which runs of this host are forked, as its owner sees it (docs/adr/0047-forked-local-runs.md).
+"""Warm pool: a process that has imported torch, and from which runs of this host are forked (docs/adr/0047).
 
-Importing torch and TorchRec takes seconds of each run's start, and of a processor. A service that runs jobs keeps
-``python -m trainer.launch.fork_server`` beside it, from its first job on: it has imported them, and forks a run each
-time that it is told a run directory. Where it is dead, sick, or made of other code or another environment than a run
-would be started with now, it is replaced; a run that it does not fork is started without it. Torch-free.
+Importing torch and TorchRec takes seconds of processor time at each run's start. So from its first job on, a service
+keeps a process ``python -m trainer.launch.fork_server``, which has imported them, and forks a run when it gets a run
+directory. The process is replaced if it has died, does not answer, or was started with other code or another
+environment than now. A run that it cannot fork is started as a new process. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trainer.runs.protocol import RUN_DIR_VARIABLE
 log = logging.getLogger("evenkeel.runner")
 
 READY_SECONDS = 60.0
-"""For the imports, which a run that starts by itself needs as long for."""
+"""Longest wait for a new process to finish its imports; a run without the pool would take as long."""
 ANSWER_SECONDS = 10.0
-"""For a fork."""
+"""Longest wait for the answer to a request to fork."""
 LONGEST_PATH = 4096
 MESSAGE_BYTES = 2**16
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ CODE = (ROOT / "trainer", ROOT / "embeddings")
 
 
 class WarmPool:
-    """The owner of at most one such process, started when it is first needed. Safe to call from several threads."""
+    """Owner of at most one fork server process, started when first needed. Safe to call from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,10 +45,9 @@ class WarmPool:
         self._closed = False
 
     def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
-        """Return the pid of a run of this directory, forked by the process.
+        """Fork a run of this directory, and return its pid; None if that fails, so that the caller must start the run.
 
-        The run has ``environment`` and its ``own`` variables. None where there is none, and the caller has to start
-        one.
+        ``environment``: variables of the process and all its runs. ``own``: further variables of this run.
         """
         if len(os.fsencode(run_dir)) >= LONGEST_PATH:
             return None
@@ -67,7 +66,7 @@ class WarmPool:
                 return None
 
     def close(self) -> None:
-        """End the process for good; runs that it has started go on, and later ones start without it."""
+        """End the process for good. Runs that it has forked continue; later calls of :meth:`start` return None."""
         with self._lock:
             self._closed = True
             self._end()
@@ -77,7 +76,7 @@ class WarmPool:
         return None if self._process is None else self._process.pid
 
     def _renew(self, environment: dict[str, str], code: Any) -> None:
-        """Make a process that is ready, of the code and the environment that are there now."""
+        """Start a new process and wait until it is ready, unless the present one has this environment and code."""
         alive = self._process is not None and self._process.poll() is None
         if alive and self._made_of == (environment, code):
             return
@@ -107,7 +106,7 @@ class WarmPool:
 
 
 def start_process(connection: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process that forks runs for who holds the other end of ``connection``."""
+    """Start a process that forks runs on requests from the other end of ``connection``."""
     # Room for a run's directory where /proc shows a process's environment: see show_marker of
     # trainer.launch.fork_server.
     shown = {name: value for name, value in environment.items() if name != RUN_DIR_VARIABLE}
@@ -123,9 +122,9 @@ def start_process(connection: socket.socket, environment: Mapping[str, str]) -> 
 
 
 def code_state() -> list[tuple[str, int, int]]:
-    """Return a value that changes when the code does that runs import.
+    """Return a value that changes when the code changes that runs import.
 
-    It has an entry for each of our files, and for each folder of an installed package.
+    It has (path, modification time in ns, size) of each file of CODE, and of the folder of installed packages.
     """
     files = []
     pending = [*CODE]

@@ -1,4 +1,4 @@
-"""Directories of runs below the cache of a host that shares none: there while a process works in them. Torch-free."""
+"""Directories of runs on a host without a shared directory: in the host's cache, kept while a process works in them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _held: dict[Path, int] = {}
 
 
 def working_directory(run_id: str, part: str) -> Path:
-    """Return a directory of this host for ``part`` of a run, ``driver`` or ``ranks``; it stays until this process ends.
+    """Return this host's directory for a part of a run: ``driver``, ``ranks`` or ``tasks``; make it if needed.
 
-    Directories of other runs in which no process works any more are removed.
+    A lock keeps it until this process ends. Directories of other runs that no process locks are removed.
     """
     runs = cache_of_host().folder / "runs"
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from trainer.search.folder import SearchFolder, TrialResult
 from trainer.search.spec import check_search, load_search
 
 FINISHED = "finished"
-"""A file of the folder: every trial has ended."""
+"""File of the search's folder that exists once every trial has ended."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0: a trial has a figure, and best.yaml is its job; 1: none has, or bad arguments.
+        0: some trial has a value of the metric, and best.yaml has the best trial's job; 1: none has, or bad arguments.
     """
     options = parser().parse_args(arguments)
     try:
@@ -75,7 +75,7 @@ def _as_json(folder: SearchFolder, results: list[TrialResult], best: Path | None
 
 
 def in_words(folder: SearchFolder, results: list[TrialResult], best: Path | None) -> str:
-    """Return the trials as a table, the best first, and where the best job is."""
+    """Return a text with a table of the trials, the best first, and the path of the best job."""
     paths = list(folder.search.space)
     header = ["trial", *paths, folder.metric, "epoch", "epochs", "state"]
     rows = [header, *(_cells(one, paths) for one in results)]

@@ -1,8 +1,8 @@
-"""The folder of a search: what it is of, a run for each trial, and their figures as the runs tell them.
+"""The folder of a search: its spec, a run directory for each trial, and results read from the runs' events.
 
 search.json          the search, its job and its dataset
-trials/ID/           the run directory of a trial; trial.json beside its files has its values
-ray/                 what Ray Tune keeps to go on from
+trials/ID/           the run directory of a trial, with its values in trial.json
+ray/                 Ray Tune's state, from which a stopped search continues
 store/               the feature store of the trials, which publish nothing
 best.yaml            the dataset and the job of the best trial
 """
@@ -29,7 +29,10 @@ TRIALS, RAY, STORE = "trials", "ray", "store"
 
 
 class TrialResult(NamedTuple):
-    """A trial: id, values, state, its best validation figure (None: none yet), the epoch of that, epochs it had."""
+    """A trial: id, values by field, state, best validation value, its epoch, and the number of validated epochs.
+
+    ``best`` and ``epoch`` are None if no epoch has a value.
+    """
 
     trial_id: str
     values: dict[str, Any]
@@ -47,9 +50,9 @@ class SearchFolder:
         path: the folder; made with the first use.
 
     Attributes:
-        search: what is tried.
-        job: the job that is changed.
-        dataset: its dataset.
+        search: the spec of the search.
+        job: the job whose fields the trials change.
+        dataset: the job's dataset.
     """
 
     def __init__(self, path: Path, search: SearchSpec, job: JobSpec, dataset: DatasetSpec):
@@ -97,7 +100,7 @@ class SearchFolder:
         }
 
     def job_with(self, values: dict[str, Any]) -> JobSpec:
-        """Return the job of a trial: with its values, and without what trials do not do (publishing, trackers).
+        """Return the job of a trial: the search's job with these values, without publishing and trackers.
 
         Raises:
             InvalidFieldsError: The values do not go together.

@@ -20,13 +20,13 @@ from trainer.spec.evaluation import is_table
 Record = dict[str, Any]
 Measure = Callable[[Run], dict[str, Any]]
 DECIDING_PACKAGES = ("evenkeel", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
-"""Packages with another version of which a trial's figures may be others."""
+"""Packages whose versions may affect a trial's figures."""
 
 
 def new_record(
     name: str, key: str, error: str | None, metrics: list[dict[str, Any]], seconds: float, command: str
 ) -> Record:
-    """Return a record that says done, or failed and the error."""
+    """Return a record in the state "done", or "failed" if there is an error."""
     return {
         "name": name, "key": key, "state": "done" if error is None else "failed", "error": error, "metrics": metrics,
         "measured": {}, "alpha": None, "seconds": round(seconds, 1), "finished_at": utc_now(), "command": command,
@@ -35,7 +35,7 @@ def new_record(
 
 
 def record_of_run(run: TrialRun, name: str, key: str, command: str, measure: Measure | None = None) -> Record:
-    """Return the record of a run that is over; its model is measured first, whose errors end in the record."""
+    """Return the record of a run that has ended. ``measure`` is called first; the record has its result or error."""
     error, measured, started = run.error, dict[str, Any](), time.monotonic()
     if error is None and measure is not None:
         try:
@@ -54,7 +54,7 @@ def record_of_run(run: TrialRun, name: str, key: str, command: str, measure: Mea
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
     """Return the metrics for each epoch and split, in order, of the attempt that reported them last.
 
-    Tables are numbers of their own.
+    Entries of ``frequency_buckets`` become metrics such as ``bucket_0_auc``; other tables are left out.
     """
     metrics: dict[tuple[int, str], dict[str, Any]] = {}
     for event in read_events(directory):
@@ -80,7 +80,7 @@ def spent(directory: Path) -> float:
 
 
 def machine() -> str:
-    """Return processor and cores, for the reader."""
+    """Return a text with the number of cores and the processor's name."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()

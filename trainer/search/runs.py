@@ -67,7 +67,7 @@ class TrialRun:
 
 
 class Planned(NamedTuple):
-    """A trial that has to run; ``name`` is that of its run directory."""
+    """A trial that has to run; ``name`` is the name of its run directory."""
 
     name: str
     dataset: DatasetSpec
@@ -102,7 +102,7 @@ def run_all(trials: Sequence[Planned], folder: Path, workers: int = 1) -> Genera
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep another command out, which would train the same trials.
+    """Hold the folder's lock during the block, so that no other command trains the same trials.
 
     Raises:
         ValueError: Another command is in the folder.
@@ -117,14 +117,14 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def figures_of(run: Path, metric: str) -> Iterator[tuple[int, float | None]]:
-    """Yield (epoch, validation figure) as a run tells them; an epoch that was gone through again comes again."""
+    """Yield (epoch, validation value or None) in the order of a run's events; a repeated epoch is yielded again."""
     for event in read_events(run):
         if event.fields["type"] == "metric" and event.fields["split"] == "validation":
             yield event.fields["epoch"], event.fields.get(metric)
 
 
 def exit_of(run: Path) -> dict[str, Any]:
-    """Return the end of a run as its file has it; {} before the end."""
+    """Return the content of a run's exit.json; {} if the run has not ended."""
     try:
         document: dict[str, Any] = json.loads((run / EXIT_FILE).read_text("utf-8"))
     except (OSError, ValueError):

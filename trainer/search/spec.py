@@ -74,7 +74,8 @@ class Distribution(Spec):
 class SearchSpec(Spec):
     """A search over fields of a job.
 
-    ``metric``: of the validation rows; left out, the first that the job measures. ``parallelism``: trials at once.
+    ``metric``: metric of the validation rows that trials compare by; None: the one that ``watched_metric`` returns.
+    ``parallelism``: number of trials at once.
     ``scheduler``: ``asha`` compares trials after ``grace_epochs``, then after ``reduction_factor`` times as many, and
     so on. It ends a trial that is not in the best 1 / ``reduction_factor`` of those that came so far (Li et al., A
     System for Massively Parallel Hyperparameter Tuning, MLSys 2020). ``none`` trains every trial to its end.
@@ -142,7 +143,7 @@ def metric_of(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> str:
 def check_search(search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> None:
     """Check a search against the job that it changes, with one changed field at a time.
 
-    Every choice is tried, and of every range both ends and a value between.
+    Values to check are every choice, and for a range both ends and a value between them.
 
     Raises:
         InvalidFieldsError: The job has no such field, it is no hyperparameter, or a value does not fit it.

@@ -32,7 +32,7 @@ from trainer.search.spec import Distribution
 from trainer.spec.problems import InvalidFieldsError
 
 FOLDER, WORKING_DIRECTORY = "folder", "working_directory"
-"""Keys of a trial's configuration beside the values of the space."""
+"""Further keys of a trial's configuration, in addition to the fields of the search space."""
 
 
 class TrialError(RuntimeError):
@@ -56,7 +56,7 @@ class Trial(tune.Trainable):
         self.reset_config(config)
 
     def reset_config(self, config: dict[str, Any]) -> bool:
-        """Make this process that of another trial; True, as Ray asks."""
+        """Make this process serve another trial; return True, which tells Ray that this is supported."""
         self._end_run()
         self._values = dict(config)
         # The rows' path is one as the command saw it; Ray has a directory of its own.
@@ -67,7 +67,7 @@ class Trial(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Return the figures of the next epoch; with ``done`` once the run has ended well.
+        """Return the metric of the next epoch; with ``done`` once the run has succeeded.
 
         Raises:
             TrialError: the run has failed.
@@ -128,7 +128,7 @@ DOMAINS: dict[str, Callable[..., Any]] = {
     "uniform": tune.uniform,
     "loguniform": tune.loguniform,
 }
-"""Ray Tune's, by the field of :class:`Distribution`."""
+"""Ray Tune's functions for distributions of values, by the field of :class:`Distribution`."""
 
 
 def domain(distribution: Distribution) -> Any:
@@ -197,7 +197,7 @@ def _tuner(folder: SearchFolder, per_trial: dict[str, float], tell: Callable[[st
 
 
 class _Told(tune.Callback):
-    """Tells of trials that end."""
+    """Callback of Ray Tune that calls ``tell`` with a line for each trial that ends."""
 
     def __init__(self, tell: Callable[[str], Any], metric: str):
         self._tell, self._metric = tell, metric

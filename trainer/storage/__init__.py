@@ -1,4 +1,5 @@
-"""Run storage: where files of runs lie for all hosts, and the cache of a host.
+"""Run storage: a place for files of runs that all hosts can reach, and the cache of a host.
 
-Without torch. Rooms above put files there and fetch them; this room knows no checkpoint and no column.
+This package does not import torch. Other packages put files into the storage and fetch them; it knows nothing of
+checkpoints or data columns.
 """

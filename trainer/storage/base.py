@@ -1,4 +1,4 @@
-"""A run storage: whole files under names, and one conditional put; and the figures that a file is checked by."""
+"""The interface of a run storage: complete files by name, and a put that never replaces; and checksums of files."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ __all__ = ["MissingFileError", "NotWholeError", "RunStorage", "StorageError", "S
 
 
 class RunStorage(Protocol):
-    """Files under names such as ``checkpoints/step-1.json``, each there whole or not at all.
+    """A store of files under names such as ``checkpoints/step-1.json``. Each file exists completely or not at all.
 
-    Every method raises StorageError where the storage is away, refuses, or is full.
+    Every method that uses the storage raises StorageError if it cannot be reached, denies access, or is full.
     """
 
     uri: str
-    """URI that :func:`trainer.storage.storage_registry.open_storage` opens it by."""
+    """URI of this storage, as :func:`trainer.storage.storage_registry.open_storage` takes it."""
 
     def put_file(self, name: str, source: Path) -> None:
-        """Put the content of ``source``, which nobody changes any more, at ``name``; what was there is replaced."""
+        """Store the file ``source`` under ``name``, replacing any older file. ``source`` must not change afterwards."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Put ``data`` at ``name`` unless a file is there; return whether ``data`` is there now.
+        """Store ``data`` under ``name`` unless that exists; return True if the stored content now equals ``data``.
 
-        Of several that put different data at once one alone gets True.
+        If several processes put different data at once, only one of them gets True.
         """
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file.
 
         Raises:
-            MissingFileError: there is none.
+            MissingFileError: there is no file of this name.
         """
 
     def fetch(self, name: str, to: Path) -> None:
-        """Make ``to``, which is not there yet, a file with the content of ``name``.
+        """Download the file ``name`` to the local path ``to``, which must not exist yet.
 
         Raises:
-            MissingFileError: there is none.
+            MissingFileError: there is no file of this name.
         """
 
     def path(self, name: str) -> Path | None:
-        """Return the path of the file in a mounted directory, for reading alone; None if the storage is none."""
+        """Return the path of the file, only for reading, if the storage is a mounted directory, else None."""
 
     def list(self, prefix: str) -> list[StoredFile]:
-        """Return the files whose names begin with ``prefix``, which is empty or ends with ``/``, by name."""
+        """Return the files whose names begin with ``prefix``, by name. ``prefix`` must be empty or end in ``/``."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files; those that are not there are passed over."""
+        """Delete files; names without a file are ignored."""
 
 
 class FileContent(NamedTuple):
-    """Size in bytes and sha256, in hexadecimal digits."""
+    """Size in bytes and sha256 of a file's content; the sha256 is in hexadecimal digits."""
 
     num_bytes: int
     sha256: str
 
     def describes(self, path: Path) -> bool:
-        """Read the file; return whether this is its content."""
+        """Read the file; return True if it has this size and sha256."""
         return path.stat().st_size == self.num_bytes and content_of(path) == self
 
 
 def content_of(path: Path) -> FileContent:
-    """Read the file and return its content's figures."""
+    """Read the file; return its size and sha256."""
     with open(path, "rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         return FileContent(num_bytes, hashlib.file_digest(file, "sha256").hexdigest())

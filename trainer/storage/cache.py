@@ -4,7 +4,7 @@
     FOLDER/incoming/SHA256      size of a file that is being fetched; the process that fetches it holds its lock
     FOLDER/lock                 held while files are counted and removed
 
-A file with a second link is in use and stays. Of the others, the least recently used are removed first.
+A file with a second hard link is in use and stays. Among unused files, the least recently used are removed first.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ PREPARED = "prepared"
 
 
 class CacheFullError(StorageError):
-    """A file does not fit into the cache with the files that are in use."""
+    """A file does not fit into the cache next to the files that are in use."""
 
 
 class DamagedFileError(NotWholeError):
-    """The storage's file of a name differs from the file that was put there."""
+    """A file of the storage or the cache differs from the file that was once put there."""
 
 
 class HostCache:
-    """The files below ``folder``, together at most ``limit_bytes``, including those in use.
+    """A cache of files in ``folder``. Together they take at most ``limit_bytes``, files in use included.
 
-    ``keeps_used``: True if files in use stay; if they are removed, their users still have their own links.
-    ``beside``: another cache, whose links to the same files do not count as use.
+    ``keeps_used``: True if files in use are never removed to make room. If False, they may be: their users still have
+    their own hard links. ``beside``: folder of another cache, whose links to the same files do not count as use.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class HostCache:
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def link(self, storage: RunStorage, name: str, content: FileContent, to: Path) -> None:
-        """Make ``to`` a link to the file, fetched if needed, after its size and sha256 are checked.
+        """Make ``to`` a hard link to the storage's file ``name``, fetched into the cache if it is not cached yet.
 
-        The folder of ``to`` exists; an existing file ``to`` is replaced. On another file system than the cache's it
-        becomes a copy, which the cache does not count.
+        ``content``, its size and sha256, is checked first. The folder of ``to`` must exist; an existing file ``to`` is
+        replaced. If ``to`` is on another file system than the cache, it becomes a copy, which the cache does not count.
 
         Raises:
-            CacheFullError: The limit is too small.
-            DamagedFileError: The storage holds something else.
+            CacheFullError: The file does not fit into the cache.
+            DamagedFileError: The storage's file has another size or sha256.
             StorageError: The storage cannot be read.
         """
         temporary = temporary_beside(to)
@@ -91,10 +91,10 @@ class HostCache:
         )
 
     def take(self, content: FileContent, to: Path) -> None:
-        """Make the new path ``to`` a link to a file of the cache, after its size and sha256 are checked.
+        """Make the new path ``to`` a hard link to the cached file of this size and sha256, which are checked.
 
         Raises:
-            NotWholeError: It is not here, or damaged, and then removed.
+            NotWholeError: The file is not in the cache, or is damaged; a damaged file is removed from the cache.
         """
         if not self._link_cached(content, to):
             raise MissingFileError(f"{self._files / content.sha256} is not there")
@@ -105,7 +105,7 @@ class HostCache:
             raise DamagedFileError(f"{self._files / content.sha256} is not what was put there: it is removed")
 
     def clear(self) -> int:
-        """Remove all files, and return their number of bytes. Links elsewhere stay."""
+        """Remove all files from the cache, and return their bytes. Hard links outside the cache stay."""
         with self._locked():
             found = list(_there(self._files.iterdir()))
             for path, _ in found:
@@ -113,7 +113,7 @@ class HostCache:
         return sum(status.st_size for _, status in found)
 
     def adopt(self, path: Path, content: FileContent) -> None:
-        """Add a file of this host, if there is room, because it may be needed again."""
+        """Add the local file ``path`` to the cache, if there is room: a later :meth:`link` need not fetch it."""
         target = self._files / content.sha256
         with contextlib.suppress(CacheFullError), self._locked():
             if not target.exists():
@@ -123,7 +123,7 @@ class HostCache:
                     os.link(path, target)
 
     def _link_stored(self, storage: RunStorage, name: str, temporary: Path) -> bool:
-        """Link a file of a storage on this file system; return False if that is not possible."""
+        """Hard-link ``temporary`` to the storage's own file; return False unless both are on one file system."""
         path = storage.path(name)
         if path is None:
             return False
@@ -143,7 +143,7 @@ class HostCache:
         return True
 
     def _fetch(self, storage: RunStorage, name: str, content: FileContent, incoming: Path, temporary: Path) -> None:
-        """Fetch a file into the cache, and link it before anybody can remove it from there."""
+        """Fetch a file into the cache, and link ``temporary`` to it before another process can remove it."""
         with self._locked():
             self._make_room(content)
             # From now on it counts, whatever of it is there. The file stays empty on the disk.
@@ -225,14 +225,17 @@ class HostCache:
 
 
 def _there(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files that still exist: a process that has fetched one removes its mark without the cache's lock."""
+    """Yield (path, status) of the files that still exist.
+
+    Files may disappear meanwhile: a process removes its file in ``incoming`` without holding the cache's lock.
+    """
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             yield path, path.stat()
 
 
 def cache_of_host() -> HostCache:
-    """Return the cache that the environment of this process names.
+    """Return the cache of this host: CACHE_VARIABLE of the environment names its folder, LIMIT_VARIABLE its limit.
 
     Raises:
         ValueError: the limit is not a number of bytes.
@@ -245,5 +248,5 @@ def cache_of_host() -> HostCache:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache that the environment of this process names."""
+    """Return the absolute path that the environment variable CACHE_VARIABLE names, else DEFAULT_FOLDER."""
     return Path(os.environ.get(CACHE_VARIABLE, "").strip() or DEFAULT_FOLDER).absolute()

@@ -1,6 +1,7 @@
-"""Destinations of results: a path, or a URI of a run storage, under which files keep their plain names.
+"""Destinations of results: a local path, or a URI in a run storage.
 
-Any program can read them. If a folder has a file that is written last, the folder is complete once that file exists.
+Files keep their plain names there, so any program can read them. If a folder has a file that is written last, the
+folder is complete once that file exists.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ def is_stored(destination: Path | str) -> bool:
 
 @contextlib.contextmanager
 def written(destination: Path | str, last: str | None = None) -> Iterator[Path]:
-    """Yield the path at which to write a file or a folder; for a URI, the result is uploaded afterwards.
+    """Yield the local path at which to write a file or a folder; for a URI, the result is uploaded afterwards.
 
-    ``last``: the file of a folder that is put last, and only if there is none yet.
+    ``last``: name of the file that is uploaded last, if the result is a folder that has such a file.
 
     Raises:
-        FileExistsError: Something is there already.
-        StorageError: The storage is away.
-        ValueError: The URI names no place in a run storage.
+        FileExistsError: a file or a complete folder exists at the URI already.
+        StorageError: the storage cannot be reached, or another process has put the file ``last`` meanwhile.
+        ValueError: the URI names no place in a run storage.
     """
     if not is_stored(destination):
         yield Path(destination)
@@ -44,10 +45,12 @@ def written(destination: Path | str, last: str | None = None) -> Iterator[Path]:
 
 
 def put(storage: RunStorage, name: str, path: Path, last: str | None = None) -> None:
-    """Put a file, or every file of a folder, at ``name``.
+    """Upload the local file ``path``, or every file of the folder ``path``, to ``name`` in the storage.
+
+    ``last``: name of the file that is uploaded last, and only if the storage has none of this name; None: no such file.
 
     Raises:
-        StorageError: The storage is away, or another has put the file ``last`` meanwhile.
+        StorageError: the storage cannot be reached, or another process has put the file ``last`` meanwhile.
     """
     if path.is_file():
         storage.put_file(name, path)
@@ -64,8 +67,8 @@ def fetch(destination: str, to: Path) -> None:
     """Download the files at a URI into the folder ``to``, which stays empty if there are none.
 
     Raises:
-        StorageError: The storage is away.
-        ValueError: The URI names no place in a run storage.
+        StorageError: the storage cannot be reached.
+        ValueError: the URI names no place in a run storage.
     """
     storage, name = _parted(destination)
     to.mkdir(parents=True, exist_ok=True)

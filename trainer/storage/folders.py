@@ -1,11 +1,11 @@
-"""Folders of a storage that are there whole or not at all, though several hosts put their files.
+"""Folders of a storage that exist whole or not at all, although several hosts put their files.
 
-    PREFIX/files/TOKEN/FILE     what was put, under a token of its own for each writing
-    PREFIX/NAME.json            put last and only where there is none: the token, and each file with size and sha256
+    PREFIX/files/TOKEN/FILE     the files of one writing, which has its own random token
+    PREFIX/NAME.json            the record, put last and only if there is none: token, and size and sha256 of each file
 
-A folder is there once its record is. Files of a writing that was torn belong to no record: nobody reads them, and the
-next writing under the prefix sweeps them. Two writers of one name do not touch each other's files, and one of them
-alone gets the name.
+A folder exists once its record does. Files of an interrupted writing belong to no record: nobody reads them, and the
+next writer under the prefix may remove them (:meth:`Folders.sweep`). Two writers of one name do not touch each other's
+files, and only one of them gets the name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILES_AT_ONCE = 4
 
 
 class StoredFolder(NamedTuple):
-    """A folder that is there: who wrote it, and what it holds by path below it."""
+    """A folder of a storage: its name, the token of the writing that made it, and its files by relative path."""
 
     name: str
     token: str
@@ -39,7 +39,7 @@ class StoredFolder(NamedTuple):
 
 
 def new_token() -> str:
-    """Return a token for one writing."""
+    """Return a new random token, 32 hexadecimal digits, for one writing of a folder."""
     return uuid.uuid4().hex
 
 
@@ -54,18 +54,18 @@ class Folders:
         return f"{self.storage.uri}/{self.prefix}"
 
     def put(self, token: str, path: str, source: Path) -> None:
-        """Put a file of the writing ``token``; any host may.
+        """Put the local file ``source`` at the relative ``path`` of the writing ``token``. Any host may call this.
 
         Raises:
-            StorageError: it could not be put.
+            StorageError: the file could not be put.
         """
         self.storage.put_file(self._file(token, path), source)
 
     def commit(self, folder: StoredFolder) -> bool:
-        """Make the folder appear under its name; return False if another has the name.
+        """Make the folder appear under its name; return False if another folder has the name.
 
         Raises:
-            NotWholeError: a file is not there with its size.
+            NotWholeError: a file is missing from the storage or has another size.
             StorageError: the record could not be put.
         """
         self._check_there(folder)
@@ -73,7 +73,7 @@ class Folders:
         return self.storage.put_if_absent(self._record(folder.name), json.dumps(document, sort_keys=True).encode())
 
     def names(self) -> list[str]:
-        """Return the names of the folders that are there."""
+        """Return the names of the folders below the prefix."""
         start = len(self.prefix) + 1
         found = [one.name[start:] for one in self.storage.list(f"{self.prefix}/")]
         return [name.removesuffix(RECORD_SUFFIX) for name in found if "/" not in name and name.endswith(RECORD_SUFFIX)]
@@ -83,7 +83,7 @@ class Folders:
 
         Raises:
             MissingFileError: there is no folder of this name.
-            NotWholeError: its record is damaged, or a file is not there with its size.
+            NotWholeError: its record is damaged, or a file is missing or has another size.
         """
         folder = self._record_of(name)
         if folder is None:
@@ -92,11 +92,11 @@ class Folders:
         return folder
 
     def fetch(self, folder: StoredFolder, path: str, to: Path, cache: HostCache) -> None:
-        """Make ``to`` a file of the folder, through the cache of this host (:meth:`HostCache.link`)."""
+        """Make ``to`` a hard link to, or a copy of, the folder's file ``path``, through ``cache`` (its ``link``)."""
         cache.link(self.storage, self._file(folder.token, path), folder.files[path], to)
 
     def remove(self, name: str) -> None:
-        """Remove a folder: first its record, then its files."""
+        """Remove a folder, first its record, then its files; do nothing if there is none of this name."""
         try:
             folder = self._record_of(name)
         except MissingFileError:
@@ -106,7 +106,10 @@ class Folders:
             self.storage.delete([one.name for one in self.storage.list(f"{self.prefix}/{FILES}/{folder.token}/")])
 
     def sweep(self) -> None:
-        """Remove the files of writings that are in no record. To be called by the only writer, before it writes."""
+        """Remove files that no record names, left by interrupted writings.
+
+        Nobody else may write below the prefix meanwhile: files without a record yet would be removed.
+        """
         records = [self._record_of(name) for name in self.names()]
         tokens = {folder.token for folder in records if folder is not None}
         start = f"{self.prefix}/{FILES}/"
@@ -114,7 +117,7 @@ class Folders:
         self.storage.delete([one.name for one in found if one.name[len(start) :].partition("/")[0] not in tokens])
 
     def _record_of(self, name: str) -> StoredFolder | None:
-        """Return the content of a record, None if it is none."""
+        """Return the folder that a record describes, None if the record is damaged."""
         raw = self.storage.read(self._record(name))
         try:
             document = json.loads(raw)
@@ -144,10 +147,12 @@ class Folders:
 
 
 def put_tree(folders: Folders, name: str, directory: Path, cache: HostCache | None) -> None:
-    """Put every file below ``directory`` as the folder ``name``, unless there is one; keep them in the cache, if any.
+    """Put every file below ``directory`` as the folder ``name``, and into ``cache``, unless that is None.
+
+    A folder that has the name already is not replaced.
 
     Raises:
-        StorageError: the storage is away; the folder is not there then.
+        StorageError: the storage cannot be reached; the folder does not exist then.
     """
     token = new_token()
     paths = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
@@ -164,11 +169,13 @@ def put_tree(folders: Folders, name: str, directory: Path, cache: HostCache | No
 
 
 def fetch_tree(folders: Folders, name: str, directory: Path, cache: HostCache) -> None:
-    """Make ``directory`` the folder ``name``, in one step; what was there is replaced. For one process at a time.
+    """Fetch the folder ``name`` to the local path ``directory``, by one rename at the end; replace an older directory.
+
+    Only one process at a time may call this for a directory.
 
     Raises:
         MissingFileError: there is no such folder.
-        StorageError: the storage is away, or a file is not what was put.
+        StorageError: the storage cannot be reached, or a file differs from its record.
     """
     folder = folders.read(name)
     temporary, replaced = temporary_beside(directory), temporary_beside(directory)

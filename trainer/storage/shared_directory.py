@@ -1,4 +1,4 @@
-"""A directory that all hosts mount, as a run storage. On one file system nothing is copied: files are hard links."""
+"""A directory that all hosts mount, as a run storage. Files from the same file system are hard-linked, not copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.storage.base import MissingFileError, StorageError, StoredFile
 
 
 class SharedDirectory:
-    """The files below ``root``, which is made with the first of them."""
+    """A run storage of the files below ``root``, a directory that is made when the first file is put."""
 
     def __init__(self, root: Path):
         self.root = root

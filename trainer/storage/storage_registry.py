@@ -1,4 +1,4 @@
-"""Run storages by the scheme of their URI; other packages enter theirs as ``evenkeel.run_storages``."""
+"""Run storages by the scheme of their URI. Other packages add theirs by the entry point ``evenkeel.run_storages``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from trainer.storage.base import RunStorage
 
 
 def open_storage(uri: str) -> RunStorage:
-    """Return the storage at a URI, such as ``s3://BUCKET/PREFIX`` or ``file:///DIRECTORY``; nothing is asked of it yet.
+    """Return the storage at a URI, such as ``s3://BUCKET/PREFIX`` or ``file:///DIRECTORY``, without a request to it.
 
     Raises:
-        ValueError: another scheme, no bucket, a path that is not absolute, or the scheme's package cannot be imported.
+        ValueError: the scheme is unknown, a bucket is missing, the path is not absolute, or the scheme's package
+            cannot be imported.
     """
     url = urlsplit(uri)
     if url.query or url.fragment or "@" in url.netloc:
@@ -56,4 +57,4 @@ RUN_STORAGES: Registry[Callable[[str], RunStorage]] = Registry(
         "file": UrlScheme("file:///DIRECTORY", _directory),
     },
 )
-"""Functions that open a URI, by its scheme."""
+"""Functions that return the storage at a URI, by the URI's scheme."""

@@ -1,1 +1,1 @@
-"""One rank's training: a job's words become objects (``build``), and the loop steps, checkpoints and evaluates."""
+"""Training on one rank: the loop of steps, checkpoints and evaluations, and regularizers."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> Optimizer | None:
-    """Return torch's own optimizer for the dense parameters; None for a model without any (bpr)."""
+    """Return torch's optimizer for the dense parameters; None for a model without dense parameters, such as bpr."""
     parameters = [parameter for _, parameter in sharded.dense_parameters()]
     if not parameters:
         return None
@@ -30,10 +30,10 @@ def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> Optimizer | None:
 
 
 def without_compiler(kind: type[Optimizer]) -> Any:
-    """Return torch's optimizer of that kind without the marks for ``torch.compile``.
+    """Return a subclass of ``kind``, a class of torch.optim, without the wrappers for ``torch.compile``.
 
-    To set these marks, torch imports its compiler with a process's first optimizer: a second of processor time. Results
-    are the same without them.
+    With these wrappers, a process's first optimizer makes torch import its compiler: a second of processor time.
+    Results are the same without them.
     """
     methods = ("add_param_group", "load_state_dict", "state_dict", "zero_grad", "step")
     unmarked = {name: inspect.unwrap(getattr(kind, name)) for name in methods}
@@ -42,7 +42,7 @@ def without_compiler(kind: type[Optimizer]) -> Any:
 
 
 def non_finite_parameters(sharded: ShardedModel) -> list[str]:
-    """Return the dense parameters whose gradient is not finite."""
+    """Return "parameter NAME" for each dense parameter whose gradient is not finite."""
     gradients = [(name, p.grad) for name, p in sharded.dense_parameters() if p.grad is not None]
     # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
     if not gradients or bool(torch.stack([grad.sum() for _, grad in gradients]).sum().isfinite()):
@@ -51,10 +51,10 @@ def non_finite_parameters(sharded: ShardedModel) -> list[str]:
 
 
 def clip(sharded: ShardedModel, limit: float | None, squared_norm: float) -> float:
-    """Clip the dense gradient, and return the factor by which to scale the tables' gradient.
+    """Clip the dense gradients in place, and return the factor by which to scale the tables' gradient.
 
-    The result is that of torch's clip_grad_norm_ on dense parameters and tables together. ``squared_norm`` is the
-    squared norm of the tables' gradient over all ranks.
+    Dense parameters and tables are clipped to ``limit`` together, as torch's clip_grad_norm_ would. ``squared_norm`` is
+    the squared norm of the tables' gradient over all ranks. If ``limit`` is None, nothing is clipped.
     """
     if limit is None:
         return 1.0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainer.training.loop import Trainer
 
 Emit = Callable[..., None]
-"""``emit(kind, **fields)``: an event of the run (trainer.runs.events). Called on rank 0 alone."""
+"""``emit(kind, **fields)`` writes an event of the run (trainer.runs.events). It is called only on rank 0."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Hooks:
         emit: writes an event.
         should_stop: returns the reason if this rank is to stop, else None.
         save: writes a checkpoint (collective).
-        save_best: as ``save``, after an epoch that is the best so far.
-        load_best: restores the model that ``save_best`` wrote, and returns its position.
+        save_best: writes a separate checkpoint after an epoch that is the best so far (collective).
+        load_best: restores the model that ``save_best`` wrote last, and returns its position (collective).
     """
 
     emit: Emit = lambda kind, **fields: None

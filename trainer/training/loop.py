@@ -1,7 +1,7 @@
-"""The training loop of one rank: fetch, step, log, checkpoint, evaluate. The same code for one rank and for many.
+"""The training loop of one rank: fetch, step, log, checkpoint, evaluate. The code is the same for any number of ranks.
 
-Whatever a run does next is a function of ``Position`` and the seeds, so that a run that was killed and resumed from a
-checkpoint ends with the same bits as one that was not.
+Everything that a run does is a function of ``Position`` and the seeds. So a run that is killed and resumed from a
+checkpoint ends with the same bits as a run without interruption.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 PROGRESS_SECONDS = 1.0
 FOLLOWING_PROGRESS_SECONDS = 10.0
-"""Between progress events of a job that follows a folder: it may go on for months."""
+"""Shortest time between progress events of a job that follows a folder, which may run for months."""
 IDLE_SECONDS = 0.5
-"""Wait of a rank for a batch before ranks agree that some have none yet, and on what is due meanwhile."""
+"""Longest wait for the next batch before the ranks exchange who has one, and whether to stop or save meanwhile."""
 HELD_OUT = ("validation", "test")
 
 
 class Trainer:
-    """One rank of a run: its model, its place in the data, and the methods that move it on."""
+    """One rank's training: its model, its position in the data, and the methods of the training loop."""
 
     # what is trained, on what
     job: JobSpec
@@ -73,7 +73,7 @@ class Trainer:
     history: list[dict[str, Any]]
     stop_asked: bool
     save_asked: bool
-    """True if it is time for a checkpoint, whatever the step."""
+    """True if the ranks have agreed that a checkpoint is due by time (``checkpoint_seconds``), at any step."""
     waited_seconds: float
     """Seconds that steps of this attempt waited for their batches."""
 
@@ -94,14 +94,14 @@ class Trainer:
         """Set up a rank's training.
 
         Args:
-            job: the job.
-            data: its prepared data.
-            sharded: its model.
-            dense_optimizer: that of what is not an embedding table; None where there is nothing.
-            resumed: where to go on; left out: the beginning.
-            hooks: what it calls; left out: nothing.
-            device: where the model is; left out: the CPU.
-            dynamic_rows: those of dynamic tables; left out: rows that begin with no id.
+            job: the job's spec.
+            data: the job's prepared data.
+            sharded: the job's model.
+            dense_optimizer: optimizer of the parameters outside embedding tables; None if there are none.
+            resumed: position and metrics to continue from; None: the beginning.
+            hooks: callbacks for events, stopping and checkpoints; None: none.
+            device: device of the model; None: the CPU.
+            dynamic_rows: map from ids to rows of dynamic tables; None: a new one, in which no id has a row.
         """
         self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -124,7 +124,10 @@ class Trainer:
         self.waited_seconds = 0.0
 
     def _know_rows(self, place: Place) -> None:
-        """Set what follows from the number of rows, which of a job of one pass is known when the last one is read."""
+        """Set splits and numbers of steps, which follow from the number of rows.
+
+        In a one-pass job that number is unknown until the last row is read, so this is called again after each step.
+        """
         if isinstance(self.data, OnePassData):
             self.data.begin(place)
         self.splits = tuple(split for split in HELD_OUT if self.data.num_examples[split])
@@ -134,11 +137,11 @@ class Trainer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Train from ``position`` to the last epoch.
+        """Train from ``position`` to the end of the last epoch.
 
         Raises:
-            NonFiniteError: with nothing of that step applied.
-            Cancelled: after a checkpoint.
+            NonFiniteError: the loss or a gradient is not finite; the step is not applied on any rank.
+            Cancelled: a rank was asked to stop, and a checkpoint has been written.
         """
         self.evaluate_if_due()
         self.sharded.train()
@@ -153,7 +156,7 @@ class Trainer:
         self.checkpoint()
 
     def batches(self) -> Iterator[tuple[Batch, ...]]:
-        """Yield the micro-batches of this rank's part of every batch from ``position`` on, over all epochs left."""
+        """Yield, for every step from ``position`` to the end of training, the micro-batches of this rank's part."""
         upcoming: Iterator[Batch] | None = None
         try:
             while self.position.step < self.num_steps and not self.position.stopped:
@@ -176,7 +179,7 @@ class Trainer:
         return iter(self.data.train_batches(epoch, start, self.rank, self.world_size, self.job.micro_batches))
 
     def _next(self, parts: Iterator[Batch]) -> tuple[Batch, ...]:
-        """Return the micro-batches of the next step, () at the end of the epoch; add up the time spent waiting."""
+        """Return the micro-batches of the next step, () at the end of the epoch; count the seconds of waiting."""
         begun = time.monotonic()
         if self.job.dataset.follow is not None and isinstance(parts, Prefetched):
             while not self._agree_on_batch(parts.wait(IDLE_SECONDS)):
@@ -188,7 +191,10 @@ class Trainer:
         return micro_batches
 
     def _agree_on_batch(self, is_here: bool) -> bool:
-        """Return True if every rank has its next batch, or the end; agree also on what is due if not."""
+        """Return True if every rank has its next batch, or knows that there is none. Collective.
+
+        The ranks also agree whether to stop and whether to save (``stop_asked``, ``save_asked``).
+        """
         everyone = torch.tensor([is_here, *self._due()], dtype=torch.float64)
         if self.world_size > 1:
             everyone = all_reduce("next batch", everyone)
@@ -197,18 +203,18 @@ class Trainer:
         return ready == self.world_size
 
     def _due(self) -> tuple[float, float]:
-        """Return True if this rank is to stop, and whether it is time for a checkpoint."""
+        """Return two numbers, each 1 for yes or 0 for no: this rank is asked to stop; a checkpoint is due by time."""
         seconds = self.job.checkpoint_seconds
         is_time = self.rank == 0 and seconds is not None and time.monotonic() - self._saved_at >= seconds
         return float(self.hooks.should_stop() is not None), float(is_time)
 
     def reset_tables_if_due(self) -> None:
-        """Reset rows and their optimizer's state before the first step of each epoch but the first (MEDA)."""
+        """Reset rows and their optimizer state before the first step of every epoch except the first (MEDA)."""
         if self.job.regularizers.meda and self.position.step and self.position.step % self.steps_per_epoch == 0:
             self.sharded.reset_tables()
 
     def score_before_training(self, parts: tuple[Batch, ...]) -> None:
-        """Score a batch that is about to be trained on, where the job asks for progressive validation."""
+        """Score a batch before it is trained on, if the job asks for progressive validation; else do nothing."""
         if self.progressive is not None:
             self.sharded.eval()
             for figures in self.progressive.add(parts, self.position.loss_count):
@@ -216,7 +222,13 @@ class Trainer:
             self.sharded.train()
 
     def train_step(self, parts: tuple[Batch, ...]) -> None:
-        """Take one step on all ranks, or on none. Gradients add up over the micro-batches of ``parts``."""
+        """Take one step on all ranks, or on none. Collective.
+
+        ``parts`` are this rank's micro-batches, whose gradients are added up.
+
+        Raises:
+            NonFiniteError: on every rank, if the loss or a gradient is not finite.
+        """
         step, size = self.position.first_step + self.position.step + 1, parts[0].global_size
         sam = self.job.regularizers.sam
         parts = self.dynamic_rows.admit(parts, self.position.step, step)
@@ -246,7 +258,7 @@ class Trainer:
     def _gradients(self, step: int, parts: tuple[Batch, ...]) -> float:
         """Compute the gradients of the batch, and return this rank's part of the mean loss.
 
-        Dense gradients are summed over ranks, those of rows recorded.
+        Dense gradients are summed over ranks. Gradients of rows are recorded by the tables of this rank.
         """
         for _, parameter in self.sharded.dense_parameters():
             parameter.grad = None
@@ -262,12 +274,13 @@ class Trainer:
         return loss
 
     def _agree(self, step: int, loss: float, with_norm: bool = False) -> tuple[float, float]:
-        """Return, over all ranks, the batch's mean loss and the squared norm of the tables' gradient.
+        """Return the batch's mean loss and the squared norm of the tables' gradient, over all ranks. Collective.
 
-        The norm is computed where it is clipped or asked for. Also agrees on whether to stop.
+        The norm is 0 unless the job clips gradients or ``with_norm`` is True. The ranks also agree whether to stop and
+        whether to save (``stop_asked``, ``save_asked``).
 
         Raises:
-            NonFiniteError: on every rank if loss, rows' gradients or dense gradients are not finite on any.
+            NonFiniteError: on every rank, if on any the loss or a gradient is not finite.
         """
         tables = list(self.sharded.tables)
         bad = set(self.sharded.non_finite_tables())
@@ -293,7 +306,7 @@ class Trainer:
     def log_progress(self) -> None:
         """Write a progress event after this attempt's first step, then at most one each second, and one at the end.
 
-        Of a job that follows a folder they are rarer, and come also while no step is taken.
+        A job that follows a folder writes at most one in FOLLOWING_PROGRESS_SECONDS, also while it waits for data.
         """
         now = time.monotonic()
         between = PROGRESS_SECONDS if self.job.dataset.follow is None else FOLLOWING_PROGRESS_SECONDS
@@ -321,7 +334,7 @@ class Trainer:
         )
 
     def _tell_notes(self) -> None:
-        """Report notes about the followed source to the job's owner."""
+        """Emit notes about a followed data source, such as a folder, as events for the job's owner."""
         if isinstance(self.data, OnePassData):
             while not self.data.notes.empty():
                 self._tell("info", message=self.data.notes.get())
@@ -332,7 +345,7 @@ class Trainer:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Save where the run is, unless that is where it was resumed or saved before."""
+        """Write a checkpoint, unless the run was resumed from or has saved a checkpoint of this very step."""
         if self._saved_step != self.position.step:
             with phase(self._tell, "checkpoint"):
                 self.hooks.save(self)
@@ -340,13 +353,13 @@ class Trainer:
         self._saved_at, self.save_asked = time.monotonic(), False
 
     def stop_if_asked(self) -> None:
-        """Leave with a checkpoint if any rank was asked to stop. Ranks agreed on it within the step."""
+        """Write a checkpoint and raise Cancelled if the ranks have agreed that one of them was asked to stop."""
         if self.stop_asked:
             self.checkpoint()
             raise Cancelled(self.hooks.should_stop() or "another rank was asked to stop")
 
     def evaluate_if_due(self) -> None:
-        """Evaluate once at the end of each epoch: mean training loss, then the metrics of each held-out split."""
+        """Evaluate at the end of each epoch, once: mean training loss, then the metrics of each held-out split."""
         epoch, inside = divmod(self.position.step, self.steps_per_epoch)
         if inside or epoch == self.position.evaluated:
             return
@@ -375,8 +388,8 @@ class Trainer:
     def stop_early_if_due(self, epoch: int) -> None:
         """Apply ``regularizers.early_stopping`` after the evaluation of ``epoch``.
 
-        What is best is kept, and what was best comes back at the end. What a run does is a function of its metrics, and
-        the same on every rank.
+        With ``keep: best`` the parameters after the best epoch are saved, and restored when training ends. Every rank
+        takes the same decision, which is a function of the metrics.
         """
         stopping = self.job.regularizers.early_stopping
         if stopping is None:
@@ -403,7 +416,7 @@ class Trainer:
             )  # fmt: skip
 
     def _decided(self, stopping: EarlyStopping) -> Decision:
-        """Return the decision of rank 0, which has the metrics.
+        """Return rank 0's decision on every rank: only rank 0 has the metrics.
 
         Raises:
             ValueError: on every rank, where rank 0 raises it.
@@ -422,9 +435,10 @@ class Trainer:
         return decision
 
     def evaluate(self, split: str, sample_users: int | None = None) -> dict[str, Any]:
-        """Return the model's metrics over the whole split, exact, on rank 0 ({} elsewhere).
+        """Return the model's exact metrics over the whole split, by name, on rank 0; {} on other ranks. Collective.
 
-        A metric without a value is None. ``sample_users``: about so many users are ranked.
+        A metric without a value is None. ``sample_users``: approximate number of users whose items are ranked; None:
+        all users.
         """
         self.sharded.eval()
         with phase(self._tell, "evaluation"):
@@ -442,5 +456,5 @@ class Trainer:
 
 
 def _closed(batches: Iterator[Batch]) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that ends what makes batches ahead, where something does."""
+    """Return a context manager that stops the prefetching of ``batches`` at its end, if they are prefetched."""
     return contextlib.closing(batches) if isinstance(batches, Prefetched) else contextlib.nullcontext()

@@ -13,7 +13,7 @@ from trainer.spec.evaluation import is_table
 
 
 class Reporter:
-    """``emit`` of trainer.training.loop. Other ranks than 0 are silent."""
+    """Reporter with the callback ``emit`` of trainer.training.hooks. On ranks other than 0 it does nothing."""
 
     def __init__(self, run: Run, rank: int):
         self._events = EventWriter(run.directory, run.attempt) if rank == 0 else None

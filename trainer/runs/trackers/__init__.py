@@ -1,1 +1,1 @@
-"""Hands the curves of a run on to trackers, from its events, in a process of its own (docs/adr/0038). Torch-free."""
+"""Trackers such as MLflow: a separate process reads a run's events and sends its curves to them (docs/adr/0038)."""

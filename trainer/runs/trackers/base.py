@@ -14,7 +14,7 @@ _NOT_PARAMETERS = {"labels", "tracking", "spec_version"}
 
 
 class Point(NamedTuple):
-    """One value of a curve. ``step`` is the run's step for curves ``train/`` and the epoch for the others."""
+    """One value of a curve. ``step`` is the training step for curves ``train/...``, and the epoch for all others."""
 
     name: str
     value: float
@@ -27,13 +27,13 @@ class Tracker(Protocol):
     """Receiver of the curves of one run. Every method may block, and raises its own errors."""
 
     def last_steps(self) -> dict[str, int]:
-        """Return the last step of each curve that the tracker has, from this attempt and earlier ones."""
+        """Return, by curve, the last step that the tracker has received, in this or an earlier attempt."""
 
     def log(self, points: Sequence[Point]) -> None:
-        """Take points, in the order of their steps."""
+        """Send points to the tracker. Points of a curve must come in the order of their steps."""
 
     def end(self, state: str | None, tags: Mapping[str, str]) -> None:
-        """Take the final state of the attempt (None if it was killed) and the tags of the run (:func:`tags_of`)."""
+        """Send the final state of the attempt (None if it was killed) and the tags of the run (:func:`tags_of`)."""
 
     def close(self) -> None:
         """Close files and connections."""
@@ -44,7 +44,7 @@ class TrackerUnusableError(RuntimeError):
 
 
 def points_of(event: Mapping[str, Any]) -> Iterator[Point]:
-    """Yield the points of an event: of progress by step, of metrics by epoch, or by window of a progressive one."""
+    """Yield the points of an event: training progress by step, metrics by epoch, progressive metrics by window."""
     if event["type"] == "progress":
         yield from _points("train", event, int(event["step"]), event)
     elif event["type"] == "metric":
@@ -62,7 +62,7 @@ def _points(prefix: str, fields: Mapping[str, Any], step: int, event: Mapping[st
 
 
 def tags_of(event: Mapping[str, Any]) -> dict[str, str]:
-    """Return an event's tags of the whole run: the outcome of its publication, and the reason for its failure."""
+    """Return the run's tags that an event gives: the outcome of a publication, or the reason for a failure."""
     if event["type"] == "publication":
         told = {name: event.get(name) for name in ("status", "collection", "version")}
         return {f"publication.{name}": str(value) for name, value in told.items() if value is not None}
@@ -72,7 +72,7 @@ def tags_of(event: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parameters_of(run: Run) -> dict[str, str]:
-    """Return the job's fields by their path, such as ``optimizer.kind``; lists as JSON."""
+    """Return the values of the job's fields as text, by their path, such as ``optimizer.kind``; lists are JSON."""
     parameters: dict[str, str] = {}
 
     def enter(path: str, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""``python -m trainer.runs.trackers.follow RUN_DIR``: follows the events of a run and hands its curves on.
+"""``python -m trainer.runs.trackers.follow RUN_DIR``: follows the events of a run and sends its curves to trackers.
 
-It ends when it reads a line from its parent, or when that is gone. Each tracker has a thread, which reads the events by
-itself: what a tracker that is away misses stays in the run's file and is handed on when it is back.
+The process ends when it reads a line from its parent, or when the parent has died. Each tracker has its own thread,
+which reads the events file. So points that a tracker could not receive are sent when it can be reached again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRACKERS: dict[str, Callable[[Run, Any], Tracker]] = {
     "mlflow": MLflowTracker,
     "wandb": WandbTracker,
 }
-"""Each takes the run and the entry of ``tracking``, a class of trainer.spec.tracking."""
+"""Constructors of trackers by kind; each takes the run and its entry of ``tracking`` (trainer.spec.tracking)."""
 LOCK_FILE = "trackers.lock"
 POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS = 1.0
@@ -39,9 +39,10 @@ POINTS_AT_ONCE = 500
 
 
 class Follower:
-    """Hands on, to one tracker, what the events say beyond what it has.
+    """Sender of a run's points to one tracker; points that the tracker already has are left out.
 
-    ``spec`` is the entry of the job's ``tracking``. After the end it tries on for ``last_words_seconds``.
+    ``spec`` is the tracker's entry in the job's ``tracking``. After the end of the run, failed requests are repeated
+    for ``last_words_seconds``.
     """
 
     def __init__(self, run: Run, spec: Any, last_words_seconds: float = LAST_WORDS_SECONDS):
@@ -49,7 +50,7 @@ class Follower:
         self._tracker: Tracker | None = None
 
     def follow(self, ended: threading.Event) -> None:
-        """Hand on until the run has ended and all is handed on, or the tracker is given up."""
+        """Send points until the run has ended and all points are sent, or the tracker is given up."""
         wait, is_told, deadline = FIRST_WAIT_SECONDS, False, float("inf")
         while True:
             is_last = ended.is_set()
@@ -113,7 +114,7 @@ class Follower:
         self.close()
 
     def close(self) -> None:
-        """Let go of the tracker; the next turn opens it anew."""
+        """Close the tracker; the next attempt to send points opens a new connection."""
         with contextlib.suppress(Exception):
             if self._tracker is not None:
                 self._tracker.close()
@@ -129,7 +130,7 @@ class Follower:
 
 
 def main(directory: Path) -> None:
-    """Follow the run until its driver says that it has ended, or is gone."""
+    """Follow the run until its driver reports its end by a line on stdin, or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is the driver's
     run, parent, ended = read_run(directory), os.getppid(), threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
@@ -152,7 +153,10 @@ def _await_end(ended: threading.Event) -> None:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Wait until the attempt before has said its last words: two that follow one run would write points twice."""
+    """Hold a lock for the block, so that only one process follows the run: two would send points twice.
+
+    The process of an earlier attempt may still be sending its last points; this waits for it.
+    """
     with open(directory / LOCK_FILE, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

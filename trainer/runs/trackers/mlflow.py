@@ -1,4 +1,4 @@
-"""A run of an MLflow server, by its REST API: it needs no package."""
+"""Tracker that writes to an MLflow server by its REST API, without MLflow's package."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ URI_VARIABLE = "MLFLOW_TRACKING_URI"
 RUN_TAG = "evenkeel.run"
 ANSWER_SECONDS = 10.0
 PARAMETERS_AT_ONCE = 100
-"""MLflow's limit, like the next."""
+"""MLflow's limit of parameters in a request; PARAMETER_LENGTH is its limit of characters of a value."""
 PARAMETER_LENGTH = 6000
 _STATES = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 
 
 class MLflowTracker:
-    """Writes to the run whose tag names ours, which all attempts share; the server says which points it has."""
+    """Tracker of an MLflow run, which is found by the tag RUN_TAG and shared by all attempts.
+
+    The server knows the last step of each curve.
+    """
 
     def __init__(self, run: Run, spec: MLflowTracking):
         uri = spec.uri or os.environ.get(URI_VARIABLE, "").strip().rstrip("/")
@@ -64,7 +67,7 @@ class MLflowTracker:
         return str(_document(answer)["experiment"]["experiment_id"])
 
     def _find_run(self, experiment: str, run: Run) -> tuple[str, dict[str, int]]:
-        """Return the id of the run, which goes on or begins, and the last step of each of its curves."""
+        """Return the id of the MLflow run, made if there is none, and the last step of each of its curves."""
         named = f"tags.`{RUN_TAG}` = '{run.run_id}'"
         found = self._ask("POST", "runs/search", json={"experiment_ids": [experiment], "filter": named})
         if found.get("runs"):
@@ -101,7 +104,7 @@ def _document(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _credentials() -> dict[str, Any]:
-    """Return the credentials of MLflow's own variables, as options of httpx."""
+    """Return the credentials from MLflow's environment variables, as options of httpx.Client."""
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN", ""), os.environ.get("MLFLOW_TRACKING_USERNAME", "")
     if token:
         return {"headers": {"Authorization": f"Bearer {token}"}}

@@ -1,4 +1,4 @@
-"""The process that hands a run's curves on: its start and its end, as the driver sees them."""
+"""Start and end of the process that sends a run's curves to trackers, called by the driver."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from trainer.runs.directory import Run
 
 LAST_WORDS_SECONDS = 10.0
-"""Longest wait of an ended run for its trackers."""
+"""Longest time that an ended run's trackers may take for the last points."""
 _START_SECONDS = 20.0
 """Further time for the process to start and exit, before it is killed."""
 
 
 @contextlib.contextmanager
 def tracked(run: Run) -> Iterator[None]:
-    """Hand the curves of the run on while the block runs; whatever goes wrong costs lines of the log and nothing else.
+    """Send the curves of the run to its trackers while the block runs. Any failure only writes lines to the log.
 
-    A process does it, so that neither the libraries of trackers nor a server that hangs touch the run.
+    A separate process does it, so that neither the trackers' libraries nor a hanging server can disturb the run.
     """
     if not run.job.tracking:
         yield

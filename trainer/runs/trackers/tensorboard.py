@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, by tensorboardX."""
+"""Tracker that writes event files of TensorBoard with the package ``tensorboardX``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
 
 
 class TensorBoardTracker:
-    """Writes a file of its own for each attempt; all files of a folder are one run to TensorBoard."""
+    """Tracker that writes a new file in each attempt. TensorBoard shows all files of a folder as one run."""
 
     def __init__(self, run: Run, spec: TensorBoardTracking):
         try:
@@ -74,13 +74,13 @@ class TensorBoardTracker:
 
 
 def folder_of(run: Run) -> Path:
-    """Return the folder of a run's event files."""
+    """Return the folder of a run's event files, below FOLDER_VARIABLE of the environment or the run's directory."""
     below = os.environ.get(FOLDER_VARIABLE, "").strip()
     return Path(below, run.job.name, run.run_id) if below else run.directory / "tensorboard"
 
 
 def _read(path: Path, event: Any) -> Iterator[Any]:
-    """Yield the events of a file, as far as it was written: a process may have been killed inside the last one."""
+    """Yield the complete events of a file. Its last event may be cut off, if a process was killed."""
     with open(path, "rb") as file:
         while len(head := file.read(_LENGTH_BYTES + _CHECKSUM_BYTES)) == _LENGTH_BYTES + _CHECKSUM_BYTES:
             size = int.from_bytes(head[:_LENGTH_BYTES], "little")

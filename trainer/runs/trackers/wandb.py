@@ -1,4 +1,4 @@
-"""A run of Weights & Biases, by its own package."""
+"""Tracker that writes to Weights & Biases with the package ``wandb``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ START_SECONDS = 30.0
 
 
 class WandbTracker:
-    """Writes to the run that has our id, which all attempts share.
+    """Tracker of the Weights & Biases run that has this run's id; all attempts share it.
 
-    Offline there is no server that knows which points it has, so the run's directory does: they are entered there
-    before they are handed over, as one that a crash loses does less harm than one that is there twice.
+    In offline mode no server knows the points that it has, so STEPS_FILE in the run's directory records them. It is
+    written before points are sent: after a crash a missing point does less harm than a point sent twice.
     """
 
     def __init__(self, run: Run, spec: WandbTracking):
@@ -68,4 +68,4 @@ class WandbTracker:
         self._run.finish(exit_code=0 if state == "succeeded" else 1)
 
     def close(self) -> None:
-        """Leave the run as it is: only its end ends it."""
+        """Do nothing: only :meth:`end` finishes the run."""

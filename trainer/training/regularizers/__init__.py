@@ -1,6 +1,7 @@
-"""Regularizers: those of dropout (Wei, Kakade and Ma) as a library for any torch module, and all as options of a job.
+"""Regularizers of training jobs. Dropout's (Wei, Kakade and Ma) are also a library for any torch module.
 
-``layers`` hidden layers by hooks; ``draws`` the source of randomness; ``outputs`` losses and their output Hessians;
-``dropout`` the equations, and what a step differentiates; ``objective`` a job's; ``sam``, ``early_stopping`` and
-``alpha`` what acts on the loop. Nothing is imported here: import what is needed.
+``layers``: access to hidden layers by hooks. ``draws``: sources of randomness. ``outputs``: losses and their output
+Hessians. ``dropout``: equations of the paper, and the value that a step differentiates. ``objective``: the objective of
+a job. ``rows``, ``laplacian``: penalties on rows. ``sam``, ``early_stopping``: changes of the training loop. This file
+imports none of them.
 """

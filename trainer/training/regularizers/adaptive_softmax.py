@@ -12,30 +12,30 @@ from trainer.training.regularizers.outputs import Factor
 class AdaptiveSoftmax:
     """The loss of ``torch.nn.AdaptiveLogSoftmaxWithLoss`` on states [b, ..., d] and classes [b, ...].
 
-    The states are F(x), and the head's weights a part of the loss. As Wei, Kakade and Ma say below claim C.1, Algorithm
-    3 draws a cluster and a word within it: -log p(y) is the loss of both, and its mean square derivative over labels
-    from p is what the regularizer takes for H_out (the Gauss-Newton form of -log p in the states).
+    The states are the outputs F(x) of the network, and the head's weights are a part of the loss. Algorithm 3 of Wei,
+    Kakade and Ma draws a cluster and a word within it (see below their claim C.1); -log p(y) is the loss of both. As
+    H_out the regularizer takes the mean of D loss^T D loss over labels from p, the Gauss-Newton form of -log p.
 
     Args:
-        head: the adaptive softmax. Its own parameters are trained by the step's gradient as those of any module.
+        head: the adaptive softmax. Its own parameters are trained like the parameters of any other module.
     """
 
     def __init__(self, head: nn.AdaptiveLogSoftmaxWithLoss):
         self.head = head
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return -log p of the targets, summed over the positions of each sample [b]."""
+        """Return -log p of the targets for each sample [b], summed over the sample's positions."""
         losses = -self.head(outputs.flatten(0, -2), targets.flatten()).output
         return losses if targets.dim() == 1 else losses.view(targets.shape).flatten(1).sum(1)
 
     def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
-        """Return a factor for each position and class: exact, and for few classes alone."""
+        """Return the exact factors, one for each position and class: only practical for few classes."""
         logs = self.head.log_prob(outputs.flatten(0, -2)).view(len(outputs), -1, self.head.n_classes)
         p = logs.exp() if through else logs.detach().exp()
         return [Factor(-logs[:, at, y], p[:, at, y]) for at in range(logs.shape[1]) for y in range(self.head.n_classes)]
 
     def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
-        """Return ``count`` factors of labels drawn from the model, the cluster first."""
+        """Return ``count`` factors from labels drawn from the model: first a cluster, then a word within it."""
         states = outputs.detach().flatten(0, -2)
         shape = outputs.shape[:-1]
         positions = shape[1:].numel()
@@ -48,7 +48,7 @@ class AdaptiveSoftmax:
 
     @torch.no_grad()
     def _draw(self, states: Tensor, words: Tensor) -> Tensor:
-        """Return a label [n] for each state [n, d], by two uniform numbers [n, 2]."""
+        """Return a label for each state, [n], drawn by ``words``, two uniform numbers [n, 2]. States are [n, d]."""
         entries = _inverted(self.head.head(states), words[:, 0])
         labels = entries.clone()
         for cluster, tail in enumerate(self.head.tail):
@@ -58,6 +58,6 @@ class AdaptiveSoftmax:
 
 
 def _inverted(logits: Tensor, words: Tensor) -> Tensor:
-    """Return classes [n] of logits [n, c] by the inverse of their distribution function at ``words`` [n]."""
+    """Return classes [n] drawn from the softmax of logits [n, c] by uniform numbers ``words`` [n]."""
     ends = torch.softmax(logits, dim=1).cumsum(1)
     return torch.searchsorted(ends, words[:, None].contiguous(), right=True)[:, 0].clamp(max=logits.shape[1] - 1)

@@ -1,8 +1,8 @@
-"""Sources of the randomness of dropout regularizers: counters, as in a job, or a torch generator.
+"""Sources of randomness for dropout regularizers: counters, which jobs use, or a torch generator.
 
-A draw is named by ``draw`` (which of the step's draws) and ``site`` (which hidden layer, in the order of the forward
-pass). Counters make it a function of (seed, step, sample, draw, site, column): the same for any ranks, cuts of a batch
-and resumes.
+A draw is identified by ``draw``, its number within the step, and ``site``, the number of the hidden layer in the order
+of the forward pass. Counters make it a function of (seed, step, sample, draw, site, column). So draws do not change
+with the number of ranks, the split of a batch, or a resume.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from embeddings.tables.philox import philox4x32, table_key
 from trainer.models.layers.dropout import keep_mask
 
 MAX_MASKS = 64
-"""Draws 0 .. k - 1 are the masks of DROPOUT_k."""
+"""Largest number k of masks of DROPOUT_k; its masks are the draws 0 .. k - 1."""
 EXACT_NOISE = (128, 129)
 """The two draws of xi~ (Wei, Kakade and Ma, section 3.1)."""
 SIGNS, LABELS = 130, 132
 IDENTITY_SIGNS = 192
-"""Draws from here on are those of the sampled identity (C.4), 64 at most."""
+"""First draw for the sampled identity (C.4), which takes at most 64 draws from this number on."""
 _MAX_SITES = 256
 
 
 class Draws(Protocol):
-    """Random numbers for outputs ``like`` [b, ...] of a hidden layer."""
+    """Source of random numbers for the outputs of a hidden layer, which ``like`` [b, ...] stands for."""
 
     def keep_mask(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
-        """Return bool, of the shape of ``like``: False with probability ``rate``."""
+        """Return a bool tensor of the shape of ``like`` whose elements are False with probability ``rate``."""
         ...
 
     def uniforms(self, draw: int, count: int, like: Tensor) -> Tensor:
@@ -40,9 +40,9 @@ class Draws(Protocol):
 
 
 class CounterDraws:
-    """Draws as :mod:`trainer.models.layers.dropout` has them.
+    """Draws that are functions of counters, as in :mod:`trainer.models.layers.dropout`.
 
-    They are of the samples from ``sample_offset`` on of step ``step``.
+    Sample i of a tensor is sample ``sample_offset + i`` of the global batch of step ``step``.
     """
 
     def __init__(self, seed: int, step: int, sample_offset: int = 0):
@@ -66,7 +66,7 @@ class CounterDraws:
 
 
 class GeneratorDraws:
-    """Draws from a torch generator, in the order in which they are asked for."""
+    """Draws from a torch generator, which depend on the order of the calls."""
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
@@ -79,13 +79,13 @@ class GeneratorDraws:
 
 
 def multipliers(draws: Draws, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
-    """Return 1 + eta: 0 with probability q = ``rate``, else 1 / (1 - q), of mean 1.
+    """Return 1 + eta in the shape of ``like``: 0 with probability q = ``rate``, else 1 / (1 - q). Its mean is 1.
 
-    Wei, Kakade and Ma print eta = q / (q - 1) for what is kept, a slip of the sign: of mean zero is q / (1 - q).
+    Wei, Kakade and Ma print eta = q / (q - 1) for kept elements, with a wrong sign: only q / (1 - q) gives mean 0.
     """
     return draws.keep_mask(draw, site, like, rate).to(like.dtype) / (1.0 - rate)
 
 
 def signs(draws: Draws, draw: int, site: int, like: Tensor) -> Tensor:
-    """Return -1 or 1, each with probability 1/2."""
+    """Return -1 or 1, each with probability 1/2, in the shape of ``like``."""
     return 2.0 * draws.keep_mask(draw, site, like, 0.5).to(like.dtype) - 1.0

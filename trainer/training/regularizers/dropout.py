@@ -1,29 +1,29 @@
-"""Dropout taken apart: its explicit regularizer and its noise, for any torch module.
+"""Dropout split into its explicit regularizer and its noise, for any torch module.
 
 Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout.
 
-h_i are the hidden layers, q the probability, eta_i -1 with probability q and else q / (1 - q), F(x, eta) the outputs
-with (1 + eta_i) * h_i in the place of each h_i. For one sample:
+h_i are the hidden layers and q is the probability of dropout. eta_i is -1 with probability q, and else q / (1 - q).
+F(x, eta) are the outputs of the network if each h_i is replaced by (1 + eta_i) * h_i. For one sample:
 
     l_k     = 1/k sum_j l(F(x, eta_j))                                         DROPOUT_k (3.2, Algorithm 1)
-    xi~     = grad l(F(x, eta_1)) - grad l(F(x, eta_2))                        of twice the covariance of DROPOUT_1's
+    xi~     = grad l(F(x, eta_1)) - grad l(F(x, eta_2))                        twice the covariance of DROPOUT_1's noise
     R       = sum_i <J_{F,i}^T H_out J_{F,i}, diag(h_i^2)>                     R_approx (4.4)
     R~      = sum_i J_{loss,i} diag(h_i^2) J_{loss,i}^T                        (5.1)
-    xi      = grad sum_i J_{loss,i} (eta_i * h_i), eta_i of signs              xi_approx (4.6)
+    xi      = grad sum_i J_{loss,i} (eta_i * h_i), eta_i random signs          xi_approx (4.6)
 
-and a single number is differentiated, so that a step needs one backward pass through the layers below (the tables):
+A step differentiates a single number, so it needs one backward pass through the layers below, such as the tables:
 
     masks k > 0:  l_k + f (l(F(x, eta_1)) - l(F(x, eta_2)))      f = sqrt((1 - 1/k) / 2)             section 3.1
                   l_k + f sum_i J_{loss,i} (eta_i * h_i)         f = sqrt(q / (1 - q)) sqrt(1 - 1/k)  Algorithm 4
-    no masks:     l(F(x)) + lambda_1 R + the same with k = infinity                                    Algorithm 2
+    no masks:     l(F(x)) + lambda_1 R + the same noise with k = infinity                              Algorithm 2
 
-Samples must not see each other (no batch norm in training mode): derivatives of the sum of a batch's losses are then
-those of each.
+A sample's outputs must not depend on other samples, so batch norm in training mode is not allowed. Derivatives of the
+sum of a batch's losses are then the derivatives for each sample.
 
-Differences from the paper: eta and its variance have q / (1 - q) where it prints q / (q - 1), a slip of the sign.
-``coefficient: taylor`` gives R the 1/2 that equation 4.1 leaves out. For a Bernoulli output the Hessian p (1 - p) is
-computed, and Algorithm 3's sampling of labels is an option. So is C.4's sampling of signs for the identity in the place
-of H_out.
+Differences from the paper: eta and its variance have q / (1 - q), because the paper's q / (q - 1) has a wrong sign.
+``coefficient: taylor`` gives R the factor 1/2 that equation 4.1 leaves out. For a Bernoulli output the exact Hessian
+p (1 - p) is the default; Algorithm 3, which samples labels, is an option. The identity instead of H_out (section 5.2)
+can be exact or sampled by signs (C.4).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from trainer.training.regularizers.layers import HiddenLayers
 from trainer.training.regularizers.outputs import BinaryCrossEntropy, Factor, OutputLoss, identity
 
 Losses = Callable[[], Tensor]
-"""A forward pass: the losses of the samples [b]."""
+"""Function that runs one forward pass and returns the loss of each sample [b]."""
 
 
 class Objective(NamedTuple):
     """The objective of a step.
 
-    ``value`` [b]: its gradient is the step's. ``loss`` [b]: the part of it that is a loss, for people to read.
+    ``value`` [b] is differentiated. ``loss`` [b] is its part without penalties and noise, which is reported to users.
     """
 
     value: Tensor
@@ -55,18 +55,19 @@ class Objective(NamedTuple):
 
 
 class DropoutObjective:
-    """The objective that a step with dropout differentiates, by ``method``.
+    """The objective that a step with dropout differentiates.
 
     dropout = DropoutObjective(net, [net[1], net[3]], rate=0.4, method=DropoutMethod(masks=8, noise="approximate"))
     dropout(lambda: cross_entropy(net(x), y, reduction="none"), GeneratorDraws(generator)).value.mean().backward()
 
     Args:
-        module: the network; its output [b], [b, c] or, for sequences, [b, ..., c] is F(x). If the output is a tuple, as
-            of recurrent modules with their state, F(x) is its first element.
+        module: the network. Its output F(x) is [b], [b, c] or, for sequences, [b, ..., c]. If it returns a tuple, as
+            recurrent modules do, F(x) is the first element.
         layers: modules whose outputs (the first element of a tuple) are the h_i, with samples along the first
             dimension; recurrent modules need ``batch_first=True``.
-        rate: q.
-        output: the loss as a function of F(x), for the output Hessian.
+        rate: the probability q of dropout.
+        method: the terms of the objective; None: the defaults of DropoutMethod.
+        output: the loss as a function of F(x), for the output Hessian; None: binary cross-entropy.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class DropoutObjective:
     def __call__(self, losses: Losses, draws: Draws) -> Objective:
         """Return the objective of a step.
 
-        ``losses`` is called for each forward pass that is needed: it must run ``module``, and without dropout give the
-        same values each time.
+        ``losses`` is called once for each forward pass. It must run ``module``, and must return the same values each
+        time if there is no dropout.
         """
         method = self.method
         if method.masks:
@@ -121,15 +122,12 @@ class DropoutObjective:
 
 
 def dropout_k(losses: Losses, hidden: HiddenLayers, rate: float, masks: int, draws: Draws) -> Tensor:
-    """Return l_k [b] (equation 3.2): the loss averaged over ``masks`` draws of dropout.
-
-    One draw is dropout as it is usually defined.
-    """
+    """Return l_k [b] (equation 3.2): the loss averaged over k = ``masks`` draws of dropout. k = 1 is usual dropout."""
     return torch.stack([_masked(losses, hidden, rate, draw, draws) for draw in range(masks)]).mean(0)
 
 
 def exact_noise(losses: Losses, hidden: HiddenLayers, rate: float, draws: Draws) -> Tensor:
-    """Return [b], whose gradient is xi~ (section 3.1): the difference of the losses under two independent draws."""
+    """Return the difference of the losses [b] under two independent draws; its gradient is xi~ (section 3.1)."""
     first, second = (_masked(losses, hidden, rate, draw, draws) for draw in EXACT_NOISE)
     return first - second
 
@@ -137,8 +135,9 @@ def exact_noise(losses: Losses, hidden: HiddenLayers, rate: float, draws: Draws)
 def explicit_regularizer(factors: Sequence[Factor], layers: Sequence[Tensor]) -> Tensor:
     """Return sum_i <J_i^T (sum_y w_y a_y a_y^T) J_i, diag(h_i^2)> [b], differentiable.
 
-    It is R_approx (4.4) for the factors of the output Hessian or for sampled ones (Algorithm 3), R~ (5.1) for that of
-    the loss, <J_i^T J_i, ..> (C.4) for those of the identity. ``layers``: the h_i that the factors were computed from.
+    For exact or sampled factors of the output Hessian it is R_approx (4.4). For the one factor of the loss it is
+    R~ (5.1). For the factors of the identity it is <J_i^T J_i, diag(h_i^2)> (C.4). ``layers``: the h_i from which the
+    factors were computed.
     """
     total: Tensor | None = None
     for value, weight in factors:
@@ -150,9 +149,9 @@ def explicit_regularizer(factors: Sequence[Factor], layers: Sequence[Tensor]) ->
 
 
 def approximate_noise(loss: Tensor, layers: Sequence[Tensor], draws: Draws) -> Tensor:
-    """Return sum_i J_{loss,i} (eta_i * h_i) [b], whose gradient is xi_approx (4.6), with signs for eta_i.
+    """Return sum_i J_{loss,i} (eta_i * h_i) [b] with random signs as eta_i; its gradient is xi_approx (4.6).
 
-    Signs have variance 1, so it is to be multiplied with sqrt(q / (1 - q)) (the paper, note 5).
+    Signs have variance 1, so the caller must multiply the result by sqrt(q / (1 - q)) (the paper, note 5).
     """
     terms = [
         (gradient * layer * signs(draws, SIGNS, site, layer)).flatten(1).sum(1)
@@ -162,11 +161,11 @@ def approximate_noise(loss: Tensor, layers: Sequence[Tensor], draws: Draws) -> T
 
 
 def sampled_identity_regularizer(outputs: Tensor, layers: Sequence[Tensor], draws: Draws, count: int = 1) -> Tensor:
-    """Return the mean over ``count`` draws of signs eta_i of sum_i |J_{F,i} (eta_i * h_i)|^2 [b].
+    """Return sum_i |J_{F,i} (eta_i * h_i)|^2 [b], averaged over ``count`` draws of random signs eta_i.
 
-    Its expectation is sum_i <J_i^T J_i, diag(h_i^2)> (C.4). It takes one backward pass, and one for each draw, however
-    many outputs there are; exactly, it is :func:`explicit_regularizer` of
-    :func:`trainer.training.regularizers.outputs.identity`, with one backward pass for each output.
+    Its expectation is sum_i <J_i^T J_i, diag(h_i^2)> (C.4). It takes one backward pass and further ones for each draw,
+    for any number of outputs. The exact value is :func:`explicit_regularizer` of
+    :func:`trainer.training.regularizers.outputs.identity`, which takes a backward pass for each output.
     """
     probe = torch.zeros_like(outputs, requires_grad=True)
     pulled = torch.autograd.grad(outputs, layers, probe, create_graph=True, allow_unused=True)
@@ -188,14 +187,17 @@ def _masked(losses: Losses, hidden: HiddenLayers, rate: float, draw: int, draws:
 
 
 def _derivatives(value: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
-    """Return D_{h_i} value of each sample, of the shape of h_i, differentiable; 0 where value is constant in h_i."""
+    """Return the derivatives of ``value`` by each layer h_i, in the shape of h_i and differentiable.
+
+    They are 0 for layers on which ``value`` does not depend.
+    """
     gradients = torch.autograd.grad(value.sum(), layers, create_graph=True, allow_unused=True)
     return [torch.zeros_like(layer) if each is None else each for each, layer in zip(gradients, layers, strict=True)]
 
 
 @contextlib.contextmanager
 def _outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list that the module's forward passes within fill with their outputs."""
+    """Yield a list; the module's forward passes within the block append their outputs to it."""
     outputs: list[Tensor] = []
     handle = module.register_forward_hook(
         lambda module, inputs, output: outputs.append(output[0] if isinstance(output, tuple) else output)

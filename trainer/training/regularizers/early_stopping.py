@@ -1,4 +1,4 @@
-"""Early stopping: a decision that is a function of the metrics so far, so that a resumed run takes it alike."""
+"""Early stopping: a decision that depends only on the metrics so far, so that a resumed run decides the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trainer.spec.regularizers import EarlyStopping
 class Decision(NamedTuple):
     """Decision of early stopping after an epoch.
 
-    ``best_epoch``: the best epoch so far, from 1 (0: none yet). ``stop``: True if training is to stop, because
-    ``patience`` epochs have passed since.
+    ``best_epoch``: the best epoch so far, counted from 1; 0 if no epoch has a value. ``best``: its value of ``metric``,
+    NaN if there is none. ``stop``: True if ``patience`` epochs have passed since the best, so training is to stop.
     """
 
     best_epoch: int
@@ -24,11 +24,11 @@ class Decision(NamedTuple):
 
 
 def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]], label: str = "") -> Decision:
-    """Decide from the metrics of the epochs.
+    """Return the decision for the metrics of the epochs so far.
 
-    They are as in trainer.training.loop: ``epoch``, ``split`` and the metrics by name. An epoch is better if its metric
-    beats the best one's by more than ``min_delta``; one without a value is not. ``label``: the first of several labels,
-    whose metric is watched where none is named.
+    Each entry of ``history`` has ``epoch``, ``split`` and metrics by name, as trainer.training.loop writes it. An epoch
+    is a new best if its metric is better than the best by more than ``min_delta``. ``label``: name of the first of
+    several labels, whose metric is watched if ``stopping`` names no metric; "" if there is one label.
 
     Raises:
         ValueError: the validation split has no such metric.

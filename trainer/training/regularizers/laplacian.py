@@ -2,12 +2,12 @@
 
 Wu et al., Stochastic Shared Embeddings, table 1, compare SSE-Graph with it.
 
-tr(E^T L E) = 1/2 sum over edges |e_j - e_k|^2 draws the rows of neighbours together (Cai et al. 2011; Rao et al. 2015,
-who solve it by alternating least squares). Here each sample adds strength |e_j - e_k|^2, j the row it looks up and k a
-uniform neighbour of j: in expectation sum_j n_j / deg(j) sum_{k ~ j} |e_j - e_k|^2 for n_j samples of j, so that rows
-pay for their edges as often as they are trained. Both ends move. A row without neighbours pays nothing; nor do columns
-beside the vector (biases). The draw is that of a walk of one step (embeddings.sse), a function of seed, step and
-sample.
+The penalty tr(E^T L E) = 1/2 sum over edges |e_j - e_k|^2 pulls the rows of neighbours together (Cai et al. 2011; Rao
+et al. 2015, who solve it by alternating least squares). In this module each sample adds strength |e_j - e_k|^2 to the
+loss: j is the row that the sample looks up, and k a neighbour of j drawn uniformly. For n_j samples of j the expected
+sum is sum_j n_j / deg(j) sum_{k ~ j} |e_j - e_k|^2, so rows are pulled as often as they are trained. Gradients move
+both rows. A row without neighbours has no penalty, nor have columns after the vector, such as biases. The neighbour is
+drawn like a random walk of one step (embeddings.sse), as a function of seed, step and sample.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 
 class LaplacianPenalty:
-    """The penalty strength |e_j - e_k|^2 of a job's samples.
-
-    ``data`` (trainer.data.batches.prepared.PreparedData) has the graph.
-    """
+    """The penalty strength |e_j - e_k|^2 on a job's samples. ``data`` has the graph; ``dim``: columns of the vector."""
 
     def __init__(self, settings: Laplacian, data: PreparedData, seed: int, dim: int):
         self._settings, self._seed, self._dim = settings, seed, dim
@@ -46,7 +43,7 @@ class LaplacianPenalty:
         self._config = SSEConfig(1.0, graph, restart=1.0)
 
     def __call__(self, batch: Batch, rows: RowsOnce, step: int) -> Tensor:
-        """Return the penalty [b]. Looks the neighbours up: every rank takes part, also one without samples."""
+        """Return the penalty of each sample [b]. Collective, because it looks neighbours up in sharded tables."""
         feature, features = self._settings.feature, batch.features
         ids = features[feature].values().cpu()
         drawn = swap(

@@ -1,4 +1,4 @@
-"""The hidden layers h_i of any torch module, by hooks: recorded, or multiplied by 1 + eta_i as they pass."""
+"""The hidden layers h_i of any torch module: hooks record their outputs, or multiply them by 1 + eta_i."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from trainer.models.layers.mlp import HiddenLayer
 
 
 class HiddenLayers:
-    """The outputs of some modules, [b, ...] each, in the order in which a forward pass comes by them.
+    """Access to the outputs of some modules, [b, ...] each, in the order in which a forward pass calls the modules.
 
-    Of a module that gives a tuple, as torch.nn.LSTM does, it is the tuple's first. A module that is called twice is two
-    layers. Hooks are there within the two contexts alone, so evaluation sees
-    nothing of them.
+    For a module that returns a tuple, such as torch.nn.LSTM, it is the tuple's first element. A module that is called
+    twice counts as two layers. Hooks exist only within the two contexts, so evaluation is not affected.
     """
 
     def __init__(self, layers: Sequence[nn.Module]):
@@ -26,7 +25,7 @@ class HiddenLayers:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[list[Tensor]]:
-        """Yield a list that the forward passes within fill with the outputs."""
+        """Yield a list; forward passes within the block append the layers' outputs to it."""
         outputs: list[Tensor] = []
 
         def record(site: int, output: Tensor) -> Tensor:
@@ -38,7 +37,10 @@ class HiddenLayers:
 
     @contextlib.contextmanager
     def multiplied(self, multipliers: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
-        """Multiply each output by ``multipliers(site, output)``; sites count from 0. For one forward pass."""
+        """Multiply each output by ``multipliers(site, output)`` within the block, which may hold one forward pass.
+
+        ``site`` is the number of the layer in the forward pass, from 0.
+        """
         with self._hooked(lambda site, output: output * multipliers(site, output)):
             yield
 
@@ -62,9 +64,9 @@ class HiddenLayers:
 
 
 def hidden_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the hidden layers of the towers of a job's model, each with its activation.
+    """Return the modules of a job's model whose outputs are hidden layers after their activation.
 
-    Towers are those of trainer.models.layers.mlp. Attention is no tower.
+    They belong to the towers of trainer.models.layers.mlp; layers within attention are left out.
     """
     return [
         layer

@@ -1,4 +1,4 @@
-"""Objective of a job's training step: the model's loss, and with it what ``regularizers`` asks for."""
+"""Objective of a job's training step: the model's loss with the penalties of the job's ``regularizers``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from trainer.models.base import RankingModel
 
 JobObjective = Callable[["Batch", int], Objective]
-"""``objective(batch, step)`` of this rank's part of a batch; steps are those of the tables, 1, 2, ..."""
+"""Function ``objective(batch, step)`` for this rank's part of a batch; ``step`` counts the tables' steps from 1."""
 
 
 def job_objective(job: JobSpec, model: RankingModel, data: PreparedData) -> JobObjective:
-    """Return the objective of the job's ``model``, whose tables are sharded or not; ``data`` is asked for a graph.
+    """Return the objective of the job's ``model``, whose tables may be sharded.
 
-    What is random in it is a function of the job's seed, the step and the place of a sample in the global batch.
+    ``data`` is the job's prepared data. Random draws are functions of the job's seed, the step and the position of a
+    sample in the global batch.
     """
     regularizers, dim = job.regularizers, job.model.embedding_dim
     settings = regularizers.laplacian

@@ -1,10 +1,11 @@
-"""Losses of outputs F(x), and the factors of their output Hessian: H_out = D_F^2 loss = sum_y w_y a_y a_y^T.
+"""Losses of a network's outputs F(x), and the factors of their output Hessian H_out = D_F^2 loss = sum_y w_y a_y a_y^T.
 
-A Factor is one term: ``value`` [b] whose derivative by the outputs is a_y, and ``weight`` [b]. With J_i the Jacobian of
-the outputs with respect to h_i, a_y^T J_i is the derivative of ``value`` by h_i, so that no Jacobian is ever formed:
+A Factor is one term of the sum. Its ``value`` [b] has the derivative a_y with respect to the outputs, and ``weight``
+[b] is w_y. If J_i is the Jacobian of the outputs with respect to h_i, then a_y^T J_i is the derivative of ``value``
+with respect to h_i. So no Jacobian is ever formed:
 <J_i^T H_out J_i, diag(h_i^2)> = sum_y w_y |(D_{h_i} value_y) * h_i|^2.
 
-Equations, claims and notes are those of Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of
+Numbers of equations, claims and notes refer to Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of
 Dropout.
 """
 
@@ -36,15 +37,18 @@ class OutputLoss(Protocol):
         ...
 
     def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
-        """Return H_out, exactly.
+        """Return the factors of the exact H_out.
 
-        ``through``: weights depend on the outputs for autograd too; left out they are constants, as in the expectation
-        of :meth:`sampled`, whose labels nothing is differentiated through (the paper, note 7).
+        ``through``: True if autograd is to differentiate the weights with respect to the outputs. Otherwise weights are
+        constants, as in :meth:`sampled`, where nothing is differentiated through the labels (the paper, note 7).
         """
         ...
 
     def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
-        """Return ``count`` factors whose expectation is H_out: losses of labels drawn from the model (Algorithm 3)."""
+        """Return ``count`` factors whose sum has the expectation H_out (Algorithm 3).
+
+        Their values are losses for labels that ``draws`` draws from the model's distribution.
+        """
         ...
 
 
@@ -69,9 +73,9 @@ class BinaryCrossEntropy:
 class CrossEntropy:
     """The loss -log softmax(z)_y of logits z [b, c] and classes y [b], or of sequences, z [b, ..., c] and y [b, ...].
 
-    The loss of a sequence is the sum over its positions. H_out of a position is diag(p) - p p^T (E.4), the mean over
-    labels from p of D loss^T D loss (claim E.1). Positions do not mix in H_out, and labels drawn for each independently
-    (Algorithm 3) have derivatives of mean 0, so cross terms in the square of their sum vanish in expectation.
+    The loss of a sequence is the sum over its positions. H_out of one position is diag(p) - p p^T (E.4), which is the
+    mean of D loss^T D loss over labels from p (claim E.1). Different positions do not mix in H_out. Labels are drawn
+    independently for each position (Algorithm 3), so their cross terms vanish in expectation.
     """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -96,7 +100,7 @@ class CrossEntropy:
 
 
 class SquaredError:
-    """The loss |z - y|^2 of outputs z [b] or [b, c]: H_out = 2 I, whatever the output; there are no labels to draw."""
+    """The loss |z - y|^2 of outputs z [b] or [b, c]: H_out = 2 I for any output; there are no labels to draw."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return _columns((outputs - targets.to(outputs.dtype)).square()).sum(0)
@@ -109,7 +113,7 @@ class SquaredError:
 
 
 class PointwiseLoss:
-    """A loss of trainer.models.losses by its name: H_out is its second derivative, which no label may change."""
+    """A loss of trainer.models.losses by name. H_out is its second derivative, which must not depend on the label."""
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -133,18 +137,19 @@ OUTPUT_LOSSES: dict[str, Callable[[], OutputLoss]] = {
     "bce": BinaryCrossEntropy,
     "mse": SquaredError,
 }
-"""Losses of trainer.spec.losses with ``has_output_hessian``, by name; they have no settings."""
+"""Constructors, by name, of the losses of trainer.spec.losses with ``has_output_hessian``; these have no settings."""
 
 
 def identity(outputs: Tensor) -> list[Factor]:
-    """Return the factors of the identity in the place of H_out (section 5.2)."""
+    """Return the factors of the identity matrix, which may be used instead of H_out (section 5.2)."""
     return [Factor(column, 1.0) for column in _columns(outputs)]
 
 
 def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Return (mu, nu) of theorem 4.1, means over samples of |D_F loss|_2 and of tr H_out (4.7).
+    """Return (mu, nu) of theorem 4.1: the means over samples of |D_F loss|_2 and of the trace of H_out (4.7).
 
-    With the size of the weights they bound the gap to unseen data. A diagnostic: no autograd graph is kept.
+    Together with the size of the weights they bound the difference between the losses on training and unseen data. It
+    is a diagnostic: no autograd graph is kept.
     """
     at = outputs.detach().requires_grad_()
     (first,) = torch.autograd.grad(loss.loss(at, targets).sum(), at)
@@ -156,7 +161,7 @@ def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float
 
 
 def _columns(outputs: Tensor) -> Tensor:
-    """Return outputs [b] or [b, ...] as [c, b], b = 0 included."""
+    """Return outputs [b] or [b, ...] as [c, b]; b may be 0."""
     return outputs[None] if outputs.dim() == 1 else outputs.flatten(1).T
 
 

@@ -1,4 +1,4 @@
-"""Rows that a sample looks up, once for all forward passes of a step, as a layer of the model that hooks can reach."""
+"""Lookup of a batch's rows once for all forward passes of a step, in a module that hooks can reach."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 LookedUp: TypeAlias = KeyedTensor | dict[str, JaggedTensor]
-"""Output of tables: pooled bags side by side, or by feature the rows of a sequence."""
+"""Output of embedding tables: pooled rows of all features in one tensor, or the rows of sequences by feature."""
 
 
 class RowsOnce(nn.Module):
-    """Stand-in for a model's ``embeddings`` while a step's loss is computed, which looks the tables up once.
+    """Stand-in for a model's ``embeddings`` while a step's loss is computed: it looks rows up once for each batch.
 
-    So ranks exchange ids, rows and gradients once, and backward records once, however often the rest of the model runs.
+    So ranks exchange ids, rows and gradients once, and backward records gradients once, for any number of forward
+    passes.
 
     Attributes:
-        vectors: a module that the pooled rows pass through, [b, features times dim], in each forward pass where they
-            are ``hooked``: without what a row has beside its vector (biases).
+        vectors: an identity module for hooks. If ``hooked``, pooled rows pass through it in each forward pass, as
+            [b, features times dim]: only the vectors, without further columns such as biases.
     """
 
     def __init__(self, embeddings: nn.Module, dim: int, *, hooked: bool):
@@ -62,7 +63,7 @@ class RowsOnce(nn.Module):
         return rows
 
     def squares(self) -> Tensor:
-        """Return |e|^2 over all that was looked up, by sample [b]: of pooled bags, or of each row of a sequence."""
+        """Return for each sample [b] the sum of |e|^2 over everything looked up: pooled rows, or rows of sequences."""
         total: Tensor | None = None
         for _, rows in self._lookups:
             if isinstance(rows, KeyedTensor):
@@ -77,7 +78,7 @@ class RowsOnce(nn.Module):
 
 @contextlib.contextmanager
 def rows_once(model: RankingModel, dim: int, *, hooked: bool) -> Iterator[RowsOnce]:
-    """Put :class:`RowsOnce` in the place of the model's ``embeddings`` within the block."""
+    """Replace the model's ``embeddings`` by a :class:`RowsOnce` within the block, and yield it."""
     embeddings = model.embeddings
     stand_in = RowsOnce(embeddings, dim, hooked=hooked).train(model.training)
     model.embeddings = stand_in

@@ -1,12 +1,12 @@
-"""Sharpness-aware minimization: the gradient of a step is that at w + e(w), and moves w.
+"""Sharpness-aware minimization (SAM): a step moves the parameters w by the gradient at w + e(w).
 
 Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
 
-e(w) = rho g / |g|_2 (equation 2 with p = 2), g the gradient at w on the same batch, the same draws of SSE and dropout,
-and |g| over all parameters that are perturbed, on all ranks. Rows that the batch does not touch have no gradient and
-stay. Rows are perturbed as they are read: decay and momentum are not mixed into it (embeddings.perturbation).
-What was perturbed comes back bit for bit. The AdamAR slides name SAM as a baseline without its rho; 0.05 is Foret et
-al.'s.
+e(w) = rho g / |g|_2 (equation 2 with p = 2). g is the gradient at w on the same batch with the same draws of SSE and
+dropout, and |g| its norm over all perturbed parameters of all ranks. Rows that the batch does not touch have no
+gradient and stay. Rows are perturbed as lookups read them, so pending decay and momentum are not affected
+(embeddings.perturbation). Afterwards the parameters are restored bit for bit. The AdamAR slides name SAM as a baseline
+without a value of rho; 0.05 is from Foret et al.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def gradient_squared_norm(sam: Sam, sharded: ShardedModel, tables_squared_norm: float) -> float:
-    """Return |g|^2 over what ``sam`` perturbs; ``tables_squared_norm`` is that of the tables over all ranks.
+    """Return |g|^2 over the parameters that ``sam`` perturbs.
 
-    The dense part is the same on every rank: call it when gradients have been summed.
+    ``tables_squared_norm`` is the squared norm of the tables' gradient over all ranks. Dense gradients must have been
+    summed over ranks before.
     """
     total = tables_squared_norm if sam.of != "dense" else 0.0
     if sam.of != "tables":
@@ -38,10 +39,10 @@ def gradient_squared_norm(sam: Sam, sharded: ShardedModel, tables_squared_norm: 
 
 @contextlib.contextmanager
 def ascended(sam: Sam, sharded: ShardedModel, squared_norm: float) -> Iterator[None]:
-    """Put the parameters at w + e(w), without gradients, within the block.
+    """Move the parameters from w to w + e(w) within the block, and drop their gradients at its start.
 
-    Afterwards they are at w again, with the gradients of what was differentiated within. Buffers (running moments) are
-    those of w: what moves them within is undone.
+    After the block the parameters are w again, with the gradients that the block computed. Buffers, such as running
+    moments, are restored too. ``squared_norm`` is |g|^2 (:func:`gradient_squared_norm`).
     """
     scale = sam.rho / (math.sqrt(squared_norm) + 1e-12)
     parameters = [p for _, p in sharded.dense_parameters() if p.grad is not None and sam.of != "tables"]
